@@ -1,7 +1,8 @@
 """Rows as the database stores them: with a checksum, and with encrypted texts if a key is set."""
 
 import base64
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
@@ -105,14 +106,15 @@ def expire_row(row: Row, now: float) -> Row:
 def _checksum(row: Row) -> str:
     import xxhash
 
-    digest = xxhash.xxh3_64()
-    for name in _CHECKED:
-        value = row[name]
-        # Databases return an integer in a float column as a float.
-        value = float(value) if isinstance(value, int) else value
-        digest.update(value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass"))
-        digest.update(b"\n")
-    return str(digest.hexdigest())
+    return str(xxhash.xxh3_64_hexdigest(b"\n".join(map(_as_bytes, itemgetter(*_CHECKED)(row)))))
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    # Databases return an integer in a float column as a float.
+    text = value if isinstance(value, str) else str(float(value))
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _about(row: Row, column: str) -> bytes:

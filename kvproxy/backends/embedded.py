@@ -80,16 +80,16 @@ class EmbeddedBackend:
         decoded = self._codec(request).decode(request.body)
         generation = await self.generation(request, decoded)
         echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
-        form = await self._call_form(decoded)
+        form = await self._tool_call_format(decoded)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
         async def all_pieces() -> AsyncIterator[Delta]:
             calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
-                yield first if calls is None else calls.read(first)
+                yield first if calls is None else calls.parse(first)
                 async for piece in rest:
-                    yield piece if calls is None else calls.read(piece)
+                    yield piece if calls is None else calls.parse(piece)
 
         closed = False
 
@@ -128,7 +128,7 @@ class EmbeddedBackend:
             # Clients may repeat a request id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
-            sampling_params(decoded, self.worker.sampling),
+            sampling_params(decoded, self.worker.default_sampling_params),
             salt=self._salt(request, decoded),
             priority=request.control.priority if self._global_priorities else 0,
             tenant=request.tenant,
@@ -138,10 +138,10 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
         )
 
-    async def _call_form(self, decoded: DecodedRequest) -> ToolCallFormat | None:
+    async def _tool_call_format(self, decoded: DecodedRequest) -> ToolCallFormat | None:
         if decoded.tools is None:
             return None
-        form = await self.worker.async_tokenizer.call_form()
+        form = await self.worker.async_tokenizer.tool_call_format()
         if form is None:
             raise InvalidRequest(
                 "kvproxy cannot parse the tool calls of this model's chat template: remove tools, or use --upstream",
@@ -150,7 +150,7 @@ class EmbeddedBackend:
         return form
 
     async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:
-        form = await self._call_form(decoded)
+        form = await self._tool_call_format(decoded)
         if form is None or decoded.tools is None:
             return decoded.grammar
         tools = decoded.tools
@@ -177,7 +177,7 @@ class EmbeddedBackend:
 
     async def _echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
-        (first,) = await tokenizer.texts(list(tokens[:1]))
+        (first,) = await tokenizer.token_texts(list(tokens[:1]))
         text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.decode(list(tokens))
         return Echo(text, first)
 

@@ -117,7 +117,7 @@ class EmbeddedPrefix(PrefixCache):
         return await self._worker.clear_tier(name, _MODELS[models])
 
     async def _text(self, tokens: Sequence[int] | None) -> str:
-        return "".join(await self._worker.async_tokenizer.texts(list(tokens))) if tokens else ""
+        return "".join(await self._worker.async_tokenizer.token_texts(list(tokens))) if tokens else ""
 
 
 def _reset(manager: KVCacheManager) -> ResetReport:

@@ -122,15 +122,15 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
 def _chunk_key_prefix(settings: Settings) -> str | None:
     """Return the key prefix of the model's chunks; None if the model cannot be loaded, which another check reports."""
     from kvproxy.blocks.block_hash import BlockHasher
-    from kvproxy.engine.kv_connector.fingerprint import fingerprint
+    from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
     from kvproxy.engine.models.loader import load_model
     from kvproxy.tiers.codec import key_prefix
 
     engine = settings.engine
     try:
         loaded = load_model(
-            settings.model, engine.device, engine.dtype, weights=engine.weights, remembered=settings.data
+            settings.model, engine.device, engine.dtype, weights=engine.weights, cache_dir=settings.data
         )
     except KvproxyError:
         return None
-    return key_prefix(fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))
+    return key_prefix(model_fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

@@ -1,1 +1,1 @@
-"""The embedded engine: a transformers causal model over our own paged KV pool."""
+"""Embedded engine: a transformers model over a paged KV pool."""

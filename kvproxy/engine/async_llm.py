@@ -1,4 +1,4 @@
-"""The async face of an engine that runs on a thread of its own."""
+"""The asynchronous interface of the engine, which runs on its own thread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,21 +27,20 @@ T = TypeVar("T")
 
 
 class AsyncLLM:
-    """Runs an engine.
+    """An engine for callers on an event loop.
 
     Args:
         loaded: the model.
-        settings: sizes, limits and threads.
-        tiers: what keeps keys and values beyond the pool.
-        cipher: encrypts what the tiers keep outside of this process.
+        settings: sizes, limits, and threads.
+        tiers: chunk stores beyond the pool.
+        cipher: encrypts chunks outside of this process.
 
     Attributes:
-        tokenizer: for the engine's own thread.
-        async_tokenizer: for everybody else.
-        sampling: what the model recommends.
-        dtype: number format of the weights.
-        adapters: what names the blocks of each LoRA adapter, by its name.
-        observe: told of the last piece of each answer, on the event loop.
+        tokenizer: only for the engine's thread.
+        async_tokenizer: for all other callers.
+        default_sampling_params: recommended by the model.
+        adapters: name and digest of each LoRA adapter for block hashes, by name.
+        on_finished: receives the last delta of each sequence, on the event loop.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class AsyncLLM:
     ) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
-        self.sampling = loaded.sampling
+        self.default_sampling_params = loaded.default_sampling_params
         self.dtype = loaded.dtype
         self._engine = EngineCore(loaded, settings, tiers or TierSettings(), cipher)
         self._thread = EngineThread(self._engine, settings)
@@ -66,9 +65,9 @@ class AsyncLLM:
         self.adapters = {name: (name, adapter.digest) for name, adapter in self._engine.adapters.items()}
         self.publisher = self._thread.publisher
         self.async_tokenizer = AsyncTokenizer(
-            loaded.tokenizer, lambda at_least: limits.check_length(at_least, 0, at_least=True)
+            loaded.tokenizer, lambda num_tokens: limits.validate_length(num_tokens, 0, at_least=True)
         )
-        self.observe: Callable[[Delta], None] = lambda last: None
+        self.on_finished: Callable[[Delta], None] = lambda last: None
 
     @classmethod
     def load(
@@ -79,80 +78,79 @@ class AsyncLLM:
         cipher: Cipher | None = None,
         data: Path | None = None,
     ) -> "AsyncLLM":
-        """A worker for `demo`, a folder or a Hugging Face id; `data` keeps which number format is fastest.
+        """Load `demo`, a folder, or a Hugging Face id. The folder `data` stores the measured dtype.
 
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
         if settings.lora and settings.weights == "int8":
-            raise ModelUnsupported("LoRA adapters need plain weights: leave engine.weights = int8 out, or the adapters")
+            raise ModelUnsupported("LoRA adapters need plain weights: remove engine.weights = int8 or the adapters")
 
-        def made() -> AsyncLLM:
+        def create() -> AsyncLLM:
             if settings.threads:
-                # What is fastest depends on them.
+                # The fastest dtype depends on the number of threads.
                 torch.set_num_threads(settings.threads)
-            loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, remembered=data)
+            loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, cache_dir=data)
             if settings.lora:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)
 
-        return run_on_temporary_thread(made)
+        return run_on_temporary_thread(create)
 
     async def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after its current step; requests under way get an error."""
+        """Stop the engine after its current step. Live requests receive an error."""
         self.async_tokenizer.close()
         await asyncio.to_thread(self._thread.stop)
 
     @property
     def failure(self) -> str | None:
-        """Why the engine gives no answers, in a sentence; None while it does. Safe to read from any thread."""
+        """Why the engine does not answer, None if it is healthy. Can be read from any thread."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Pieces of the answers, as they come. Closing the iterator cancels the request and frees its blocks.
+        """Stream the deltas of all sequences. Closing the iterator aborts the request.
 
         Raises:
-            InvalidRequest: a value cannot be computed with.
-            ContextTooLong: prompt and answer can never fit.
-            Overloaded: the engine is dead, or failed or stopped while the request was under way.
+            InvalidRequest: a value is out of range.
+            ContextTooLong: prompt and output cannot fit.
+            Overloaded: the engine failed or stopped.
         """
-        self._engine.limits.check(request)
+        self._engine.limits.validate(request)
         if request.grammar is not None:
-            # A large schema takes a second: not on the engine's thread, which then finds it ready.
+            # Compiling a large schema takes a second. The engine's thread then finds it in the compiler's cache.
             await asyncio.to_thread(self._engine.grammars.matcher, request.grammar)
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
+        deltas: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
 
-        def send(piece: Delta | KvproxyError) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+        def send(delta: Delta | KvproxyError) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         self._thread.submit(request, send)
-        open_answers = request.sampling.n
+        num_unfinished = request.sampling.n
         try:
-            while open_answers:
-                piece = await pieces.get()
-                if isinstance(piece, KvproxyError):
-                    raise piece
-                if piece.finish_reason is not None:
-                    open_answers -= 1
-                    self.observe(piece)
-                yield piece
+            while num_unfinished:
+                delta = await deltas.get()
+                if isinstance(delta, KvproxyError):
+                    raise delta
+                if delta.finish_reason is not None:
+                    num_unfinished -= 1
+                    self.on_finished(delta)
+                yield delta
         finally:
-            self._thread.cancel(request, send)
+            self._thread.abort(request, send)
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
-        """What `read` returns for the block cache, on the engine's thread between steps."""
-        return await self._between_steps(lambda: read(self._engine.manager))
+        """Call `read` with the block cache, between steps."""
+        return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def pins(self, change: Callable[[Pins], T]) -> T:
-        """What `change` returns for the pinned chains, on the engine's thread between steps."""
-        return await self._between_steps(lambda: change(self._engine.pins))
+        """Call `change` with the pinned chains, between steps."""
+        return await self._run_between_steps(lambda: change(self._engine.pins))
 
-    async def _between_steps(self, call: Callable[[], T]) -> T:
+    async def _run_between_steps(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -161,33 +159,33 @@ class AsyncLLM:
                 self._engine.pins.expire()
                 value = call()
             except Exception as error:
-                loop.call_soon_threadsafe(_fail, result, error)
+                loop.call_soon_threadsafe(_set_exception, result, error)
             else:
-                loop.call_soon_threadsafe(_resolve, result, value)
+                loop.call_soon_threadsafe(_set_result, result, value)
 
         self._thread.put(job)
         return await result
 
-    async def tier_match(self, request: CacheRequest, found: int) -> dict[str, int]:
-        """Tokens that each tier would add to the `found` ones of the pool; loads nothing."""
+    async def tier_match(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
+        """Return the tokens that each tier would add to the pool's hit, without loading them."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}
-        candidates = await self.inspect(lambda manager: tiers.candidates(request, found))
+        chunks = await self.inspect(lambda manager: tiers.missing_chunks(request, num_pool_tokens))
         added: dict[str, int] = {}
-        for key, tokens in candidates:
+        for key, num_tokens in chunks:
             name = await asyncio.to_thread(tiers.chain.find_tier, key)
             if name is None:
                 break
-            added[name] = added.get(name, 0) + tokens
+            added[name] = added.get(name, 0) + num_tokens
         return added
 
     def tier_figures(self) -> list[TierStats]:
-        """Figures of each tier, the fastest first; none without tiers."""
+        """Return the statistics of each tier, the fastest first."""
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
     async def clear_tier(self, name: str, models: ModelScope) -> int | None:
-        """Drop chunks of a tier, see `Tiering.clear`.
+        """Drop chunks of a tier, see `TierConnector.clear`.
 
         Raises:
             TierUnavailable: the tier failed.
@@ -200,11 +198,11 @@ class AsyncLLM:
             raise TierUnavailable(f"tier {name} was not cleared: {error}; try again") from None
 
 
-def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+def _set_result(future: "asyncio.Future[T]", value: T) -> None:
     if not future.done():
         future.set_result(value)
 
 
-def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
+def _set_exception(future: "asyncio.Future[T]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The thread that an engine runs on. Everything that touches the engine runs here, between steps."""
+"""The engine's thread. Every call of the engine core runs on it, between steps."""
 
 import contextlib
 import logging
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import torch
+
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import create_publisher
-from kvproxy.engine.health import EngineHealth, StepFailed, describe, is_device_error, request_failed
+from kvproxy.engine.health import EngineHealth, StepFailed, client_error, first_line, is_device_error
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings
@@ -19,15 +21,14 @@ T = TypeVar("T")
 Job = Callable[[], None]
 Send = Callable[[Delta | KvproxyError], None]
 _log = logging.getLogger(__name__)
-_LOOK = 0.1
+_STALL_POLL_SECONDS = 0.1
 
 
 def run_on_temporary_thread(work: Callable[[], T]) -> T:
-    """What some work gives that computes much and comes before the engine's thread.
+    """Run the loading of a model on a thread that exits before the engine's thread starts.
 
-    OpenMP keeps helpers for every thread that ever computed, until that thread ends. Where helpers and threads are more than
-    the cores, GNU's lets none of them wait actively for its next piece of work, and the many small pieces of a step take half
-    as long again.
+    OpenMP keeps worker threads for each thread that computed, until that thread exits. With more threads than cores, GNU
+    OpenMP stops spinning between parallel regions, and a step takes 1.5 times as long.
     """
     future: Future[T] = Future()
 
@@ -42,34 +43,33 @@ def run_on_temporary_thread(work: Callable[[], T]) -> T:
 
 
 class EngineThread:
-    """Steps an engine as long as it has work, and runs jobs in between.
+    """Runs the steps of an engine, and jobs between the steps.
 
     Args:
-        engine: what runs here; nobody else may touch it once the thread is started.
-        settings: threads of a forward pass, and where KV events go.
+        engine: called only on this thread after `start`.
+        settings: CPU threads, and the address of KV events.
 
     Attributes:
-        health: how the engine is.
-        publisher: of its KV events, None where they are not asked for.
+        health: can be read from any thread.
+        publisher: publishes KV events, if enabled.
     """
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
         self.health = EngineHealth()
         self._engine = engine
-        self._threads = settings.threads
+        self._num_threads = settings.threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
-        self._open: dict[str, Send] = {}
+        self._live: dict[str, Send] = {}
         if engine.tiers is not None:
-            engine.tiers.wake = lambda: self._jobs.put(_nothing)
-        self.publisher = create_publisher(settings, lambda: self._jobs.put(self._publish_all))
+            engine.tiers.wake = lambda: self._jobs.put(_wake)
+        self.publisher = create_publisher(settings, lambda: self._jobs.put(self._publish_snapshot))
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the current step; requests under way get an error. Waits for the end."""
+        """Stop after the current step and wait. Live requests receive an error."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
@@ -77,7 +77,7 @@ class EngineThread:
             self.publisher.close()
 
     def put(self, job: Job) -> None:
-        """Have a job done between steps.
+        """Run a job between steps.
 
         Raises:
             Overloaded: the thread does not run.
@@ -87,60 +87,58 @@ class EngineThread:
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Queue a request; `send` gets its pieces, or one error. It must not block.
+        """Enqueue a request. `send` receives its deltas or one error, and must not block.
 
         Raises:
-            Overloaded: the engine is dead.
+            Overloaded: the engine failed.
         """
-        if self.health.dead is not None:
-            raise Overloaded(self.health.dead)
+        if self.health.fatal_error is not None:
+            raise Overloaded(self.health.fatal_error)
         self.put(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:
         try:
-            if self.health.dead is not None:
-                raise Overloaded(self.health.dead)
-            self._engine.submit(request, send, send)
-            self._open[request.id] = send
+            if self.health.fatal_error is not None:
+                raise Overloaded(self.health.fatal_error)
+            self._engine.add_request(request, send, send)
+            self._live[request.id] = send
         except KvproxyError as error:
             send(error)
         except Exception as error:
-            send(request_failed(error))
+            send(client_error(error))
             raise
 
-    def cancel(self, request: GenerationRequest, send: Send) -> None:
-        """Drop a request that was submitted with `send`, and free its blocks; nothing where it is over."""
-        self._jobs.put(lambda: self._cancel(request.id, send))
+    def abort(self, request: GenerationRequest, send: Send) -> None:
+        """Drop a request that was submitted with `send`, and free its blocks. Ignore a finished request."""
+        self._jobs.put(lambda: self._abort(request.id, send))
 
-    def _cancel(self, request_id: str, send: Send) -> None:
-        # Another request of the same id was refused, and must not take this one with it.
-        if self._open.get(request_id) is send:
-            del self._open[request_id]
-            self._engine.cancel(request_id)
+    def _abort(self, request_id: str, send: Send) -> None:
+        # A refused request with the same id must not abort the live one.
+        if self._live.get(request_id) is send:
+            del self._live[request_id]
+            self._engine.abort(request_id)
 
     def _run(self) -> None:
-        import torch
-
-        if self._threads:
-            torch.set_num_threads(self._threads)
+        if self._num_threads:
+            torch.set_num_threads(self._num_threads)
         try:
-            while self._take_jobs():
+            while self._run_jobs():
                 self._step()
                 self._publish()
-            self.health.died("the server is shutting down")
+            self.health.set_fatal("the server is shutting down")
         except Exception as error:
-            _log.exception("the engine's thread ends")
-            self.health.died(f"the engine's thread ended ({describe(error)}): start the server again")
-        self._drop(Overloaded(self.health.dead or ""))
+            _log.exception("the engine's thread stopped")
+            self.health.set_fatal(f"the engine's thread stopped ({first_line(error)}): start the server again")
+        self._fail_all(Overloaded(self.health.fatal_error or ""))
         self._engine.close()
 
-    def _take_jobs(self) -> bool:
-        """Run what came in since the last step, waiting for something while there is no work; False to end."""
+    def _run_jobs(self) -> bool:
+        """Run pending jobs, and wait for one if there is no work. Return False to stop."""
         engine = self._engine
         while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
             try:
-                # A load that hangs wakes nobody, so its deadline must be looked at.
-                job = self._jobs.get(timeout=_LOOK if engine.is_stalled else None)
+                # A load that hangs puts no job, so its deadline is polled.
+                job = self._jobs.get(timeout=_STALL_POLL_SECONDS if engine.is_stalled else None)
             except queue.Empty:
                 continue
             if job is None:
@@ -156,46 +154,45 @@ class EngineThread:
         try:
             computed = self._engine.step()
         except StepFailed as error:
-            _log.exception("a step failed; its requests are dropped")
-            self.health.step_failed(error)
+            _log.exception("a step failed; its requests were aborted")
+            self.health.record_failure(error)
         except Exception as error:
-            _log.exception("the engine failed; all requests are dropped and the prefix cache is emptied")
-            self.health.step_failed(error)
+            _log.exception("the engine failed; all requests were aborted and the prefix cache was cleared")
+            self.health.record_failure(error)
             if is_device_error(error):
-                self.health.died(f"the device failed ({describe(error)}): start the server again")
-            self._drop(request_failed(error))
+                self.health.set_fatal(f"the device failed ({first_line(error)}): start the server again")
+            self._fail_all(client_error(error))
         else:
             if computed:
-                self.health.step_done()
+                self.health.record_success()
 
-    def _drop(self, error: KvproxyError) -> None:
-        """Tell everybody under way, even where the engine is too broken to say who that is."""
-        listeners, self._open = self._open, {}
+    def _fail_all(self, error: KvproxyError) -> None:
+        """Send an error to all live requests, even if the engine cannot list them."""
+        callbacks, self._live = self._live, {}
         try:
-            self._engine.fail(error)
+            self._engine.fail_all(error)
         except Exception as second:
-            _log.exception("the engine cannot be emptied")
-            self.health.died(f"the engine failed ({describe(second)}): start the server again")
-        for send in listeners.values():
+            _log.exception("the engine was not cleared")
+            self.health.set_fatal(f"the engine failed ({first_line(second)}): start the server again")
+        for send in callbacks.values():
             with contextlib.suppress(RuntimeError):  # The client's event loop is closed.
                 send(error)
 
     def _publish(self) -> None:
-        """Tell subscribers what changed, a batch a step. Answers do not depend on it, so a failure is only logged."""
+        """Publish the KV events of a step as one batch."""
         if self.publisher is None:
             return
         try:
             if events := self._engine.manager.take_events():
                 self.publisher.publish(events)
         except Exception:
-            _log.exception("KV events were not published; subscribers lack them until they ask for the whole content")
+            _log.exception("KV events were not published; subscribers lack them until they request a snapshot")
 
-    def _publish_all(self) -> None:
-        """Tell a late subscriber what is cached."""
+    def _publish_snapshot(self) -> None:
         self._publish()
         if self.publisher is not None:
-            self.publisher.publish_all(self._engine.manager.snapshot())
+            self.publisher.publish_snapshot(self._engine.manager.snapshot())
 
 
-def _nothing() -> None:
+def _wake() -> None:
     """A job that only wakes the engine's thread."""

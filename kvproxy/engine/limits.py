@@ -1,4 +1,4 @@
-"""What an engine can take on, so that a bad request is refused before it meets the others."""
+"""Validation of requests before they reach the scheduler."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
-_WHOLE_NUMBERS = {
+_INTEGERS = {
     "max_tokens": (0, 2**53),
     "top_k": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
@@ -27,9 +27,9 @@ class EngineLimits:
     """Sizes of a model and its pool.
 
     Attributes:
-        vocab_size: ids that the model knows.
-        max_model_len: tokens of the longest sequence that the model takes.
-        pool_tokens: tokens that the block pool holds.
+        vocab_size: number of token ids.
+        max_model_len: tokens of the longest sequence of the model.
+        pool_tokens: tokens of the longest sequence in the block pool.
     """
 
     vocab_size: int
@@ -38,70 +38,75 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest sequence that model and pool can hold."""
+        """Tokens of the longest sequence that fits the model and the pool."""
         return min(self.max_model_len, self.pool_tokens)
 
-    def check(self, request: GenerationRequest) -> int:
-        """Most tokens that may be generated for a request.
+    def validate(self, request: GenerationRequest) -> int:
+        """Return the most tokens that a request may generate.
 
         Raises:
-            InvalidRequest: the prompt is empty or has tokens that the model does not know, or a value cannot be computed with.
-            ContextTooLong: prompt and answer can never fit.
+            InvalidRequest: the prompt is empty or has unknown token ids, or a value is out of range.
+            ContextTooLong: prompt and output cannot fit.
         """
-        check_sampling(request.sampling)
-        _check_order(request)
-        prompt, asked = len(request.tokens), request.sampling.max_tokens
-        if prompt == 0:
+        validate_sampling(request.sampling)
+        _validate_scheduling(request)
+        num_prompt_tokens, max_tokens = len(request.tokens), request.sampling.max_tokens
+        if num_prompt_tokens == 0:
             raise InvalidRequest("the prompt has no tokens: send some text")
-        self.check_length(prompt, asked)
-        # After the length, so that a huge prompt costs nothing.
+        self.validate_length(num_prompt_tokens, max_tokens)
+        # Checked after the length, because it reads every token.
         if not all(type(token) is int and 0 <= token < self.vocab_size for token in request.tokens):
-            raise InvalidRequest(f"the prompt has ids beyond the model's {self.vocab_size} tokens")
-        return self.capacity - prompt if asked is None else asked
+            raise InvalidRequest(f"the prompt has token ids outside the model's vocabulary of {self.vocab_size}")
+        return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
-    def check_length(self, prompt: int, asked: int | None, *, at_least: bool = False) -> None:
-        """Refuse a prompt of so many tokens, `at_least` so many, that leaves no room for the tokens asked for.
+    def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, at_least: bool = False) -> None:
+        """Check that a prompt and its output fit.
+
+        Args:
+            num_prompt_tokens: length of the prompt.
+            max_tokens: None requires room for one token.
+            at_least: `num_prompt_tokens` is a lower bound.
 
         Raises:
-            ContextTooLong: it can never fit.
+            ContextTooLong: they do not fit.
         """
-        if self.capacity - prompt >= (1 if asked is None else asked):
+        if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return
         limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
-        size = f"{'at least ' if at_least else ''}{prompt}"
-        answer = f" and max_tokens {asked}" if asked else ""
-        raise ContextTooLong(f"a prompt of {size} tokens{answer} does not fit {limit}: {self.capacity} tokens in all")
+        size = f"{'at least ' if at_least else ''}{num_prompt_tokens}"
+        output = f" and max_tokens {max_tokens}" if max_tokens else ""
+        raise ContextTooLong(f"a prompt of {size} tokens{output} does not fit {limit}: {self.capacity} tokens in all")
 
 
-def _check_order(request: GenerationRequest) -> None:
-    """Refuse what would fail where requests are ordered and blocks are named, which is done for all requests together."""
+def _validate_scheduling(request: GenerationRequest) -> None:
+    """Check values that would fail in code shared by all requests: the queue's order and the block hashes."""
     if type(request.priority) is not int or type(request.queue_priority) is not int:
-        raise InvalidRequest("priority takes a whole number", param="priority")
+        raise InvalidRequest("priority must be an integer", param="priority")
     try:
         (request.salt or "").encode()
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidRequest("cache_salt takes a text of whole characters", param="cache_salt") from None
+        raise InvalidRequest("cache_salt must be a valid Unicode string", param="cache_salt") from None
 
 
-def check_sampling(params: SamplingParams) -> None:
-    """Refuse values that the engine cannot compute with.
+def validate_sampling(params: SamplingParams) -> None:
+    """Check types and ranges of sampling parameters.
 
     Raises:
-        InvalidRequest: a value is of the wrong kind or out of its range; the message names the field and what it takes.
+        InvalidRequest: names the parameter and its range.
     """
-    for name, (least, most) in _WHOLE_NUMBERS.items():
+    for name, (least, most) in _INTEGERS.items():
         value = getattr(params, name)
         if value is None and name in _OPTIONAL:
             continue
-        # A bool is an int to Python, and no number to a client.
+        # `type`, because bool is a subclass of int.
         if type(value) is not int or not least <= value <= most:
-            raise InvalidRequest(f"{name} takes a whole number from {least} to {most}", param=name)
+            raise InvalidRequest(f"{name} must be an integer from {least} to {most}", param=name)
     for name, (least, most) in _NUMBERS.items():
         value = getattr(params, name)
         if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-            raise InvalidRequest(f"{name} takes a number from {least} to {most}", param=name)
+            raise InvalidRequest(f"{name} must be a number from {least} to {most}", param=name)
     texts = params.stop if isinstance(params.stop, tuple) else (None,)
     if len(texts) > MAX_STOP_STRINGS or any(not isinstance(text, str) or len(text) > MAX_STOP_LENGTH for text in texts):
         raise InvalidRequest(
-            f"stop takes at most {MAX_STOP_STRINGS} texts of at most {MAX_STOP_LENGTH} characters", param="stop"
+            f"stop must be at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters", param="stop"
         )

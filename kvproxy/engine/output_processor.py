@@ -1,11 +1,11 @@
-"""From a step's logits to tokens that are sent. What fails for one sequence fails for its request alone."""
+"""Samples the next tokens of a step and sends them. An error in one sequence ends only its own request."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvproxy.engine.health import is_device_error
 from kvproxy.engine.sampler.constrained_sampling import sample_constrained
-from kvproxy.engine.sampler.sampler import Sample
+from kvproxy.engine.sampler.sampler import SampledToken
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.model_runner import SequenceLogits
@@ -13,121 +13,118 @@ from kvproxy.engine.worker.transfer import stack_rows
 
 
 class OutputProcessor:
-    """Draws the next tokens of the sequences of a step.
+    """Turns the logits of a step into tokens of its sequences.
 
     Args:
-        scheduler: is told which sequences fork and which are complete.
-        finished: called with each sequence that is complete, while it still holds its blocks.
-        failed: called with a step's output and the error that its sequence met; drops the sequence's whole request.
+        scheduler: receives forked sequences and drops finished ones.
+        on_finished: receives each finished sequence before its blocks are freed.
+        on_failed: receives a sequence's logits and its error; aborts the whole request.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        finished: Callable[[SequenceState], None],
-        failed: Callable[[SequenceLogits, Exception], None],
+        on_finished: Callable[[SequenceState], None],
+        on_failed: Callable[[SequenceLogits, Exception], None],
     ) -> None:
         self._scheduler = scheduler
-        self._finished = finished
-        self._failed = failed
+        self._on_finished = on_finished
+        self._on_failed = on_failed
 
-    def advance(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Draw a token for each sequence that is computed to its end, and send it.
+    def process(self, outputs: Sequence[SequenceLogits]) -> None:
+        """Sample and send a token for each completely computed sequence.
 
         Raises:
             Exception: the device failed.
         """
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
-            with self._alone(output):
-                ready += [(sequence, output) for sequence in self._begin(output)]
-        ready = [(sequence, output) for sequence, output in ready if not sequence.is_dropped]
+            with self._contain_errors(output):
+                ready += [(sequence, output) for sequence in self._ready_sequences(output)]
+        ready = [(sequence, output) for sequence, output in ready if not sequence.is_aborted]
         if ready:
-            self._draw(ready)
+            self._sample(ready)
 
     @contextmanager
-    def _alone(self, output: SequenceLogits) -> Iterator[None]:
-        """An error inside ends this sequence's request, and nothing else."""
+    def _contain_errors(self, output: SequenceLogits) -> Iterator[None]:
+        """Let an error abort only the request of this sequence."""
         try:
             yield
         except Exception as error:
             if is_device_error(error):
                 raise
-            self._failed(output, error)
+            self._on_failed(output, error)
 
-    def _begin(self, output: SequenceLogits) -> list[SequenceState]:
-        """Report the prompt where that is asked for; the sequences that need a token now."""
+    def _ready_sequences(self, output: SequenceLogits) -> list[SequenceState]:
+        """Record prompt log-probabilities; return the sequences that need a token, forks included."""
         sequence = output.sequence
-        if sequence.wants_prompt_logprobs:
-            sequence.take_prompt_logprobs(output.span.start, output.logits)
-        if sequence.num_remaining:
+        if sequence.needs_prompt_logprobs:
+            sequence.add_prompt_logprobs(output.span.start, output.logits)
+        if sequence.num_remaining_tokens:
             return []
         family = [sequence, *self._fork(sequence)]
         if sequence.max_tokens:
             return family
-        for each in family:
-            each.conclude()
-            self._end(each)
+        for member in family:
+            member.finish_without_output()
+            self._finish(member)
         return []
 
     def _fork(self, sequence: SequenceState) -> list[SequenceState]:
-        """The other answers to a request whose prompt is computed now."""
-        if sequence.num_generated or sequence.index:
+        if sequence.num_output_tokens or sequence.index:
             return []
-        children = [sequence.sibling(index) for index in range(1, sequence.sampling.n)]
+        children = [sequence.fork(index) for index in range(1, sequence.sampling.n)]
         for child in children:
             self._scheduler.fork(sequence, child)
         return children
 
-    def _draw(self, ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> None:
-        """Draw for all sequences at once, or one after the other where that fails."""
+    def _sample(self, ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> None:
+        """Sample all sequences in one call. If that fails, sample each sequence by itself."""
         try:
-            drawn = iter(_samples(ready))
+            sampled = iter(_sample_tokens(ready))
         except Exception as error:
             if is_device_error(error):
                 raise
-            drawn = None
+            sampled = None
         for sequence, output in ready:
-            own = [next(drawn) for _ in range(1 + output.span.drafts)] if drawn is not None else None
-            # Another answer to the same request may have failed just now.
-            if not sequence.is_dropped:
-                with self._alone(output):
-                    self._accept(sequence, output, own or _samples([(sequence, output)]))
+            tokens = [next(sampled) for _ in range(1 + output.span.num_draft_tokens)] if sampled is not None else None
+            # A sibling sequence may have aborted the request.
+            if not sequence.is_aborted:
+                with self._contain_errors(output):
+                    self._append(sequence, output, tokens or _sample_tokens([(sequence, output)]))
 
-    def _accept(self, sequence: SequenceState, output: SequenceLogits, drawn: Sequence[Sample]) -> None:
-        """Take the first token over, and as many guesses behind it as were drawn too."""
-        tokens, drafts = output.span.tokens, output.span.drafts
-        guesses = tokens[len(tokens) - drafts :]
-        for place, one in enumerate(drawn):
+    def _append(self, sequence: SequenceState, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:
+        """Append the first token, and one more token after each accepted draft token."""
+        tokens, num_drafts = output.span.tokens, output.span.num_draft_tokens
+        drafts = tokens[len(tokens) - num_drafts :]
+        for place, token in enumerate(sampled):
             if place:
-                # This step computed the guess, so what follows it was drawn at once.
-                sequence.cache.num_computed_tokens += 1
+                # This step computed the accepted draft token.
+                sequence.cache_request.num_computed_tokens += 1
             if not sequence.sampling.is_greedy:
-                sequence.draws.use()
-            sequence.accept(one)
-            if sequence.finish_reason or place == drafts or one.token != guesses[place]:
+                sequence.uniforms.pop()
+            sequence.append(token)
+            if sequence.finish_reason or place == num_drafts or token.token != drafts[place]:
                 break
         if sequence.finish_reason:
-            self._end(sequence)
+            self._finish(sequence)
 
-    def _end(self, sequence: SequenceState) -> None:
-        self._finished(sequence)
+    def _finish(self, sequence: SequenceState) -> None:
+        self._on_finished(sequence)
         self._scheduler.remove(sequence)
 
 
-def _samples(ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> list[Sample]:
-    """A token for each sequence, and for each of its guesses the one that would follow; in one call of the sampler."""
-    counts = [1 + output.span.drafts for _, output in ready]
+def _sample_tokens(ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> list[SampledToken]:
+    """Sample a token for each sequence and each of its draft tokens."""
+    counts = [1 + output.span.num_draft_tokens for _, output in ready]
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
-    matchers = [sequence.matcher for sequence in rows]
-    logits = stack_rows([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
     return sample_constrained(
-        logits,
+        stack_rows([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)]),
         [sequence.sampling for sequence in rows],
         [
-            point
+            uniform
             for (sequence, _), count in zip(ready, counts, strict=True)
-            for point in ([0.0] * count if sequence.sampling.is_greedy else sequence.draws.peek(count))
+            for uniform in ([0.0] * count if sequence.sampling.is_greedy else sequence.uniforms.peek(count))
         ],
-        matchers,
+        [sequence.matcher for sequence in rows],
     )

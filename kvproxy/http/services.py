@@ -127,7 +127,7 @@ def build(settings: Settings) -> Services:
     # The engine first: it captures GPU graphs while it loads, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
-        built.worker.observe = metrics.generated
+        built.worker.on_finished = metrics.generated
     cache = open_response_cache(
         settings.store_where,
         settings.cache,

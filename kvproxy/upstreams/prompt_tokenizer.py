@@ -140,7 +140,7 @@ class LocalTokenizer:
         return ids[begin : len(ids) - (len(special) - begin)]
 
     async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
-        return "".join(await self._tokenizer.texts(list(tokens)))
+        return "".join(await self._tokenizer.token_texts(list(tokens)))
 
 
 def prompt_input(request: ApiRequest) -> PromptInput:

@@ -169,7 +169,7 @@ def test_sampling_defaults_come_from_the_model(
 ) -> None:
     model = random_model("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
-    recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).sampling
+    recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).default_sampling_params
     found = sampling_params(CODECS["chat"].decode({"messages": []} | said), recommended)
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 

@@ -33,7 +33,7 @@ def main() -> None:
             engine = EngineCore(loaded, EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_sequences=64))
             for prompt in prompts:
                 sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0)
-                engine.submit(GenerationRequest(str(next(numbers)), tuple(prompt), sampling), lambda delta: None)
+                engine.add_request(GenerationRequest(str(next(numbers)), tuple(prompt), sampling), lambda delta: None)
             while engine.has_work:
                 engine.step()
 

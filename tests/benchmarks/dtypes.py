@@ -28,7 +28,7 @@ def answer(engine: EngineCore, chance: random.Random, rows: int, prompt: int, to
     for _ in range(rows):
         ids = tuple(chance.randrange(100, engine.limits.vocab_size) for _ in range(prompt))
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(GenerationRequest(str(next(_NUMBERS)), ids, params), lambda delta: None)
+        engine.add_request(GenerationRequest(str(next(_NUMBERS)), ids, params), lambda delta: None)
     while engine.has_work:
         engine.step()
 
@@ -41,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = load_model(given.model, "cpu", "auto", remembered=Path(folder)).dtype
+        chosen = load_model(given.model, "cpu", "auto", cache_dir=Path(folder)).dtype
     loaded = {kind: load_model(given.model, "cpu", kind) for kind in ("float32", "bfloat16")}
     loaded["int8 weights"] = load_model(given.model, "cpu", "bfloat16", weights="int8")
     engines = {name: EngineCore(each, EngineSettings(num_blocks=2000)) for name, each in loaded.items()}

@@ -79,7 +79,7 @@ class Growing:
         def work() -> None:
             index.rebuild(lambda after: near._stored(NAMESPACE, after))
             assert index.graph is not None
-            near._graphs.save(NAMESPACE, index.graph)
+            near._captured.save(NAMESPACE, index.graph)
 
         await asyncio.wrap_future(near._background.submit(work))
 

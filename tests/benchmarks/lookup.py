@@ -34,7 +34,7 @@ HEADER = (
 
 def bare(near: FaissNeighbours, vectors: np.ndarray) -> Any:
     """FAISS's own index: the same graph from its file, or the same vectors compared one by one."""
-    found = list(near._graphs.folder.glob("*.faiss"))
+    found = list(near._captured.folder.glob("*.faiss"))
     if not found:
         flat = faiss.IndexFlatIP(DIM)
         flat.add(vectors)

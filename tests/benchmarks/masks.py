@@ -62,7 +62,7 @@ def measure(
     prompt = tuple(engine.tokenizer.encode("What is a block?"))
     params = SamplingParams(max_tokens=STEPS, temperature=1.0, top_p=top_p, seed=1, ignore_eos=grammar is None)
     for row in range(rows):
-        engine.submit(GenerationRequest(f"{round} {row}", prompt, params, grammar=grammar), lambda piece: None)
+        engine.add_request(GenerationRequest(f"{round} {row}", prompt, params, grammar=grammar), lambda piece: None)
     for _ in range(2):
         engine.step()
     clock.total, steps, began = 0.0, 0, time.process_time()
@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     given = parser.parse_args()
     clock = Clock()
-    answers.draw = clock(answers.draw)  # type: ignore[assignment]
-    grammars.Matcher.accept = clock(grammars.Matcher.accept)  # type: ignore[method-assign]
+    answers.sample_constrained = clock(answers.sample_constrained)  # type: ignore[assignment]
+    grammars.GrammarMatcher.accept_token = clock(grammars.GrammarMatcher.accept_token)  # type: ignore[method-assign]
     engine = EngineCore(load_model(given.model, "cpu"), EngineSettings(num_blocks=1000))
     for name, schema in SCHEMAS.items():
         grammar = Grammar("json_schema", schema)

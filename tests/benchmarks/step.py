@@ -32,7 +32,7 @@ def answer(engine: EngineCore, rows: int, seed: int) -> None:
     for row in range(rows):
         ids = tuple(chance.randrange(100, engine.limits.vocab_size) for _ in range(_PROMPT))
         params = SamplingParams(max_tokens=_ANSWER, temperature=0.0, ignore_eos=True)
-        engine.submit(GenerationRequest(f"{seed} {rows} {row}", ids, params), lambda delta: None)
+        engine.add_request(GenerationRequest(f"{seed} {rows} {row}", ids, params), lambda delta: None)
     while engine.has_work:
         engine.step()
 

@@ -37,7 +37,7 @@ def ours(engine: EngineCore, prompts: list[list[int]], answer: int) -> list[list
             tokens.extend(delta.tokens)
 
         params = SamplingParams(max_tokens=answer, temperature=0.0)
-        engine.submit(GenerationRequest(str(next(_numbers)), tuple(prompt), params), take)
+        engine.add_request(GenerationRequest(str(next(_numbers)), tuple(prompt), params), take)
     while engine.has_work:
         engine.step()
     return answers

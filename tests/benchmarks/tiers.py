@@ -51,7 +51,7 @@ def first_token(engine: EngineCore, prompt: list[int]) -> float:
     """Seconds to one token; whatever is to be saved is put away after the clock stopped."""
     began = time.perf_counter()
     request = GenerationRequest(str(next(_numbers)), tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0))
-    engine.submit(request, lambda delta: None)
+    engine.add_request(request, lambda delta: None)
     while engine.has_work:
         if engine.is_stalled and engine.tiers:
             engine.tiers.wait(0.01)

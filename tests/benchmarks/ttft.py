@@ -63,7 +63,7 @@ def main() -> None:
 
     def first_token(prompt: list[int]) -> None:
         request = GenerationRequest(str(next(numbers)), tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0))
-        engine.submit(request, lambda delta: None)
+        engine.add_request(request, lambda delta: None)
         while engine.has_work:
             engine.step()
 

@@ -8,7 +8,7 @@ def run(engine: EngineCore, prompts: list[list[int]], n: int = 1, answer: int = 
     answers: dict[str, list[int]] = {}
     for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=answer, temperature=0.0, n=n)
-        engine.submit(
+        engine.add_request(
             GenerationRequest(str(number), tuple(prompt), params),
             lambda delta, number=number: answers.setdefault(f"{number}#{delta.index}", []).extend(delta.tokens),  # type: ignore[misc]
         )

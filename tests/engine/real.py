@@ -67,7 +67,7 @@ def answers(
                 cached[number] = delta.usage.cached_tokens
 
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(GenerationRequest(name, tuple(prompts[number]), params), take)
+        engine.add_request(GenerationRequest(name, tuple(prompts[number]), params), take)
 
     doomed = []
     for number in range(len(prompts)):
@@ -77,7 +77,7 @@ def answers(
             ask(doomed[-1], number)
     while engine.has_work:
         if doomed and chance.random() < 0.3:
-            engine.cancel(doomed.pop(chance.randrange(len(doomed))))
+            engine.abort(doomed.pop(chance.randrange(len(doomed))))
         engine.step()
         engine.manager.check_integrity()
     return found, sum(cached.values())
@@ -94,7 +94,7 @@ def main() -> int:
     chance = random.Random(given.seed)
     loaded = load_model(given.model, "cpu", "float32")
     prompts = make_prompts(loaded, given.prompts, given.longest, chance)
-    attention = "eager" if loaded.needs.caps or loaded.needs.sinks else "sdpa"
+    attention = "eager" if loaded.features.softcap or loaded.features.sinks else "sdpa"
     plain = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, attn_implementation=attention)
     began = time.perf_counter()
     exact = [expected(plain, prompt, given.tokens) for prompt in prompts]

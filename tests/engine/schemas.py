@@ -94,7 +94,7 @@ def answers(engine: EngineCore, schemas: list[Schema], tokens: int = 160) -> lis
         prompt = tuple(engine.tokenizer.encode(f"Describe number {number}."))
         grammar = Grammar("json_schema", json.dumps(schema))
         try:
-            engine.submit(
+            engine.add_request(
                 GenerationRequest(str(number), prompt, params, grammar=grammar), found.setdefault(number, []).append
             )
         except InvalidRequest as error:

@@ -92,7 +92,7 @@ def ask(engine: EngineCore, prompts: list[list[int]], asked: list[Key], round: s
     for name, number in asked:
         params = SamplingParams(max_tokens=6, temperature=0.0)
         request = GenerationRequest(f"{round} {name} {number}", tuple(prompts[number]), params, adapter=name)
-        engine.submit(request, partial(take, key=(name, number)))
+        engine.add_request(request, partial(take, key=(name, number)))
     while engine.has_work:
         engine.step()
         engine.manager.check_integrity()
@@ -124,8 +124,8 @@ def test_an_unknown_adapter_is_refused() -> None:
     attention.register()
     loaded = prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
     engine = EngineCore(loaded, EngineSettings(num_blocks=40, block_size=4))
-    with pytest.raises(InvalidRequest, match="no adapter 'x'"):
-        engine.submit(GenerationRequest("r", (1, 2), SamplingParams(), adapter="x"), lambda piece: None)
+    with pytest.raises(InvalidRequest, match="adapter 'x'"):
+        engine.add_request(GenerationRequest("r", (1, 2), SamplingParams(), adapter="x"), lambda piece: None)
 
 
 def test_an_adapter_is_named_by_its_numbers_and_by_where_they_stand(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Eve
     """An engine over a store that takes nothing until the event is set, and room for so many chunks that wait."""
     driven = Driven(tiny(), {"host": "64MiB"})
     gate, store = threading.Event(), DictStore()
-    size = driven.tiers._chunks.num_bytes(driven.tiers._chunks.names(_cache(), 0, 1)[0])
+    size = driven.tiers._transfer.num_bytes(driven.tiers._transfer.names(_cache(), 0, 1)[0])
     replace_chain(driven.tiers, TierChain([store], pending=int(pending_chunks * size)))
     put = store.put
     store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def _cache() -> CacheRequest:
 
 def prefix_saved(driven: Driven, store: DictStore) -> tuple[int, int]:
     """Chunks of the prompt that are saved up to the first hole, and in all."""
-    keys = [name.key for name in driven.tiers._chunks.names(_cache(), 0, len(PROMPT) // CHUNK)]
+    keys = [name.key for name in driven.tiers._transfer.names(_cache(), 0, len(PROMPT) // CHUNK)]
     run = next((at for at, key in enumerate(keys) if key not in store.chunks), len(keys))
     return run, sum(key in store.chunks for key in keys)
 
@@ -161,7 +161,7 @@ def test_no_two_buffers_overlap_and_each_comes_back_when_nothing_lies_over_it() 
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=30))
 def test_what_is_kept_is_a_copy_unless_it_lies_there_already(contents: list[bytes]) -> None:
     arena = PinnedBufferPool(Locked())
-    kept = [arena.keep(bytearray(content)) for content in contents]
+    kept = [arena.pin(bytearray(content)) for content in contents]
     assert [bytes(each) for each in kept] == contents
-    assert all(arena.keep(each) is each for each in kept)
-    assert all(arena.keep(each[:1]) is not None for each in kept)
+    assert all(arena.pin(each) is each for each in kept)
+    assert all(arena.pin(each[:1]) is not None for each in kept)

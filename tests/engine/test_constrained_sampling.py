@@ -41,19 +41,19 @@ def walks(
         for _ in range(40):
             mask = allowed_tokens([matcher], VOCABULARY)[0]
             yield matcher, mask
-            matcher.accept(chance.choice(mask.nonzero().flatten().tolist()))
-            if matcher.is_over:
+            matcher.accept_token(chance.choice(mask.nonzero().flatten().tolist()))
+            if matcher.is_terminated:
                 break
 
 
 def test_forced_and_single_tokens_are_those_of_the_mask(grammars: GrammarCompiler) -> None:
     forced = free = 0
     for matcher, mask in walks(grammars, random.Random(1), 20):
-        only = matcher.forced()
+        only = matcher.forced_token()
         if only is not None:
             forced += 1
             assert mask.nonzero().flatten().tolist() == [only]
-            assert matcher.fork().forced() == only
+            assert matcher.fork().forced_token() == only
         else:
             free += 1
             assert mask.sum() > 1
@@ -130,4 +130,4 @@ def test_a_draw_depends_on_no_other_row_and_can_be_repeated(
         if matchers[row] is None:
             # A row without a grammar is drawn as if there were none beside it.
             assert together[row].token == sample_constrained(logits[one], params[one], points[one], [None])[0].token
-    assert together[2].token == begun.forced()
+    assert together[2].token == begun.forced_token()

@@ -39,7 +39,7 @@ def collect(answers: dict[str, list[int]], id: str) -> Callable[[Delta], None]:
 
 def submit(engine: EngineCore, id: str, prompt: list[int], answers: dict[str, list[int]], **sampling: int) -> None:
     params = SamplingParams(**({"max_tokens": ANSWER, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
-    engine.submit(GenerationRequest(id, tuple(prompt), params), collect(answers, id))
+    engine.add_request(GenerationRequest(id, tuple(prompt), params), collect(answers, id))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -81,7 +81,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
             steps = 0
             while engine.has_work:
                 if steps < len(prompts):
-                    engine.cancel(f"{round}{steps} leaves")
+                    engine.abort(f"{round}{steps} leaves")
                 steps += 1
                 engine.step()
                 engine.manager.check_integrity()
@@ -106,7 +106,7 @@ def test_cancellations_leave_the_others_exact() -> None:
     remaining = list(doomed)
     while engine.has_work:
         if remaining and chance.random() < 0.5:
-            engine.cancel(remaining.pop())
+            engine.abort(remaining.pop())
         engine.step()
         engine.manager.check_integrity()
     for turn in range(4):
@@ -138,7 +138,7 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
     def draw(others: int) -> list[int]:
         engine = EngineCore(loaded, EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=256))
         answers: dict[str, list[int]] = {}
-        engine.submit(
+        engine.add_request(
             GenerationRequest("s", tuple(prompts[0]), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=5)),
             collect(answers, "s"),
         )
@@ -159,7 +159,7 @@ def test_strict_hits_are_bit_exact() -> None:
     for round in range(2):
         values: list[float] = []
         params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
-        engine.submit(
+        engine.add_request(
             GenerationRequest(str(round), tuple(prompt), params),
             lambda delta, values=values: values.extend(item.logprob for item in delta.logprobs),  # type: ignore[misc]
         )

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine import output_processor as answers
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.health import StepFailed, is_device_error
+from kvproxy.engine.sampler import constrained_sampling
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import KvproxyError, Overloaded
@@ -37,7 +37,7 @@ class Desk:
     ) -> None:
         params = SamplingParams(**({"max_tokens": 6, "temperature": 0.0} | more))
         tokens, errors = self.tokens.setdefault(id, []), self.errors.setdefault(id, [])
-        self.engine.submit(
+        self.engine.add_request(
             GenerationRequest(id, prompt, params), emit or (lambda delta: tokens.extend(delta.tokens)), errors.append
         )
 
@@ -80,7 +80,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     emit = None
     if what == "sampler":
         # As a value would that only the sampler stumbles over.
-        draw = answers.sample_constrained
+        draw = constrained_sampling.sample_constrained
         monkeypatch.setattr(
             "kvproxy.engine.output_processor.sample_constrained",
             lambda logits, params, *more: (
@@ -116,7 +116,7 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
         desk.submit("seeded", PROMPTS["good"], temperature=1.0, seed=11)
         if neighbour:
             desk.submit("bad", PROMPTS["bad"], temperature=1.0, top_k=7)
-            draw = answers.sample_constrained
+            draw = constrained_sampling.sample_constrained
 
             def harmed(logits: Any, params: Any, *more: Any, draw: Any = draw) -> Any:
                 # Only after the draw, which must not be lost for the others.
@@ -134,13 +134,13 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
     desk = Desk(max_batch_tokens=9, max_sequences=2)
     desk.submit("before", PROMPTS["good"])
     desk.run()
-    forward = ModelRunner.forward
+    forward = ModelRunner.execute_model
 
     def harmed(runner: ModelRunner, plan: Any) -> Any:
         outputs = forward(runner, plan)
-        return raising()() if any(sequence.source.id.startswith("bad") for sequence, _ in plan.prefills) else outputs
+        return raising()() if any(sequence.request.id.startswith("bad") for sequence, _ in plan.prefills) else outputs
 
-    monkeypatch.setattr(ModelRunner, "forward", harmed)
+    monkeypatch.setattr(ModelRunner, "execute_model", harmed)
     long = PROMPTS["bad"] * 3
     desk.submit("bad", long)
     desk.submit("bad too", long)
@@ -152,7 +152,7 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
     # The prompt that was cached before the failure still is; of the failed one nothing is.
     assert desk.cached(PROMPTS["good"]) == 8
     assert desk.cached(long) == 0
-    monkeypatch.setattr(ModelRunner, "forward", forward)
+    monkeypatch.setattr(ModelRunner, "execute_model", forward)
     desk.submit("again", long)
     desk.run()
     assert desk.tokens["again"] == reference(random_model("llama"), long, 6)
@@ -162,7 +162,7 @@ def test_whoever_shares_blocks_that_were_not_written_fails_with_them(monkeypatch
     desk = Desk()
     desk.submit("first", PROMPTS["bad"])
     desk.submit("sharer", (*PROMPTS["bad"][:8], 99, 98))
-    monkeypatch.setattr(ModelRunner, "forward", raising())
+    monkeypatch.setattr(ModelRunner, "execute_model", raising())
     assert desk.run() == 1
     assert len(desk.errors["first"]) == len(desk.errors["sharer"]) == 1
     assert desk.engine.manager.stats().cached == 0
@@ -178,13 +178,13 @@ def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest
     driven.run()
     driven.settle()
     driven.forget_pool()
-    first = driven.tiers._chunks.names(CacheRequest("names", prompt), 0, 1)[0].key
+    first = driven.tiers._transfer.names(CacheRequest("names", prompt), 0, 1)[0].key
     del store.chunks[first]
     errors: dict[str, list[KvproxyError]] = {"computes": [], "loads": []}
     params = SamplingParams(max_tokens=4, temperature=0.0)
     for id, tokens in (("computes", prompt[:20]), ("loads", prompt)):
-        driven.engine.submit(GenerationRequest(id, tokens, params), lambda delta: None, errors[id].append)
-    monkeypatch.setattr(ModelRunner, "forward", raising())
+        driven.engine.add_request(GenerationRequest(id, tokens, params), lambda delta: None, errors[id].append)
+    monkeypatch.setattr(ModelRunner, "execute_model", raising())
     with pytest.raises(StepFailed):
         driven.step()
     assert [len(told) for told in errors.values()] == [1, 1]
@@ -197,8 +197,8 @@ def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest
 def test_the_same_id_twice_is_refused_and_the_first_goes_on() -> None:
     desk = Desk()
     desk.submit("twice", PROMPTS["good"])
-    with pytest.raises(KvproxyError, match="under way"):
-        desk.engine.submit(GenerationRequest("twice", (1, 2), SamplingParams(max_tokens=1)), lambda delta: None)
+    with pytest.raises(KvproxyError, match="in use"):
+        desk.engine.add_request(GenerationRequest("twice", (1, 2), SamplingParams(max_tokens=1)), lambda delta: None)
     desk.run()
     assert desk.tokens["twice"] == expected("good")
 
@@ -224,8 +224,8 @@ def ask(worker: AsyncLLM, name: str, id: str, **more: Any) -> "asyncio.Future[li
 async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
     worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = ModelRunner.forward
-    monkeypatch.setattr(ModelRunner, "forward", raising("out of luck"))
+    forward = ModelRunner.execute_model
+    monkeypatch.setattr(ModelRunner, "execute_model", raising("out of luck"))
     for number in range(3):
         assert worker.failure is None
         with pytest.raises(Overloaded, match="failed on this request"):
@@ -233,30 +233,30 @@ async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
     # The client is told before the step's end is noted; a job comes after it.
     await worker.inspect(lambda manager: None)
     assert "out of luck" in (worker.failure or "")
-    monkeypatch.setattr(ModelRunner, "forward", forward)
+    monkeypatch.setattr(ModelRunner, "execute_model", forward)
     assert await ask(worker, "good", "good") == expected("good")
     assert worker.failure is None
 
 
 async def test_an_engine_in_an_unknown_state_starts_empty(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await ask(worker, "good", "one") == expected("good")
-    plan = Scheduler.plan
+    plan = Scheduler.schedule
 
     def broken(scheduler: Scheduler) -> None:
         plan(scheduler)
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(Scheduler, "plan", broken)
+    monkeypatch.setattr(Scheduler, "schedule", broken)
     with pytest.raises(Overloaded, match="failed"):
         await ask(worker, "bad", "two")
-    monkeypatch.setattr(Scheduler, "plan", plan)
+    monkeypatch.setattr(Scheduler, "schedule", plan)
     stats = await worker.inspect(lambda manager: manager.stats())
     assert (stats.used, stats.cached) == (0, 0)
     assert await ask(worker, "good", "three") == expected("good")
 
 
 async def test_a_dead_device_is_known_and_refuses_at_once(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "forward", raising("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(ModelRunner, "execute_model", raising("CUDA error: an illegal memory access was encountered"))
     both = [ask(worker, name, name) for name in PROMPTS]
     for answer in both:
         with pytest.raises(Overloaded):
@@ -284,7 +284,7 @@ async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
 
 async def test_who_cannot_even_be_queued_is_told(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(worker._engine, "submit", raising("out of luck"))
+        patch.setattr(worker._engine, "add_request", raising("out of luck"))
         with pytest.raises(Overloaded, match="failed on this request"):
             await asyncio.wait_for(ask(worker, "bad", "one"), 20)
     assert await ask(worker, "good", "two") == expected("good")
@@ -292,7 +292,7 @@ async def test_who_cannot_even_be_queued_is_told(worker: AsyncLLM, monkeypatch: 
 
 async def test_a_refused_twin_does_not_take_the_first_with_it(worker: AsyncLLM) -> None:
     first = ask(worker, "good", "twin")
-    with pytest.raises(KvproxyError, match="under way"):
+    with pytest.raises(KvproxyError, match="in use"):
         await ask(worker, "bad", "twin")
     assert await first == expected("good")
 
@@ -315,8 +315,8 @@ async def test_events_that_cannot_be_published_cost_no_answer(
 async def test_a_thread_that_ends_is_known_and_leaves_nobody_waiting(
     worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineCore, "fail", raising("broken twice"))
-    monkeypatch.setattr(Scheduler, "plan", raising("broken"))
+    monkeypatch.setattr(EngineCore, "fail_all", raising("broken twice"))
+    monkeypatch.setattr(Scheduler, "schedule", raising("broken"))
     with pytest.raises(Overloaded):
         await asyncio.wait_for(ask(worker, "good", "one"), 10)
     assert "broken twice" in (worker.failure or "")

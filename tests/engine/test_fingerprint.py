@@ -8,7 +8,7 @@ import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.engine import attention
-from kvproxy.engine.kv_connector.fingerprint import fingerprint
+from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.settings import EngineSettings
 from tests.engine.models import LetterTokenizer, random_model
@@ -23,7 +23,7 @@ def loaded() -> LoadedModel:
 
 
 def digest(loaded: LoadedModel, **settings: Any) -> bytes:
-    return fingerprint(loaded, EngineSettings(num_blocks=64, block_size=4, **settings), HASHER)
+    return model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=4, **settings), HASHER)
 
 
 def test_the_order_in_which_a_configuration_is_written_changes_nothing(
@@ -57,12 +57,12 @@ def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(
     assert digest(loaded, strict=True) != digest(loaded, strict=True, max_batch_tokens=512)
     assert digest(loaded, threads=1) == digest(loaded, threads=2)
     assert digest(loaded, strict=True, threads=1) != digest(loaded, strict=True, threads=2)
-    sizes = {fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
+    sizes = {model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
     assert len(sizes) == 2
 
 
 def test_our_own_arithmetic_counts_in_strict_mode_only(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, strict = digest(loaded), digest(loaded, strict=True)
-    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC", 999)
+    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC_VERSION", 999)
     assert digest(loaded) == plain
     assert digest(loaded, strict=True) != strict

@@ -37,7 +37,7 @@ def test_a_schema_holds_for_each_of_several_answers_and_not_for_those_beside_it(
             heard[name][piece.index] = heard[name].get(piece.index, "") + piece.text
 
         tokens = tuple(engine.tokenizer.encode("Which colour?"))
-        engine.submit(GenerationRequest(name, tokens, params, grammar=grammar), take)
+        engine.add_request(GenerationRequest(name, tokens, params, grammar=grammar), take)
 
     colours = Grammar("json_schema", '{"enum": ["red", "blue", "green"]}')
     ask("held", SamplingParams(max_tokens=9, seed=1, n=6, ignore_eos=True, logprobs=2), colours)
@@ -52,8 +52,8 @@ def test_a_schema_holds_for_each_of_several_answers_and_not_for_those_beside_it(
 @pytest.mark.parametrize("text", ['{"type": "strange"}', '{"$ref": "#/nowhere"}', '{"type": "string", "pattern": "("}'])
 def test_a_schema_that_cannot_be_followed_is_refused(engine: EngineCore, text: str) -> None:
     request = GenerationRequest("x", (1, 2), SamplingParams(), grammar=Grammar("json_schema", text))
-    with pytest.raises(InvalidRequest, match="the schema cannot be followed"):
-        engine.submit(request, lambda piece: None)
+    with pytest.raises(InvalidRequest, match="the schema is not supported"):
+        engine.add_request(request, lambda piece: None)
     assert not engine.has_work
 
 

@@ -17,9 +17,9 @@ from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionOp
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, Step, capture_sizes, no_capture
 from kvproxy.engine.worker.input_batch import InputBatch
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
@@ -74,17 +74,17 @@ def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
 
     class Spy(SdpaDecode):
         def prepare(
-            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
         ) -> AttentionOp:
             seen.update(table=table, lengths=lengths)
             return super().prepare(table, lengths, pool, group)
 
     def forward(step: InputBatch) -> torch.Tensor:
-        columns = [step.tokens[0], step.positions[0], step.layer(0)[0].slots, seen["lengths"], *seen["table"].T]
+        columns = [step.tokens[0], step.positions[0], step.layer(0)[0].slot_mapping, seen["lengths"], *seen["table"].T]
         return torch.stack([column.long() for column in columns], dim=1)
 
     return CapturedSteps(
-        forward, pool, [LayerGroup(layers=(0,))], Spy(), most=most, width=width, capture=recorder
+        forward, pool, [LayerGroup(layers=(0,))], Spy(), max_rows=most, max_blocks=width, capture=recorder
     ), recorder
 
 
@@ -146,13 +146,13 @@ def test_padding_touches_no_block_but_the_first() -> None:
 def count_eager(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The tokens of each span of the steps that were not replayed."""
     eager: list[list[int]] = []
-    compute = ModelRunner.compute
+    compute = ModelRunner.run_eager
 
     def counted(runner: ModelRunner, prefills: list[TokenSpan], decodes: list[TokenSpan], counts: list[int]) -> object:
         eager.append([len(span.tokens) for span in [*prefills, *decodes]])
         return compute(runner, prefills, decodes, counts)
 
-    monkeypatch.setattr(ModelRunner, "compute", counted)
+    monkeypatch.setattr(ModelRunner, "run_eager", counted)
     return eager
 
 
@@ -193,7 +193,7 @@ def test_prompt_logprobs_of_a_replayed_step_are_those_of_an_eager_one() -> None:
         engine = EngineCore(loaded, EngineSettings(num_blocks=50, block_size=4, max_sequences=16), capture=capture)
         pieces: list[Delta] = []
         params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
-        engine.submit(GenerationRequest("r", tuple(range(20, 32)), params), pieces.append)
+        engine.add_request(GenerationRequest("r", tuple(range(20, 32)), params), pieces.append)
         while engine.has_work:
             engine.step()
         found.append([item.logprob for piece in pieces for item in piece.prompt_logprobs])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.limits import EngineLimits, check_sampling
+from kvproxy.engine.limits import EngineLimits, validate_sampling
 from kvproxy.engine.models.loader import prepare_model
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
@@ -27,12 +27,12 @@ LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
     ("field", "value", "takes"),
     [
         ("top_k", 10**19, "-1 to 2147483647"),
-        ("top_k", -2, "whole number"),
-        ("top_k", 2.0, "whole number"),
-        ("top_k", True, "whole number"),
-        ("seed", 2**64, "whole number"),
-        ("seed", 1.5, "whole number"),
-        ("seed", "1", "whole number"),
+        ("top_k", -2, "integer"),
+        ("top_k", 2.0, "integer"),
+        ("top_k", True, "integer"),
+        ("seed", 2**64, "integer"),
+        ("seed", 1.5, "integer"),
+        ("seed", "1", "integer"),
         ("temperature", math.nan, "number from 0 to 100"),
         ("temperature", math.inf, "number from 0 to 100"),
         ("temperature", -0.1, "number from 0 to 100"),
@@ -46,18 +46,18 @@ LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
         ("logprobs", 21, "0 to 20"),
         ("logprobs", -1, "0 to 20"),
         ("prompt_logprobs", 21, "0 to 20"),
-        ("max_tokens", -1, "whole number from 0"),
-        ("max_tokens", 1.0, "whole number from 0"),
-        ("stop", ("x",) * 33, "at most 32 texts"),
+        ("max_tokens", -1, "integer from 0"),
+        ("max_tokens", 1.0, "integer from 0"),
+        ("stop", ("x",) * 33, "at most 32 strings"),
         ("stop", ("x" * 1025,), "at most 1024 characters"),
-        ("stop", (5,), "texts"),
-        ("stop", "text", "texts"),
+        ("stop", (5,), "strings"),
+        ("stop", "text", "strings"),
     ],
 )
 def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> None:
     params = replace(SamplingParams(max_tokens=1), **{field: value})
-    with pytest.raises(InvalidRequest, match=f"{field} takes .*{takes}") as refused:
-        LIMITS.check(GenerationRequest("r", (1,), params))
+    with pytest.raises(InvalidRequest, match=f"{field} must be .*{takes}") as refused:
+        LIMITS.validate(GenerationRequest("r", (1,), params))
     assert refused.value.param == field
 
 
@@ -76,13 +76,15 @@ def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> N
     )
 )
 def test_what_is_accepted_can_be_computed(params: SamplingParams) -> None:
-    check_sampling(params)
+    validate_sampling(params)
     pieces: list[str | None] = []
-    ENGINE.submit(GenerationRequest("r", (1, 2, 3), params), lambda delta: pieces.append(delta.finish_reason), _raise)
+    ENGINE.add_request(
+        GenerationRequest("r", (1, 2, 3), params), lambda delta: pieces.append(delta.finish_reason), _raise
+    )
     while ENGINE.has_work:
         ENGINE.step()
         if params.max_tokens is None and pieces:
-            ENGINE.cancel("r")
+            ENGINE.abort("r")
     assert params.max_tokens is None or len([reason for reason in pieces if reason]) == params.n
 
 
@@ -96,25 +98,25 @@ def _raise(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"priority": 1.5}, "priority takes"),
-        ({"queue_priority": math.nan}, "priority takes"),
-        ({"salt": "\ud800"}, "cache_salt takes"),
-        ({"tokens": (1, "2")}, "300 tokens"),
-        ({"tokens": (1, True)}, "300 tokens"),
+        ({"priority": 1.5}, "priority must be"),
+        ({"queue_priority": math.nan}, "priority must be"),
+        ({"salt": "\ud800"}, "cache_salt must be"),
+        ({"tokens": (1, "2")}, "vocabulary of 300"),
+        ({"tokens": (1, True)}, "vocabulary of 300"),
     ],
 )
 def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str, Any], complaint: str) -> None:
     request = replace(GenerationRequest("r", (1,), SamplingParams(max_tokens=1)), **change)
     with pytest.raises(InvalidRequest, match=complaint):
-        LIMITS.check(request)
+        LIMITS.validate(request)
 
 
 def test_the_smaller_of_model_and_pool_is_the_limit() -> None:
     with pytest.raises(ContextTooLong, match=r"block pool .*: 80 tokens"):
-        LIMITS.check_length(81, 0)
+        LIMITS.validate_length(81, 0)
     with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
-        replace(LIMITS, pool_tokens=500).check_length(101, 0, at_least=True)
-    LIMITS.check_length(80, 0)
+        replace(LIMITS, pool_tokens=500).validate_length(101, 0, at_least=True)
+    LIMITS.validate_length(80, 0)
 
 
 def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +125,7 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
     for name, value in (("temperature", 0.3), ("top_p", 1.7), ("top_k", 40)):
         setattr(model.generation_config, name, value)
     loaded = prepare_model("m", model, LetterTokenizer(), torch.device("cpu"))
-    assert loaded.sampling == SamplingParams(temperature=0.3, top_k=40)
+    assert loaded.default_sampling_params == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
 
 
@@ -133,7 +135,7 @@ def test_pins_leave_room_for_the_longest_request() -> None:
     def answer(id: str, prompt: list[int]) -> list[int]:
         tokens: list[int] = []
         params = SamplingParams(max_tokens=1, temperature=0.0)
-        engine.submit(GenerationRequest(id, tuple(prompt), params), lambda delta: tokens.extend(delta.tokens))
+        engine.add_request(GenerationRequest(id, tuple(prompt), params), lambda delta: tokens.extend(delta.tokens))
         for _ in range(100):
             engine.step()
         return tokens

@@ -9,7 +9,7 @@ import torch
 from kvproxy.engine.attention.interface import AttentionOp
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.attention.selector import SDPA
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker import memory_profiling as memory
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.memory_profiling import determine_num_blocks, pool_bytes, profile_peak_memory
@@ -52,7 +52,7 @@ class Meter:
 def test_the_largest_step_is_what_is_measured(
     batch: int, longest: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter, compute = Meter(), ModelRunner.compute
+    meter, compute = Meter(), ModelRunner.run_eager
 
     def spy(runner: ModelRunner, prefills: Any, decodes: Any, counts: Any) -> Any:
         meter.log.append([len(span.tokens) for span in prefills])
@@ -62,7 +62,7 @@ def test_the_largest_step_is_what_is_measured(
         meter.log.append(tuple(logits.shape))
         return []
 
-    monkeypatch.setattr(ModelRunner, "compute", spy)
+    monkeypatch.setattr(ModelRunner, "run_eager", spy)
     monkeypatch.setattr(memory, "sample", drawn)
     settings = EngineSettings(max_batch_tokens=batch, max_model_len=longest, max_sequences=20, block_size=16)
     assert profile_peak_memory(tiny(), SDPA, settings, meter) == 123
@@ -71,10 +71,10 @@ def test_the_largest_step_is_what_is_measured(
 
 def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     class Capturable(SdpaDecode):
-        capturable = True
+        supports_capture = True
 
         def prepare(
-            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
         ) -> AttentionOp:
             meter.log.append(tuple(table.shape))
             return super().prepare(table, lengths, pool, group)

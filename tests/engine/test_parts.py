@@ -93,19 +93,19 @@ def tiny(**settings: Any) -> EngineCore:
 def test_what_can_never_fit_is_refused(prompt: int, answer: int | None, complaint: str) -> None:
     request = GenerationRequest("r", (1,) * prompt, SamplingParams(max_tokens=answer))
     with pytest.raises((ContextTooLong, InvalidRequest), match=complaint):
-        tiny().limits.check(request)
+        tiny().limits.validate(request)
 
 
 def test_tokens_that_the_model_does_not_know_are_refused() -> None:
     for tokens in ((1, VOCABULARY), (-1, 1)):
-        with pytest.raises(InvalidRequest, match="300 tokens"):
-            tiny().limits.check(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
+        with pytest.raises(InvalidRequest, match="vocabulary of 300"):
+            tiny().limits.validate(GenerationRequest("r", tokens, SamplingParams(max_tokens=1)))
 
 
 def test_a_prompt_alone_may_fill_the_pool() -> None:
     engine, pieces = tiny(), []
     params = SamplingParams(max_tokens=0, n=3, prompt_logprobs=1)
-    engine.submit(GenerationRequest("r", (1, 2, 3, 4) * 10, params), pieces.append)
+    engine.add_request(GenerationRequest("r", (1, 2, 3, 4) * 10, params), pieces.append)
     while engine.has_work:
         engine.step()
     assert [(piece.index, piece.tokens, piece.finish_reason) for piece in pieces] == [

@@ -162,7 +162,7 @@ def test_a_random_number_that_was_only_looked_at_comes_again() -> None:
     draws = UniformStream(params, 1)
     five = draws.peek(5)
     assert draws.peek(2) == five[:2]
-    draws.use()
+    draws.pop()
     assert draws.peek(3) == five[1:4]
     assert UniformStream(params, 0).peek(1) != UniformStream(params, 1).peek(1)
 

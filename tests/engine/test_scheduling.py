@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from kvproxy.engine.scheduler.scheduler import RequestQueue
+from kvproxy.engine.scheduler.request_queue import RequestQueue
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from tests.engine.models import VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
@@ -35,7 +35,7 @@ class Log:
             if delta.finish_reason:
                 self.done.append(id)
 
-        self.driven.engine.submit(
+        self.driven.engine.add_request(
             GenerationRequest(id, tuple(tokens), params, tenant=tenant, queue_priority=priority, own_priority=own), take
         )
 
@@ -128,8 +128,8 @@ def test_a_long_prompt_does_not_hold_up_the_answers_behind_it() -> None:
 def test_a_step_never_has_more_sequences_than_it_may() -> None:
     driven = Driven(tiny(), {}, max_sequences=4, num_blocks=400)
     most = []
-    forward = driven.engine._runner.forward
-    driven.engine._runner.forward = lambda plan: most.append(len(plan)) or forward(plan)  # type: ignore[method-assign,func-returns-value]
+    forward = driven.engine._runner.execute_model
+    driven.engine._runner.execute_model = lambda plan: most.append(len(plan)) or forward(plan)  # type: ignore[method-assign,func-returns-value]
     tokens = prompt(30)
     driven.submit("many", tokens, 8, n=11)
     driven.submit("one", prompt(20), 8)
@@ -146,12 +146,12 @@ def test_a_line_forgets_who_left() -> None:
     for number in range(50):
         log.submit(f"r{number}", prompt(10), tenant=f"t{number % 7}")
         if number % 3 == 0:
-            driven.engine.cancel(f"r{number}")
+            driven.engine.abort(f"r{number}")
     driven.run()
     log.submit("last", prompt(10), tenant="new")
     driven.run()
     line: RequestQueue = driven.engine._scheduler.waiting
     assert len(line) == 0
-    assert line._live == {}
-    assert line._numbers == {}
-    assert len(line._served) == 1
+    assert line._num_live == {}
+    assert line._arrival_numbers == {}
+    assert len(line._service) == 1

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.scheduler.scheduler import SchedulerOutput
+from kvproxy.engine.scheduler.output import SchedulerOutput
 from kvproxy.engine.scheduler.sequence import NgramProposer
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
@@ -26,7 +26,7 @@ def test_guesses_are_what_followed_the_latest_equal_run(tokens: list[int], size:
         for start in range(length - size):
             if text[start : start + size] == text[length - size :]:
                 expected = text[start + size : start + size + count]
-        assert lookup.guess(text, count) == expected
+        assert lookup.propose(text, count) == expected
 
 
 def repetitive(seed: int) -> list[int]:
@@ -38,14 +38,14 @@ def repetitive(seed: int) -> list[int]:
 def count_guesses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Forward passes, and guesses computed in them."""
     seen: Counter[str] = Counter()
-    forward = ModelRunner.forward
+    forward = ModelRunner.execute_model
 
     def counted(runner: ModelRunner, plan: SchedulerOutput) -> object:
         seen["steps"] += 1
-        seen["guesses"] += sum(span.drafts for _, span in plan.prefills)
+        seen["guesses"] += sum(span.num_draft_tokens for _, span in plan.prefills)
         return forward(runner, plan)
 
-    monkeypatch.setattr(ModelRunner, "forward", counted)
+    monkeypatch.setattr(ModelRunner, "execute_model", counted)
     return seen
 
 
@@ -159,7 +159,7 @@ def test_prompt_logprobs_are_the_models_own_whatever_is_cached() -> None:
     for round in range(2):
         params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, n=2)
         pieces: list[Delta] = []
-        driven.engine.submit(GenerationRequest(str(round), tuple(prompt), params), pieces.append)
+        driven.engine.add_request(GenerationRequest(str(round), tuple(prompt), params), pieces.append)
         driven.run()
         reported = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
         assert len(reported) == 1

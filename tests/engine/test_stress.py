@@ -109,7 +109,7 @@ class Stress:
             tenant=chance.choice("abc"),
             queue_priority=chance.choice((-1, 0, 0, 0, 2)),
         )
-        self.driven.engine.submit(request, asked.take)
+        self.driven.engine.add_request(request, asked.take)
         self.asked[id] = asked
 
     def disturb(self) -> None:
@@ -118,7 +118,7 @@ class Stress:
         open_ids = [id for id, asked in self.asked.items() if not asked.complete and not asked.cancelled]
         if open_ids and chance.random() < 0.06:
             id = chance.choice(open_ids)
-            engine.cancel(id)
+            engine.abort(id)
             self.asked[id].cancelled = True
         if chance.random() < 0.05:
             self.flaky.failing = not self.flaky.failing
@@ -161,11 +161,11 @@ class Stress:
         scheduler, tiers = self.driven.engine._scheduler, self.driven.tiers
         assert scheduler.running == scheduler.loading == []
         assert len(scheduler.waiting) == 0
-        assert len(tiers._loads) == len(tiers._coming) == 0
+        assert len(tiers._loads) == len(tiers._loading_keys) == 0
         assert self.driven.engine.manager.stats().used == 0
         assert not self.driven.engine.manager.requests
         assert not self.driven.engine.manager.take_copies()
-        assert scheduler.waiting._live == scheduler.waiting._numbers == {}
+        assert scheduler.waiting._num_live == scheduler.waiting._arrival_numbers == {}
         self.driven.settle()
         assert not tiers.chain._pending
         self.driven.engine.close()

@@ -64,7 +64,7 @@ def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[lis
         answer.extend(delta.tokens)
 
     params = SamplingParams(max_tokens=count, temperature=0.0, logprobs=0)
-    driven.engine.submit(GenerationRequest(id, tuple(prompt), params), take)
+    driven.engine.add_request(GenerationRequest(id, tuple(prompt), params), take)
     return values, answer
 
 

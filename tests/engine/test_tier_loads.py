@@ -34,8 +34,8 @@ def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> No
         while driven.engine.has_work:
             if left and chance.random() < 0.7:
                 id = left.pop()
-                caught += any(sequence.source.id == id for sequence in driven.engine._scheduler.loading)
-                driven.engine.cancel(id)
+                caught += any(sequence.request.id == id for sequence in driven.engine._scheduler.loading)
+                driven.engine.abort(id)
             driven.step()
         for number, tokens in enumerate(expected):
             if f"{turn}.{number}" not in doomed:
@@ -95,7 +95,7 @@ def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait
     assert all(usage.tier_tokens == 0 for id, usage in driven.usage.items() if id.startswith("hung"))
     driven.forget_pool()
     # Both readers still hang: nobody waits for a third.
-    assert driven.tiers.reach(driven.engine.submit(_request(prompts[0]), lambda delta: None), 0) == 0
+    assert driven.tiers.num_matched_tokens(driven.engine.add_request(_request(prompts[0]), lambda delta: None), 0) == 0
     driven.run()
     gate.set()
     driven.engine.close()

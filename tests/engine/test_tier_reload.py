@@ -65,7 +65,7 @@ def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:
         values: list[float] = []
 
         params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
-        driven.engine.submit(
+        driven.engine.add_request(
             GenerationRequest(str(round), tuple(prompt), params),
             lambda delta, values=values: values.extend(item.logprob for item in delta.logprobs),  # type: ignore[misc]
         )
@@ -84,7 +84,7 @@ def test_salts_keep_chunks_apart() -> None:
     driven = Driven(tiny(), {"host": "64MiB"})
     usage: dict[str, int] = {}
     for id, salt in (("a", "one"), ("b", "two"), ("c", "one")):
-        driven.engine.submit(
+        driven.engine.add_request(
             GenerationRequest(id, tuple(prompts[0]), SamplingParams(max_tokens=2, temperature=0.0), salt=salt),
             lambda delta, id=id: usage.update({id: delta.usage.tier_tokens}),  # type: ignore[misc]
         )

@@ -34,7 +34,7 @@ def request(id: str, count: int, n: int = 1) -> GenerationRequest:
 
 def test_times_are_counted_from_the_request_on(clock: Clock) -> None:
     made, pieces = engine(max_batch_tokens=8), []
-    made.submit(request("a", 3, n=2), pieces.append)
+    made.add_request(request("a", 3, n=2), pieces.append)
     clock.now = 105.0
     # The prompt takes three steps of 8, 8 and 4 tokens; the third gives both answers their first token.
     for seconds in (105.0, 110.0, 120.0):
@@ -55,7 +55,7 @@ def test_who_waits_for_a_place_is_queued_so_long_and_a_preemption_changes_nothin
         last[id] = piece.timing
 
     for id in ("a", "b"):
-        made.submit(request(id, 2), lambda piece, id=id: keep(id, piece))  # type: ignore[misc]
+        made.add_request(request(id, 2), lambda piece, id=id: keep(id, piece))  # type: ignore[misc]
     for seconds in (101.0, 102.0, 107.0):
         clock.now = seconds
         made.step()
@@ -69,7 +69,7 @@ def test_who_waits_for_a_place_is_queued_so_long_and_a_preemption_changes_nothin
 
 def test_an_answer_of_no_tokens_has_its_times_too(clock: Clock) -> None:
     made, pieces = engine(), []
-    made.submit(request("a", 0), pieces.append)
+    made.add_request(request("a", 0), pieces.append)
     clock.now = 104.0
     made.step()
     assert pieces[-1].timing == Timing(4.0, 4.0, 4.0)

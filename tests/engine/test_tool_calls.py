@@ -123,7 +123,8 @@ def test_calls_are_read_whatever_pieces_they_come_in(
     written = [name + form.middle + json.dumps(arguments) for name, arguments in calls]
     reader = ToolCallParser(form)
     read = [
-        reader.read(piece) for piece in pieces_of(form.spoken(form.begin + form.between.join(written) + form.end), cuts)
+        reader.parse(piece)
+        for piece in pieces_of(form.visible_text(form.begin + form.between.join(written) + form.end), cuts)
     ]
     assert "".join(piece.text for piece in read) == ""
     found = [(call.name, json.loads(call.arguments)) for piece in read for call in piece.calls]
@@ -135,6 +136,6 @@ def test_other_text_passes_as_it_is(text: str, cuts: list[int]) -> None:
     form = form_of(HERMES)
     assert form is not None
     reader = ToolCallParser(form)
-    read = [reader.read(piece) for piece in pieces_of("." + text, cuts)]
+    read = [reader.parse(piece) for piece in pieces_of("." + text, cuts)]
     assert "".join(piece.text for piece in read) == "." + text
     assert not any(piece.calls for piece in read)

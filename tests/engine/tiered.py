@@ -48,7 +48,7 @@ class Driven:
 
     def submit(self, id: str, prompt: Sequence[int], count: int = 12, **sampling: Any) -> None:
         params = SamplingParams(**({"max_tokens": count, "temperature": 0.0} | sampling))
-        self.engine.submit(GenerationRequest(id, tuple(prompt), params), self._take(id))
+        self.engine.add_request(GenerationRequest(id, tuple(prompt), params), self._take(id))
 
     def _take(self, id: str) -> Callable[[Delta], None]:
         def take(delta: Delta) -> None:
@@ -116,4 +116,4 @@ def replace_store(driven: Driven, *stores: ChunkStore) -> None:
 def replace_chain(tiers: TierConnector, chain: TierChain) -> None:
     """Put another chain in the place of the one that the settings made."""
     tiers.chain.close()
-    tiers.chain = tiers.saving._chain = chain
+    tiers.chain = tiers.saver._chain = chain

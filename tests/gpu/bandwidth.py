@@ -54,7 +54,7 @@ def decode_variants(device: torch.device) -> Figures:
         default = _decode_rate(TritonDecode(), rows, context, device) / floor
         found = {
             (stage, split, warp): _decode_rate(
-                TritonDecode(split=split, stages=stage, warps=warp), rows, context, device
+                TritonDecode(min_split=split, stages=stage, warps=warp), rows, context, device
             )
             for stage in stages
             for split in splits

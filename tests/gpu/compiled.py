@@ -19,10 +19,10 @@ from kvproxy.engine.attention import triton_kernels
 from kvproxy.engine.attention.triton_decode import launch_options, tile_size
 
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
-_CUT = {"SPLIT": 128, "MOST": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
+_CUT = {"MIN_SPLIT": 128, "MAX_SPLITS": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
 Kind = dict[str, Any]
-FULL: Kind = {"KIND": "full", "REACH": 0, "CAPPED": False}
-WINDOW: Kind = {"KIND": "sliding_window", "REACH": 4096, "CAPPED": True}
+FULL_ATTENTION: Kind = {"KIND": "full", "REACH": 0, "HAS_SOFTCAP": False}
+WINDOW: Kind = {"KIND": "sliding_window", "REACH": 4096, "HAS_SOFTCAP": True}
 _SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 
@@ -32,7 +32,7 @@ def facts(
 ) -> dict[str, int]:
     """Registers of a thread, bytes of its stack, bytes of shared memory of a program, and buffers of its tiles of values."""
     names = kernel.arg_names
-    kinds = {"scale": "fp32", "cap": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
+    kinds = {"scale": "fp32", "softcap": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
     source = ASTSource(
         fn=kernel,
         signature={name: kinds.get(name, "i32") for name in names},
@@ -61,7 +61,7 @@ def facts(
     }
 
 
-def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL) -> dict[str, int]:
+def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL_ATTENTION) -> dict[str, int]:
     """Facts of the first kernel for so many query heads a key head."""
     product, size = _TYPES[dtype]
     padded = max(16, 1 << (group - 1).bit_length())
@@ -70,10 +70,10 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind =
         "PADDED_GROUP": padded,
         "BLOCK_SIZE": 16,
         "TILE": tile_size(128, size, padded),
-        "PRODUCT": product,
+        "DOT_TYPE": product,
     }
     content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
-    options = launch_options(padded, roomy=roomy)
+    options = launch_options(padded, double_buffer=roomy)
     return facts(triton_kernels.split_kv_attention, capability, _SCRATCH | content, _CUT | shape | kind, options)
 
 

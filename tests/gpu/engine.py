@@ -39,9 +39,9 @@ def _answers_of(family: str, device: torch.device) -> str:
                     f"{family}, {turn}, {blocks} blocks, {guesses} guesses: {wrong} of {len(prompts)} differ", {}
                 )
         runner = driven.engine._runner
-        if guesses and device.type == "cuda" and not runner.replays:
+        if guesses and device.type == "cuda" and not runner.is_captured:
             raise Missed(f"{family}: steps with guesses were not captured", {})
-    return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner.replays else 'no graphs'}"
+    return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner.is_captured else 'no graphs'}"
 
 
 def prompts_of() -> list[list[int]]:
@@ -65,7 +65,7 @@ def loaded_on(name: str, model: Any, device: torch.device) -> Any:
 def bfloat16_logits(device: torch.device) -> Figures:
     """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
     from kvproxy.engine.worker.input_batch import build_input_batch
     from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import random_model
@@ -81,7 +81,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
     for start, end in ((0, 128), (128, 300), (300, 399), (399, 400)):
         span = TokenSpan(tokens[start:end], start, [table])
         step = build_input_batch(pool, *(([], [span]) if end - start == 1 else ([span], [])), backends)
-        output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, step=step)
+        output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, input_batch=step)
     ours, theirs = (float((logits.float() - exact).norm() / exact.norm()) for logits in (output.logits[0, -1], plain))
     figures = {
         "prefill": backends.prefill.name,

@@ -14,7 +14,7 @@ from tests.gpu.engine import loaded_on, prompts_of
 def replay_equals_eager(device: torch.device) -> Figures:
     """The same padded steps, captured and not, in bfloat16; and nothing in them waits for the device."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, no_capture
     from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import random_model
@@ -28,11 +28,11 @@ def replay_equals_eager(device: torch.device) -> Figures:
     decode = select_backends(device, loaded.dtype, loaded.shape.head_dim).decode
 
     def forward(step: Any) -> torch.Tensor:
-        output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, step=step)
+        output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, input_batch=step)
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    make = partial(CapturedSteps, forward, pool, decode, most=40, width=32)
+    make = partial(CapturedSteps, forward, pool, decode, max_rows=40, max_blocks=32)
     captured, plain = make(capture=CudaCapture(device)), make(capture=no_capture)
     equal, worst = 0, 0.0
     chance = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def capture_beside_a_thread(device: torch.device) -> Figures:
         thread.join()
     driven.submit("a", prompts_of()[0])
     driven.run()
-    if not driven.engine._runner.replays:
+    if not driven.engine._runner.is_captured:
         raise Missed("nothing was captured", {})
     return {"engines captured": "5", "allocations meanwhile": str(len(held))}
 

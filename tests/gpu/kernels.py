@@ -7,7 +7,7 @@ from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, Pr
 from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.attention.varlen import VarlenPrefill
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.input_batch import decode_block_table
 from tests.gpu.check import Check, Figures, Missed, NotHere
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
@@ -71,7 +71,7 @@ def _decode_error(
     tables = random_tables(lengths, block_size, blocks, shared=2)
     pool = poisoned_pool(heads, blocks, block_size, dtype, device)
     fill(pool, tables, lengths)
-    if not backend.capturable:
+    if not backend.supports_capture:
         pool.data.nan_to_num_()
     query = torch.randn(len(lengths), heads.heads, heads.head_dim, device=device).to(dtype)
     spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
@@ -110,7 +110,7 @@ def _prefill_error(
     spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
     rows = sum(count for _, count in shape)
     query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
-    slots = torch.tensor([slot for span in spans for slot in span.slots(16)], device=device)
+    slots = torch.tensor([slot for span in spans for slot in span.slot_mapping(16)], device=device)
     key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
     output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), ScoreOptions(scaling))
     return error(output, expected_rows(query, pool, spans, ScoreOptions(scaling)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -57,14 +57,14 @@ def expected_rows(
     pool: KVPool,
     spans: Sequence[TokenSpan],
     scores: ScoreOptions = DEFAULT_SCORES,
-    group: LayerGroup = FULL,
+    group: LayerGroup = FULL_ATTENTION,
 ) -> torch.Tensor:
     """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
     outputs, begin = [], 0
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     for span in spans:
         rows = query[begin : (begin := begin + len(span.tokens))].double()
-        blocks = torch.tensor(span.tables[group.number], device=query.device)
+        blocks = torch.tensor(span.block_tables[group.index], device=query.device)
         key, value = (
             part[blocks].flatten(0, 1)[: span.end].double().nan_to_num().repeat_interleave(
                 query.shape[1] // part.shape[2], dim=1
@@ -72,8 +72,8 @@ def expected_rows(
             for part in pool.layer(0)
         )  # fmt: skip
         weights = torch.einsum("qhd,khd->hqk", rows, key) * scaling
-        if scores.cap is not None:
-            weights = scores.cap * torch.tanh(weights / scores.cap)
+        if scores.softcap is not None:
+            weights = scores.softcap * torch.tanh(weights / scores.softcap)
         at = torch.arange(span.start, span.end, device=query.device)[:, None]
         seen = _seen(at, torch.arange(span.end, device=query.device)[None], group)
         weights = weights.exp().masked_fill(~seen, 0.0)

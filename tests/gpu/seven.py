@@ -85,7 +85,7 @@ def submit(engine: Any, prompt: list[int], count: int) -> list[int]:
 
     tokens: list[int] = []
     params = SamplingParams(max_tokens=count, temperature=0.0)
-    engine.submit(
+    engine.add_request(
         GenerationRequest(str(next(_numbers)), tuple(prompt), params), lambda delta: tokens.extend(delta.tokens)
     )
     return tokens
@@ -110,7 +110,7 @@ def random_tokens(device: torch.device, count: int) -> list[int]:
 def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tuple[Any, list[Any]]:
     """A runner over a pool of random content, and a decoding span of each of its sequences; no two share a block."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CudaCapture, no_capture
     from kvproxy.engine.worker.kv_pool import KVPool
     from kvproxy.engine.worker.model_runner import ModelRunner
@@ -124,6 +124,6 @@ def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tu
     made = ModelRunner(loaded, pool, select_backends(device, loaded.dtype, loaded.shape.head_dim))
     if graphs:
         capture = CudaCapture(device) if device.type == "cuda" else no_capture
-        made.capture(capture, most=rows, longest=scale_of(device).longest)
+        made.capture(capture, max_rows=rows, max_len=scale_of(device).longest)
     tables = (torch.randperm(rows * width) + 1).view(rows, width).tolist()
     return made, [TokenSpan([7], context - 1, [table]) for table in tables]

@@ -27,11 +27,11 @@ def decode_steps(device: torch.device) -> Figures:
         except NotHere as reason:
             figures[f"{rows} rows"] = f"not run: {reason}"
             continue
-        if not runner.replays:
+        if not runner.is_captured:
             raise Missed("the model's steps were not captured", figures)
-        replay = launched(lambda runner=runner, spans=spans: runner._graphs(spans), scale.repeat)  # type: ignore[misc]
+        replay = launched(lambda runner=runner, spans=spans: runner._captured(spans), scale.repeat)  # type: ignore[misc]
         eager = launched(
-            lambda runner=runner, spans=spans: runner.compute([], spans, [1] * len(spans)),  # type: ignore[misc]
+            lambda runner=runner, spans=spans: runner.run_eager([], spans, [1] * len(spans)),  # type: ignore[misc]
             scale.repeat // 2,
         )
         floor = (weights + rows * scale.context * loaded.shape.block_bytes(1, loaded.dtype)) / copy_bandwidth(device)
@@ -54,7 +54,7 @@ def engine_steps(device: torch.device) -> Figures:
         engine = seven.engine(device, rows * (length + 200), max_sequences=rows, max_model_len=2 * length + 200)
         for _ in range(rows):
             seven.submit(engine, seven.random_tokens(device, length), 2 * scale.repeat + 8)
-        while engine._scheduler.waiting or any(each.num_generated < 2 for each in engine._scheduler.running):
+        while engine._scheduler.waiting or any(each.num_output_tokens < 2 for each in engine._scheduler.running):
             engine.step()
         whole = launched(engine.step, scale.repeat, warm=1)
         figures[f"{rows} x {length}"] = f"{whole * 1e3:.2f} ms"
@@ -65,18 +65,18 @@ def engine_steps(device: torch.device) -> Figures:
 @torch.inference_mode()
 def mixed_steps(device: torch.device) -> Figures:
     """Answers and a prompt in one step, against the two apart; and that the answers' logits do not notice."""
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
 
     scale = scale_of(device)
     rows, prompt = scale.rows[-1], scale.context // 16
     runner, spans = seven.runner(device, rows + 1, scale.context // 8, graphs=False)
     *decodes, last = spans
     prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.tables)
-    both = launched(lambda: runner.compute([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
-    alone = launched(lambda: runner.compute([], decodes, [1] * len(decodes)), scale.repeat)
-    first = launched(lambda: runner.compute([prefill], [], [1]), scale.repeat)
-    mixed = runner.compute([prefill], decodes, [1] * (1 + len(decodes)))[1:]
-    apart = runner.compute([], decodes, [1] * len(decodes))
+    both = launched(lambda: runner.run_eager([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
+    alone = launched(lambda: runner.run_eager([], decodes, [1] * len(decodes)), scale.repeat)
+    first = launched(lambda: runner.run_eager([prefill], [], [1]), scale.repeat)
+    mixed = runner.run_eager([prefill], decodes, [1] * (1 + len(decodes)))[1:]
+    apart = runner.run_eager([], decodes, [1] * len(decodes))
     worst = max(
         float((one - other).float().norm() / other.float().norm()) for one, other in zip(mixed, apart, strict=True)
     )
@@ -114,15 +114,15 @@ def prefill_rate(device: torch.device) -> Figures:
 @torch.inference_mode()
 def kernel_times(device: torch.device) -> Figures:
     """What an eager decode step and a prompt spend their time on, by the profiler."""
-    from kvproxy.engine.scheduler.token_span import TokenSpan
+    from kvproxy.engine.scheduler.output import TokenSpan
 
     scale = scale_of(device)
     runner, spans = seven.runner(device, scale.rows[1], scale.context // 4, graphs=False)
     prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].tables)
     figures: Figures = {}
     for name, work in (
-        (f"decode, {len(spans)} rows", lambda: runner.compute([], spans, [1] * len(spans))),
-        (f"prompt of {len(prompt.tokens)}", lambda: runner.compute([prompt], [], [1])),
+        (f"decode, {len(spans)} rows", lambda: runner.run_eager([], spans, [1] * len(spans))),
+        (f"prompt of {len(prompt.tokens)}", lambda: runner.run_eager([prompt], [], [1])),
     ):
         work()
         figures |= _profile(name, work, device)

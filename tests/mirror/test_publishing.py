@@ -92,9 +92,9 @@ async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
     def on_short() -> None:
         nonlocal asked
         asked += 1
-        publisher.publish_all([STORED, BlockStored((bytes(32),), B, (5, 6), 2)])
+        publisher.publish_snapshot([STORED, BlockStored((bytes(32),), B, (5, 6), 2)])
 
-    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=3, on_short=on_short)
+    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=3, request_snapshot=on_short)
     publisher.publish([STORED])
     for number in range(3, 10):
         publisher.publish([BlockStored((bytes([number]) * 32,), None, (7, number), 2)])
@@ -127,7 +127,7 @@ def test_an_address_in_use_is_refused() -> None:
 
 def test_several_late_subscribers_cause_one_snapshot(context: "zmq.Context[Any]") -> None:
     asked = threading.Semaphore(0)
-    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=2, on_short=asked.release)
+    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=2, request_snapshot=asked.release)
     try:
         assert publisher.replay is not None
         for number in range(4):
@@ -140,7 +140,7 @@ def test_several_late_subscribers_cause_one_snapshot(context: "zmq.Context[Any]"
             replay(context, publisher.replay, 0)
         assert asked.acquire(timeout=60)
         assert not asked.acquire(timeout=0.2)
-        publisher.publish_all([STORED])
+        publisher.publish_snapshot([STORED])
         for number in range(4):
             publisher.publish([BlockRemoved((bytes([number]) * 32,))])
         # It is out of the buffer again as soon as these are sent.

@@ -1,4 +1,4 @@
-"""Paged attention: read `layer` first, then `backend` (the interface and the choice), then the backends themselves."""
+"""Paged attention. Read `layer` first, then `interface` and `selector`."""
 
 from kvproxy.engine.attention.layer import NAME, register
 

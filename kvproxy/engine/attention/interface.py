@@ -1,6 +1,7 @@
-"""What an attention backend is: made ready once a step for each group of layers, then called once a layer.
+"""The interface of attention backends.
 
-Prompt tokens and decoding rows are computed differently everywhere, so each has backends of its own.
+A backend prepares a step once per layer group, and is then called once per layer. Prompt tokens and decoding rows have
+separate backends.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool
 
 KV = tuple[torch.Tensor, torch.Tensor]
@@ -19,22 +20,22 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """How a layer weighs the keys that a row sees.
+    """A layer's attention scores.
 
     Attributes:
         scaling: factor of the scores; 1 / sqrt(head_dim) by default.
-        cap: scores are squeezed into -cap to cap by tanh; None leaves them as they are.
-        sinks: `[heads]`, a score of each head that takes its share of the weights and adds nothing; None for none.
+        softcap: limits scores to ±softcap by tanh.
+        sinks: `[heads]`, an extra score per head in the softmax that has no value.
     """
 
     scaling: float | None = None
-    cap: float | None = None
+    softcap: float | None = None
     sinks: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether softmax of the scaled scores is all there is."""
-        return self.cap is None and self.sinks is None
+        """Whether the weights are a softmax of scaled scores."""
+        return self.softcap is None and self.sinks is None
 
 
 DEFAULT_SCORES = ScoreOptions()
@@ -42,10 +43,10 @@ DEFAULT_SCORES = ScoreOptions()
 
 @dataclass(frozen=True, slots=True)
 class AttentionFeatures:
-    """What a model asks of attention beyond softmax over all keys; not every backend can do it."""
+    """What a model requires beyond full attention. Not every backend supports it."""
 
-    windows: bool = False
-    caps: bool = False
+    sliding_window: bool = False
+    softcap: bool = False
     sinks: bool = False
 
 
@@ -53,44 +54,44 @@ NO_FEATURES = AttentionFeatures()
 
 
 class AttentionOp(Protocol):
-    """Attention of one layer, for the rows that it was made for."""
+    """Attention of one layer, prepared for the rows of a step."""
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        """What the rows see, `[rows, heads, head_dim]`.
+        """Return the attention output, `[rows, heads, head_dim]`.
 
         Args:
             query: `[rows, heads, head_dim]`.
-            new: keys and values of these rows, each `[rows, kv_heads, head_dim]`; the pool has them already.
+            new: keys and values of the rows, each `[rows, kv_heads, head_dim]`. The pool holds them already.
             cached: keys and values of the layer, each `[blocks, block_size, kv_heads, head_dim]`.
-            scores: how the layer weighs keys.
+            scores: the layer's options.
         """
 
 
 class PrefillBackend(Protocol):
-    """Attention of runs of tokens, several of each sequence; each sees its sequence up to itself, as far as its group reaches."""
+    """Causal attention of spans of tokens."""
 
     name: str
 
-    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL) -> AttentionOp:
-        """Attention for rows that hold the spans' tokens one after the other."""
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
+        """Prepare rows that hold the spans' tokens in order."""
 
 
 class DecodeBackend(Protocol):
-    """Attention of one token a sequence, the sequence's last."""
+    """Attention of the last token of each sequence."""
 
     name: str
-    capturable: bool
-    """Whether it reads tables and lengths on the device only, at a cost that follows the lengths and not the width of
-    the table, so that a captured step stays right and fast for other sequences."""
+    supports_capture: bool
+    """Whether it reads tables and lengths only on the device, at a cost that depends on the lengths and not on the table's
+    width. A captured step is then correct and fast for any sequences."""
 
     def prepare(
-        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL
+        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
-        """Attention for one row a sequence.
+        """Prepare one row per sequence.
 
         Args:
-            table: `[rows, blocks]` int32 on the pool's device; past a sequence's end it may hold any block.
-            lengths: `[rows]` int64 on the pool's device, each row's place in its sequence plus 1.
-            pool: where the tables point.
-            group: how far the rows see.
+            table: block table, `[rows, blocks]` int32 on the device; any block beyond a sequence's end.
+            lengths: sequence lengths, `[rows]` int64 on the device.
+            pool: KV tensors.
+            group: limits the visible tokens.
         """

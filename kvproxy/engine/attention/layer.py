@@ -1,8 +1,8 @@
-"""Paged attention for transformers models: one packed row of tokens, keys and values in the block pool.
+"""Paged attention for transformers models.
 
-`register()` offers the function to transformers under `NAME`. A step's batch travels to it as an extra keyword argument
-of the model's forward call, never through a global. New keys and values are written to the pool before anything is
-read from it, so a sequence can reuse a block that another one fills in the same step.
+`register()` registers the function under `NAME`. The model's forward call passes the input batch as a keyword argument.
+New keys and values are written to the pool before any are read, so a sequence can use a block that another sequence
+fills in the same step.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ NAME = "kvproxy_paged"
 
 
 def register() -> None:
-    """Make the attention known to transformers; doing it twice changes nothing."""
+    """Register the attention function with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)
@@ -31,42 +31,42 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    step: "InputBatch",
+    input_batch: "InputBatch",
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer for all sequences of a step.
+    """Compute one layer for all sequences of a step.
 
     Args:
-        module: the attention layer; its `layer_idx` names the pool's layer.
+        module: the attention layer; `layer_idx` selects the pool's layer.
         query: `[1, heads, tokens, head_dim]`.
         key, value: `[1, kv_heads, tokens, head_dim]`.
-        attention_mask: unused, the batch knows who sees whom.
-        step: the step's batch.
-        scaling, softcap, s_aux: see `Scores`; the names are transformers'.
+        attention_mask: ignored.
+        input_batch: the step.
+        scaling, softcap, s_aux: see `ScoreOptions`.
 
     Returns:
         `[1, tokens, heads, head_dim]`.
     """
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    tuning = getattr(module, "tuning", None)
-    if tuning is not None:
-        query = (query * tuning(step.positions[0])[:, None, None]).to(query.dtype)
-    group, cached = step.layer(module.layer_idx)  # type: ignore[arg-type]
+    temperature = getattr(module, "query_temperature", None)
+    if temperature is not None:
+        query = (query * temperature(input_batch.positions[0])[:, None, None]).to(query.dtype)
+    metadata, cached = input_batch.layer(module.layer_idx)  # type: ignore[arg-type]
     scores = ScoreOptions(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
-        pool.flatten(0, 1)[group.slots] = new
-    if group.prefill is None or group.decode is None:
-        attend = group.decode if group.prefill is None else group.prefill
-        assert attend is not None, "a step without a token"
+        pool.flatten(0, 1)[metadata.slot_mapping] = new
+    if metadata.prefill is None or metadata.decode is None:
+        attend = metadata.decode if metadata.prefill is None else metadata.prefill
+        assert attend is not None, "the step has no tokens"
         return attend(query, (key, value), cached, scores)[None], None
     parts = [
         attend(query[rows], (key[rows], value[rows]), cached, scores)
         for attend, rows in (
-            (group.prefill, slice(step.decode_start)),
-            (group.decode, slice(step.decode_start, None)),
+            (metadata.prefill, slice(input_batch.decode_start)),
+            (metadata.decode, slice(input_batch.decode_start, None)),
         )
     ]
     return torch.cat(parts)[None], None

@@ -1,4 +1,4 @@
-"""Which attention backends compute a step, chosen by device or by name."""
+"""Selects the attention backends by device or by name."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,6 @@ from kvproxy.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackends:
-    """One backend for prompts, one for decoding rows."""
-
     prefill: PrefillBackend
     decode: DecodeBackend
 
@@ -26,24 +24,24 @@ def select_backends(
     dtype: torch.dtype,
     head_dim: int,
     *,
-    needs: AttentionFeatures = NO_FEATURES,
+    features: AttentionFeatures = NO_FEATURES,
     prefill: str = "auto",
     decode: str = "auto",
 ) -> AttentionBackends:
-    """The backends asked for; with `auto` the fastest that run on the device, SDPA on a CPU.
+    """Return the named backends; `auto` selects the fastest supported ones.
 
     Raises:
-        SettingsError: a backend that was named cannot run here.
+        SettingsError: a named backend is not supported on the device.
     """
-    return AttentionBackends(_prefill(device, dtype, head_dim, needs, prefill), _decode(device, decode))
+    return AttentionBackends(_prefill(device, dtype, head_dim, features, prefill), _decode(device, decode))
 
 
 def _prefill(
-    device: torch.device, dtype: torch.dtype, head_dim: int, needs: AttentionFeatures, name: str
+    device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures, name: str
 ) -> PrefillBackend:
     if name == "sdpa":
         return SdpaPrefill()
-    reason = varlen.unsupported_reason(device, dtype, head_dim, needs)
+    reason = varlen.unsupported_reason(device, dtype, head_dim, features)
     if reason is None:
         return varlen.VarlenPrefill()
     if name == "auto":
@@ -52,7 +50,7 @@ def _prefill(
 
 
 def _decode(device: torch.device, name: str) -> DecodeBackend:
-    # Triton's interpreter would make it run on a CPU too, but thousands of times slower: only where it is named.
+    # Triton's interpreter runs on a CPU, but is thousands of times slower.
     if name == "sdpa" or (name == "auto" and device.type != "cuda"):
         return SdpaDecode()
     reason = triton_decode.unsupported_reason(device)

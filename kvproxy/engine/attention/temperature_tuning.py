@@ -1,7 +1,7 @@
-"""Queries that grow with their place in the sequence, as Llama 4 has them in layers without rotary embedding.
+"""Attention temperature tuning of Llama 4: queries of layers without rotary embedding grow with their position.
 
-transformers computes the places from the row that it is given, which would be a sequence from its beginning. Ours holds pieces
-of several sequences, so the model's own tuning is switched off, and the batch's positions are used.
+transformers takes the positions from the index in the row, but a packed row holds several sequences. The model's own tuning
+is therefore replaced by one that uses the batch's positions.
 """
 
 from typing import Any
@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 
-class TemperatureTuning(torch.nn.Module):
-    """Factors of a layer's queries.
-
-    Args:
-        scale: how much they grow.
-        floor: tokens after which they grow by a step.
-    """
+class QueryTemperature(torch.nn.Module):
+    """Factor of a layer's queries: grows by a step of `scale` every `floor` tokens, logarithmically."""
 
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()
@@ -23,13 +18,12 @@ class TemperatureTuning(torch.nn.Module):
         self._floor = floor
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """A factor for each position."""
         return torch.log1p(torch.floor((positions.float() + 1.0) / self._floor)) * self._scale + 1.0
 
 
 def use_batch_positions(model: Any) -> None:
-    """Let the layers of a model that tune their queries do so by the batch's positions."""
+    """Replace the temperature tuning of a model's attention layers."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             module.attn_temperature_tuning = False
-            module.tuning = TemperatureTuning(module.attn_scale, module.floor_scale)
+            module.query_temperature = QueryTemperature(module.attn_scale, module.floor_scale)

@@ -1,11 +1,10 @@
-"""Triton kernels for paged decoding: one query a sequence over its blocks, split along the keys and merged.
+"""Triton kernels for paged decoding: split-KV attention, as in FlashDecoding.
 
-Every program of the first kernel takes one sequence, one key head with all query heads that share it, and every so many
-stretches of the keys; the second kernel merges the stretches by their log-sum-exp. How a sequence is cut depends on its own
-length alone, so its result depends neither on the rest of the batch, nor on how many programs share its stretches, nor on
-whether the launch was captured for longer ones.
+The first kernel computes splits of each sequence's keys, for all query heads of one key head. The second kernel merges the splits
+by their log-sum-exp. The splits of a sequence depend only on its length, so its result does not depend on the batch, the
+number of programs, or the length that a launch was captured for.
 
-The same source runs on a CPU under `TRITON_INTERPRET=1`, set before this file is imported.
+With `TRITON_INTERPRET=1`, set before the import, the kernels run on a CPU.
 """
 
 import triton
@@ -15,14 +14,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _stretch(length, SPLIT: tl.constexpr, MOST: tl.constexpr):
-    """Keys in each stretch of so many: as few as `MOST` stretches allow."""
-    return tl.cdiv(tl.cdiv(length, MOST), SPLIT) * SPLIT
+def _split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """Return the keys per split: as few as MAX_SPLITS splits allow."""
+    return tl.cdiv(tl.cdiv(length, MAX_SPLITS), MIN_SPLIT) * MIN_SPLIT
 
 
 @triton.jit
-def _first_seen(length, KIND: tl.constexpr, REACH: tl.constexpr):
-    """The first key that the last token of a sequence attends to (see `LayerGroup.first_seen`)."""
+def _first_visible(length, KIND: tl.constexpr, REACH: tl.constexpr):
+    """Return the first visible key of the last token, see `LayerGroup.first_visible`."""
     if KIND == "sliding_window":
         first = tl.maximum(length - REACH, 0)
     elif KIND == "chunked_local":
@@ -32,60 +31,60 @@ def _first_seen(length, KIND: tl.constexpr, REACH: tl.constexpr):
     return first
 
 
-# What differs from step to step must not have the kernels compiled again.
-@triton.jit(do_not_specialize=["table_row", "stretches"], do_not_specialize_on_alignment=["lengths"])
+# Values that change between steps must not cause a recompilation.
+@triton.jit(do_not_specialize=["table_row", "num_splits"], do_not_specialize_on_alignment=["lengths"])
 def split_kv_attention(
     query,  # [rows, heads, HEAD_DIM]
     keys,  # [blocks, BLOCK_SIZE, kv_heads, HEAD_DIM], values likewise
     values,
     table,  # [rows, width] int32
     lengths,  # [rows]
-    partial,  # [rows, heads, stretches, HEAD_DIM] float32: the output of each stretch
-    logsums,  # [rows, heads, stretches] float32: its log2-sum-exp2
-    scale,  # of the scores, times log2(e); of capped ones, divided by the cap
-    cap,  # times log2(e), where scores are capped
+    partial,  # [rows, heads, num_splits, HEAD_DIM] float32: the output of each split
+    logsums,  # [rows, heads, num_splits] float32: its log2-sum-exp2
+    scale,  # of the scores, times log2(e); of capped ones, divided by the softcap
+    softcap,  # times log2(e), where scores are capped
     query_row,
     query_head,
     pool_block,
     pool_slot,
     pool_head,
     table_row,
-    stretches,
-    SPLIT: tl.constexpr,
-    MOST: tl.constexpr,
+    num_splits,
+    MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    CAPPED: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     KIND: tl.constexpr,
     REACH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
-    origin = _first_seen(length, KIND, REACH)
-    size = _stretch(length - origin, SPLIT, MOST)
-    used = tl.cdiv(length - origin, size)
+    first_key = _first_visible(length, KIND, REACH)
+    size = _split_size(length - first_key, MIN_SPLIT, MAX_SPLITS)
+    used = tl.cdiv(length - first_key, size)
     if tl.program_id(2) >= used:
         return
 
-    members = tl.arange(0, PADDED_GROUP)
+    group_heads = tl.arange(0, PADDED_GROUP)
     dims = tl.arange(0, PADDED_DIM)
-    is_member = members < GROUP
+    is_head = group_heads < GROUP
     is_dim = dims < HEAD_DIM
-    heads = kv_head * GROUP + members
+    heads = kv_head * GROUP + group_heads
     rows = tl.load(
         query + row * query_row + heads[:, None] * query_head + dims[None, :],
-        mask=is_member[:, None] & is_dim[None, :],
+        mask=is_head[:, None] & is_dim[None, :],
         other=0.0,
-    ).to(PRODUCT)
+    ).to(DOT_TYPE)
 
-    for stretch in range(tl.program_id(2), used, tl.num_programs(2)):
-        start = origin + stretch * size
+    for split in range(tl.program_id(2), used, tl.num_programs(2)):
+        start = first_key + split * size
         end = tl.minimum(start + size, length)
         best = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         total = tl.zeros([PADDED_GROUP], tl.float32)
@@ -94,40 +93,42 @@ def split_kv_attention(
             at = first + tl.arange(0, TILE)
             is_key = at < end
             block = tl.load(table + row * table_row + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-            place = block * pool_block + (at % BLOCK_SIZE) * pool_slot + kv_head * pool_head
-            key = tl.load(keys + place[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
-            scores = tl.dot(rows, key.to(PRODUCT), input_precision="ieee") * scale
-            if CAPPED:
-                # tanh, which Triton has not on every backend.
-                scores = cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
+            offset = block * pool_block + (at % BLOCK_SIZE) * pool_slot + kv_head * pool_head
+            key = tl.load(keys + offset[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
+            scores = tl.dot(rows, key.to(DOT_TYPE), input_precision="ieee") * scale
+            if HAS_SOFTCAP:
+                # tanh, which not every Triton backend supports.
+                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             highest = tl.maximum(best, tl.max(scores, 1))
             weights = tl.exp2(scores - highest[:, None])
-            fade = tl.exp2(best - highest)
-            value = tl.load(values + place[:, None] + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0)
-            output = output * fade[:, None] + tl.dot(weights.to(PRODUCT), value.to(PRODUCT), input_precision="ieee")
-            total = total * fade + tl.sum(weights, 1)
+            rescale = tl.exp2(best - highest)
+            value = tl.load(values + offset[:, None] + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0)
+            output = output * rescale[:, None] + tl.dot(
+                weights.to(DOT_TYPE), value.to(DOT_TYPE), input_precision="ieee"
+            )
+            total = total * rescale + tl.sum(weights, 1)
             best = highest
 
-        place = (row * (tl.num_programs(1) * GROUP) + heads) * stretches + stretch
+        offset = (row * (tl.num_programs(1) * GROUP) + heads) * num_splits + split
         tl.store(
-            partial + place[:, None] * HEAD_DIM + dims[None, :],
+            partial + offset[:, None] * HEAD_DIM + dims[None, :],
             output / total[:, None],
-            mask=is_member[:, None] & is_dim[None, :],
+            mask=is_head[:, None] & is_dim[None, :],
         )
-        tl.store(logsums + place, best + tl.log2(total), mask=is_member)
+        tl.store(logsums + offset, best + tl.log2(total), mask=is_head)
 
 
-@triton.jit(do_not_specialize=["stretches"], do_not_specialize_on_alignment=["lengths"])
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["lengths"])
 def merge_splits(
     partial,
     logsums,
     lengths,
     sinks,  # [heads], read where there are any
     output,  # [rows, heads, HEAD_DIM], contiguous
-    stretches,
-    SPLIT: tl.constexpr,
-    MOST: tl.constexpr,
+    num_splits,
+    MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -136,15 +137,15 @@ def merge_splits(
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row).to(tl.int32)
-    seen = length - _first_seen(length, KIND, REACH)
-    used = tl.cdiv(seen, _stretch(seen, SPLIT, MOST))
-    which = tl.arange(0, MOST)
+    num_visible = length - _first_visible(length, KIND, REACH)
+    used = tl.cdiv(num_visible, _split_size(num_visible, MIN_SPLIT, MAX_SPLITS))
+    split_ids = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, PADDED_DIM)
-    is_used = which < used
+    is_used = split_ids < used
     is_dim = dims < HEAD_DIM
 
-    place = row * tl.num_programs(1) + tl.program_id(1)
-    sums = tl.load(logsums + place * stretches + which, mask=is_used, other=float("-inf"))
+    offset = row * tl.num_programs(1) + tl.program_id(1)
+    sums = tl.load(logsums + offset * num_splits + split_ids, mask=is_used, other=float("-inf"))
     highest = tl.max(sums, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2E
@@ -155,9 +156,9 @@ def merge_splits(
         total += tl.exp2(sink - highest)
     weights = weights / total
     parts = tl.load(
-        partial + (place * stretches + which)[:, None] * HEAD_DIM + dims[None, :],
+        partial + (offset * num_splits + split_ids)[:, None] * HEAD_DIM + dims[None, :],
         mask=is_used[:, None] & is_dim[None, :],
         other=0.0,
     )
     merged = tl.sum(parts * weights[:, None], 0)
-    tl.store(output + place * HEAD_DIM + dims, merged.to(output.dtype.element_ty), mask=is_dim)
+    tl.store(output + offset * HEAD_DIM + dims, merged.to(output.dtype.element_ty), mask=is_dim)

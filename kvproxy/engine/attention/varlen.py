@@ -1,7 +1,7 @@
 """Prefill by FlashAttention through `torch.nn.attention.varlen`: one call for all prompts of a step.
 
-Its own paged mode wants blocks of multiples of 256 tokens (FlashAttention 2), so what a sequence has in blocks is
-gathered first, each layer anew: 2 * kv_heads * head_dim values a token, little next to the attention over them.
+The paged mode of FlashAttention 2 requires blocks of multiples of 256 tokens. Cached keys and values are therefore gathered in
+each layer.
 """
 
 import inspect
@@ -15,35 +15,35 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.interface import KV, NO_FEATURES, AttentionFeatures, AttentionOp, ScoreOptions
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.transfer import upload
 
 
 class PackedAttention(Protocol):
-    """Causal attention of packed sequences whose queries are the last of their keys."""
+    """Causal attention of packed sequences whose queries are their last tokens."""
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: "PackedLayout", scores: ScoreOptions
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: "PackedLayout", scores: ScoreOptions
     ) -> torch.Tensor:
-        """`[queries, heads, head_dim]` for queries of that shape and `[keys, kv_heads, head_dim]`; no capped scores."""
+        """Return `[queries, heads, head_dim]` for keys `[keys, kv_heads, head_dim]`. Does not support softcap."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where sequences lie in packed tensors.
+    """Boundaries of sequences in packed tensors.
 
     Attributes:
-        query_ends, key_ends: `[sequences + 1]` int32, from 0 on.
-        longest_query, longest_key: of any one sequence.
-        window: tokens that a query sees, itself included; None for all up to itself.
+        query_ends, key_ends: `[sequences + 1]` int32, cumulative lengths from 0.
+        max_query_len, max_key_len: of any sequence.
+        window: tokens that a query sees, itself included; None for all.
     """
 
     query_ends: torch.Tensor
     key_ends: torch.Tensor
-    longest_query: int
-    longest_key: int
+    max_query_len: int
+    max_key_len: int
     window: int | None = None
 
 
@@ -51,7 +51,7 @@ class VarlenPrefill:
     """One call for all spans.
 
     Args:
-        attend: what computes it; FlashAttention unless a test brings its own.
+        attend: the kernel; FlashAttention by default.
     """
 
     name = "varlen"
@@ -59,14 +59,14 @@ class VarlenPrefill:
     def __init__(self, attend: PackedAttention | None = None) -> None:
         self._attend = attend or flash_attention
 
-    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL) -> AttentionOp:
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
         device = pool.data.device
-        # Chunks that cannot see each other become sequences of their own; a window is cut by the kernel.
+        # Chunks become separate sequences; the kernel applies windows.
         most = max(len(span.tokens) for span in spans)
-        runs = [(span, *run) for span in spans for run in group.runs(span.start, span.end, most)]
+        runs = [(span, *run) for span in spans for run in group.split_runs(span.start, span.end, most)]
         lengths = [end - start for _, _, start, end in runs]
         contexts = [end - first for _, first, _, end in runs]
-        packing = PackedLayout(
+        layout = PackedLayout(
             upload([0, *accumulate(lengths)], device, np.int32),
             upload([0, *accumulate(contexts)], device, np.int32),
             max(lengths),
@@ -74,26 +74,28 @@ class VarlenPrefill:
             group.reach if group.kind == "sliding_window" else None,
         )
         has_past = any(first < start for _, first, start, _ in runs)
-        slots = upload(_slots(runs, pool.block_size, group.number), device) if has_past else None
-        return _Rows(packing, slots, self._attend)
+        slots = upload(_visible_slots(runs, pool.block_size, group.index), device) if has_past else None
+        return _Rows(layout, slots, self._attend)
 
 
-def _slots(runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int) -> "np.ndarray[Any, Any]":
-    """Where the tokens that each run sees are in a group's layers, `[tokens]`."""
+def _visible_slots(
+    runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int
+) -> "np.ndarray[Any, Any]":
+    """Return the KV slots of the tokens that each run sees, `[tokens]`."""
     offsets = np.arange(block_size)
     parts = []
     for span, first, _, end in runs:
         begin = first // block_size
-        table = np.asarray(span.tables[group][begin : -(-end // block_size)])[:, None]
+        table = np.asarray(span.block_tables[group][begin : -(-end // block_size)])[:, None]
         parts.append((table * block_size + offsets).ravel()[first - begin * block_size : end - begin * block_size])
     return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """`slots` are None where no run sees anything before it, so that the rows' own keys are all there are."""
+    """`slots` is None if no run has a past."""
 
-    packing: PackedLayout
+    layout: PackedLayout
     slots: torch.Tensor | None
     attend: PackedAttention
 
@@ -101,15 +103,15 @@ class _Rows:
         key, value = new
         if self.slots is not None:
             key, value = (part.flatten(0, 1).index_select(0, self.slots) for part in cached)
-        return self.attend(query, key, value, self.packing, scores)
+        return self.attend(query, key, value, self.layout, scores)
 
 
 def unsupported_reason(
-    device: torch.device, dtype: torch.dtype, head_dim: int, needs: AttentionFeatures = NO_FEATURES
+    device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures = NO_FEATURES
 ) -> str | None:
-    """Why FlashAttention cannot run here, or None where it can."""
+    """Return why FlashAttention cannot run, None if it can."""
     try:
-        known = _options()
+        options = _supported_options()
     except ImportError:
         return "this torch has no torch.nn.attention.varlen: it needs 2.10 or newer"
     if device.type != "cuda":
@@ -120,35 +122,35 @@ def unsupported_reason(
         return f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if head_dim % 8 or head_dim > 256:
         return f"its heads are multiples of 8 wide, up to 256, and this model's are {head_dim}"
-    if needs.caps:
-        return "it cannot cap scores, as this model does"
-    if (needs.windows and "window_size" not in known) or (needs.sinks and "return_aux" not in known):
-        return "this torch's varlen_attn knows neither windows nor sinks"
+    if features.softcap:
+        return "it does not support this model's softcap"
+    if (features.sliding_window and "window_size" not in options) or (features.sinks and "return_aux" not in options):
+        return "this torch's varlen_attn supports neither windows nor sinks"
     return None
 
 
 def flash_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: PackedLayout, scores: ScoreOptions
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout, scores: ScoreOptions
 ) -> torch.Tensor:
-    """`varlen_attn`, by whichever names this torch knows its options."""
+    """Call `varlen_attn` with the options that this torch version supports."""
     from torch.nn.attention.varlen import varlen_attn
 
-    known = _options()
-    left = -1 if packing.window is None else packing.window - 1
-    options: dict[str, Any] = {"window_size": (left, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known:
-        options["enable_gqa"] = query.shape[1] != key.shape[1]
+    options = _supported_options()
+    left = -1 if layout.window is None else layout.window - 1
+    arguments: dict[str, Any] = {"window_size": (left, 0)} if "window_size" in options else {"is_causal": True}
+    if "enable_gqa" in options:
+        arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     if scores.scaling is not None:
-        if "scale" in known:
-            options["scale"] = scores.scaling
+        if "scale" in options:
+            arguments["scale"] = scores.scaling
         else:
             query = query * (scores.scaling * query.shape[-1] ** 0.5)
     if scores.sinks is not None:
         from torch.nn.attention.varlen import AuxRequest
 
-        options["return_aux"] = AuxRequest(lse=True)
+        arguments["return_aux"] = AuxRequest(lse=True)
     output = varlen_attn(
-        query, key, value, packing.query_ends, packing.key_ends, packing.longest_query, packing.longest_key, **options
+        query, key, value, layout.query_ends, layout.key_ends, layout.max_query_len, layout.max_key_len, **arguments
     )
     if scores.sinks is None:
         assert isinstance(output, torch.Tensor)
@@ -158,10 +160,10 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Attention as it is when sinks take their share.
+    """Add attention sinks to an output.
 
     Args:
-        output: attention without them, `[rows, heads, head_dim]`.
+        output: attention without sinks, `[rows, heads, head_dim]`.
         logsums: log-sum-exp of each row's scores, `[rows, heads]`.
         sinks: `[heads]`.
     """
@@ -170,7 +172,7 @@ def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor
 
 
 @cache
-def _options() -> frozenset[str]:
+def _supported_options() -> frozenset[str]:
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)

@@ -1,1 +1,1 @@
-"""Optional CPU kernels: faster layers with a reference fallback."""
+"""Optional CPU kernels with a reference fallback."""

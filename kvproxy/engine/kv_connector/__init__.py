@@ -1,1 +1,1 @@
-"""TODO."""
+"""KV connector: transfer of chunks between the pool and the tiers."""

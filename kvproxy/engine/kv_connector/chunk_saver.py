@@ -1,4 +1,4 @@
-"""Chunks on their way from the pool to the tiers, as sequences complete them."""
+"""Saves complete chunks from the pool to the tiers."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -16,119 +16,120 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, write_header
 
+_log = logging.getLogger("kvproxy")
 
-class ChunkLayout:
-    """The tokens of sequences in chunks of `size`.
+
+class ChunkTransfer:
+    """Names chunks, and copies them between the pool and host buffers.
 
     Args:
-        pool: where blocks are.
-        hasher: names them.
-        size: tokens in a chunk, a multiple of the pool's block size.
-        fingerprint: of the model, see `fingerprint`.
-        arena: page-locked memory for the chunks of a CUDA pool; None for a pool on a CPU.
+        pool: KV tensors.
+        hasher: computes block hashes.
+        chunk_tokens: tokens of a chunk, a multiple of the pool's block size.
+        fingerprint: of the model, see `model_fingerprint`.
+        buffers: pinned memory for a pool on CUDA.
     """
 
     def __init__(
-        self, pool: KVPool, hasher: BlockHasher, size: int, fingerprint: bytes, arena: PinnedBufferPool | None = None
+        self,
+        pool: KVPool,
+        hasher: BlockHasher,
+        chunk_tokens: int,
+        fingerprint: bytes,
+        buffers: PinnedBufferPool | None = None,
     ) -> None:
-        self.size = size
+        self.chunk_tokens = chunk_tokens
         self.prefix = key_prefix(fingerprint)
         self._pool = pool
         self._hasher = hasher
         self._fingerprint = fingerprint
-        self._blocks = size // pool.block_size
-        self._arena = arena
+        self._chunk_blocks = chunk_tokens // pool.block_size
+        self._buffers = buffers
 
-    def names(self, cache: CacheRequest, first: int, last: int) -> list[ChunkName]:
-        """Names of a request's full chunks `first` to `last - 1`."""
-        tokens, size = cache.tokens, self.size
-        hashes = cache.update_hashes(self._hasher, self._pool.block_size)
+    def names(self, cache_request: CacheRequest, first: int, last: int) -> list[ChunkName]:
+        """Return the names of a request's chunks `first` to `last - 1`."""
+        tokens, size = cache_request.tokens, self.chunk_tokens
+        hashes = cache_request.update_hashes(self._hasher, self._pool.block_size)
         return [
-            ChunkName(self._fingerprint, hashes[(at + 1) * self._blocks - 1], tokens[at * size : (at + 1) * size])
+            ChunkName(self._fingerprint, hashes[(at + 1) * self._chunk_blocks - 1], tokens[at * size : (at + 1) * size])
             for at in range(first, last)
         ]
 
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
-        """A chunk's buffer whose payload comes from blocks, without a header; and what waits until it has come.
+        """Copy blocks to a new buffer, with space for the header.
 
-        The buffer is page-locked where the pool is CUDA's, and is filled while the engine goes on.
+        Returns:
+            The buffer, and a function that blocks until it is filled. On CUDA the copy is asynchronous.
         """
         size = self.num_bytes(name)
-        buffer = memoryview(bytearray(size)) if self._arena is None else self._arena.take(size)
+        buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
-        return buffer, self._pool.read_blocks(blocks, self._tensor(flat[header_bytes(name) :], len(blocks)))
+        return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[header_bytes(name) :], len(blocks)))
 
     def num_bytes(self, name: ChunkName) -> int:
-        """Bytes of a chunk with its header."""
+        """Return the size of a chunk with its header."""
         pool = self._pool
-        return header_bytes(name) + self._blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
+        return header_bytes(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
     def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
-        """Put blocks `first` .. of a chunk's payload into blocks of the pool."""
-        content = self._tensor(torch.frombuffer(payload, dtype=torch.uint8), self._blocks)
+        """Copy a chunk's blocks, from its block `first` on, into blocks of the pool."""
+        content = self._as_blocks(torch.frombuffer(payload, dtype=torch.uint8), self._chunk_blocks)
         self._pool.write_blocks(blocks, content, first)
 
-    def _tensor(self, flat: torch.Tensor, blocks: int) -> torch.Tensor:
+    def _as_blocks(self, flat: torch.Tensor, num_blocks: int) -> torch.Tensor:
         data = self._pool.data
-        return flat.view(data.dtype).view(*data.shape[:2], blocks, *data.shape[3:])
-
-
-_log = logging.getLogger("kvproxy")
+        return flat.view(data.dtype).view(*data.shape[:2], num_blocks, *data.shape[3:])
 
 
 class ChunkSaver:
-    """Copies complete chunks out of the pool, on the engine's thread, between steps.
+    """Copies complete chunks out of the pool, on the engine's thread between steps."""
 
-    Args:
-        chain: the tiers.
-        chunks: sequences in chunks.
-        manager: the block cache.
-        pieces: what of a sequence may be used again.
-    """
-
-    def __init__(self, chain: TierChain, chunks: ChunkLayout, manager: KVCacheManager, pieces: ChunkedPrefill) -> None:
+    def __init__(
+        self, chain: TierChain, transfer: ChunkTransfer, manager: KVCacheManager, chunked_prefill: ChunkedPrefill
+    ) -> None:
         self._chain = chain
-        self._chunks = chunks
+        self._transfer = transfer
         self._manager = manager
-        self._pieces = pieces
+        self._chunked_prefill = chunked_prefill
 
     def save(self, sequences: Iterable[SequenceState]) -> None:
-        """Copy the chunks that were completed by the last step out of the pool, for the tiers to keep.
+        """Save the chunks that the last step completed.
 
-        A chunk that finds no room is offered again after the next step, and those behind it with it: a chain is read up to
-        its first hole, so what lies behind one is worth nothing.
+        If a tier has no room for a chunk, the chunk and those behind it are offered again after the next step: a chain is
+        only readable up to its first missing chunk.
         """
         for sequence in sequences:
-            for name, blocks in self._unsaved(sequence):
-                if self._chain.should_save(name.key) and not self._save(name, blocks):
+            for name, blocks in self._unsaved_chunks(sequence):
+                if self._chain.should_save(name.key) and not self._save_chunk(name, blocks):
                     break
-                sequence.saved_chunks += 1
+                sequence.num_saved_chunks += 1
 
-    def finish(self, sequence: SequenceState) -> None:
-        """Count the chunks of a complete sequence that found no room until now: nobody will offer them again."""
-        for name, _ in self._unsaved(sequence):
+    def request_finished(self, sequence: SequenceState) -> None:
+        """Count the unsaved chunks of a finished sequence as dropped."""
+        for name, _ in self._unsaved_chunks(sequence):
             self._chain.count_dropped(name.key)
 
-    def _unsaved(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
-        """Complete chunks that were not offered with success yet, with their blocks."""
-        first = sequence.saved_chunks
-        full = self._pieces.reusable(sequence, sequence.cache.num_computed_tokens) // self._chunks.size
-        if full <= first:
+    def _unsaved_chunks(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
+        first = sequence.num_saved_chunks
+        num_computed = sequence.cache_request.num_computed_tokens
+        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, num_computed)
+        num_complete = cacheable // self._transfer.chunk_tokens
+        if num_complete <= first:
             return
-        table = self._manager.get_block_ids(sequence.cache.id)[0]
-        width = self._chunks.size // self._manager.block_size
-        for at, name in enumerate(self._chunks.names(sequence.cache, first, full), first):
+        table = self._manager.get_block_ids(sequence.cache_request.id)[0]
+        width = self._transfer.chunk_tokens // self._manager.block_size
+        for at, name in enumerate(self._transfer.names(sequence.cache_request, first, num_complete), first):
             yield name, table[at * width : (at + 1) * width]
 
-    def _save(self, name: ChunkName, blocks: list[int]) -> bool:
-        if not self._chain.has_room(self._chunks.num_bytes(name)):
+    def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:
+        if not self._chain.has_room(self._transfer.num_bytes(name)):
             return False
         try:
-            buffer, wait = self._chunks.read(blocks, name)
+            buffer, wait = self._transfer.read(blocks, name)
         except (RuntimeError, MemoryError) as error:
             if is_device_error(error):
                 raise
-            # Host memory is short: a chunk less is no reason to fail the requests of this step.
+            # A lack of host memory does not fail the step's requests.
             _log.warning("a chunk was not saved: %s", error)
             return False
 
@@ -136,8 +137,8 @@ class ChunkSaver:
             wait()
             write_header(buffer, name)
 
-        taken = self._chain.save(name.key, buffer, finish)
-        if not taken:
-            # Another thread was faster. The copy must not go on in a buffer that is somebody else's by then.
+        accepted = self._chain.save(name.key, buffer, finish)
+        if not accepted:
+            # Another thread filled the tier. The buffer may be reused, so the copy must end first.
             wait()
-        return taken
+        return accepted

@@ -1,7 +1,7 @@
-"""Page-locked host memory in buffers of equal sizes, cut from a few large slabs.
+"""Pinned host memory in buffers of equal size, cut from a few slabs.
 
-CUDA's page-locked memory is handed out by torch in powers of two, so a buffer for each chunk would take up to twice the
-memory that was asked for (32 MiB and a header become 64). A slab is a power of two itself, and wastes one buffer at most.
+torch rounds pinned allocations up to powers of two: a chunk of 32 MiB with its header would take 64 MiB. A slab is a
+power of two itself and wastes at most one buffer.
 """
 
 import threading
@@ -14,21 +14,21 @@ import torch
 
 from kvproxy.tiers.store import Data
 
-_FEWEST, _MOST = 4, 16
+_MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
-    """Bytes that a CUDA device reads and writes without the host."""
+    """Allocate bytes that a CUDA device can access directly."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class PinnedBufferPool:
-    """Buffers, safe to take from several threads. A buffer comes back by itself when nothing refers to it any more.
+    """A thread-safe pool of buffers. A buffer returns to the pool when the last reference to it ends.
 
-    Slabs are never given back: page-locking memory takes long, and the tiers need as much again.
+    Slabs are never freed, because pinning memory is slow.
 
     Args:
-        allocate: gives a slab of so many bytes.
+        allocate: returns a slab of a number of bytes.
 
     Attributes:
         allocated: bytes of all slabs.
@@ -42,24 +42,23 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """A buffer of so many bytes, with anything in it.
+        """Return an uninitialized buffer.
 
         Raises:
-            RuntimeError: there is no memory left to page-lock.
+            RuntimeError: no more memory can be pinned.
         """
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
-                free += self._cut(size)
-            place = free.pop()
-        # A view of its own, so that its end is the end of everything laid over it.
-        buffer = place[:]
-        # Nobody waits for buffers when Python ends.
-        weakref.finalize(buffer, free.append, place).atexit = False
+                free += self._new_slab(size)
+            base = free.pop()
+        # A new view, because its finalizer runs when all objects that share its memory are gone.
+        buffer = base[:]
+        weakref.finalize(buffer, free.append, base).atexit = False
         return memoryview(buffer)
 
-    def keep(self, data: Data) -> Data:
-        """A copy of a buffer in the arena, or the buffer itself where it lies there already."""
+    def pin(self, data: Data) -> Data:
+        """Copy a buffer into the pool, unless it is a pool buffer."""
         source = np.frombuffer(data, np.uint8)
         with self._lock:
             if any(start <= source.ctypes.data < end for start, end in self._slabs):
@@ -68,11 +67,11 @@ class PinnedBufferPool:
         np.copyto(np.frombuffer(copy, np.uint8), source)
         return copy
 
-    def _cut(self, size: int) -> list[Any]:
-        """The buffers of a new slab. While there are few, a slab holds no more than there are already."""
-        wanted = size * min(_MOST, max(_FEWEST, self.allocated // size))
-        slab = 1 << (wanted - 1).bit_length()
-        memory = self._allocate(slab).numpy()
-        self.allocated += slab
-        self._slabs.append((memory.ctypes.data, memory.ctypes.data + slab))
-        return [memory[start : start + size] for start in range(0, slab - size + 1, size)]
+    def _new_slab(self, size: int) -> list[Any]:
+        """Allocate a slab, at most doubling the pool, and return its buffers."""
+        num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
+        slab_bytes = 1 << (num_bytes - 1).bit_length()
+        memory = self._allocate(slab_bytes).numpy()
+        self.allocated += slab_bytes
+        self._slabs.append((memory.ctypes.data, memory.ctypes.data + slab_bytes))
+        return [memory[start : start + size] for start in range(0, slab_bytes - size + 1, size)]

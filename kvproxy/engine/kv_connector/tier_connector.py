@@ -1,7 +1,7 @@
-"""The tiers as the scheduler sees them: what they may hold of a prompt, loads under way, chunks to save.
+"""Loads chunks from the tiers into the pool.
 
-Reader threads fetch chunks; only the engine's thread touches the pool. A sequence that waits for its load holds its
-blocks, unnamed until the load is over, so that nobody can hit content that has not come. What does not come is computed.
+Reader threads fetch chunks; only the engine's thread writes to the pool. A loading sequence holds its blocks uncached until
+the load ends, so that no other request can hit missing content. Tokens that are not loaded are computed.
 """
 
 import logging
@@ -16,8 +16,8 @@ from typing import Literal
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
-from kvproxy.engine.kv_connector.chunk_saver import ChunkLayout, ChunkSaver
-from kvproxy.engine.kv_connector.fingerprint import fingerprint
+from kvproxy.engine.kv_connector.chunk_saver import ChunkSaver, ChunkTransfer
+from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
 from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
@@ -28,235 +28,249 @@ from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.codec import ChunkName, read_payload
 
-_READERS = 2
+_NUM_READERS = 2
 _log = logging.getLogger("kvproxy")
 ModelScope = Literal["own", "others", "all"]
+"""Whose chunks to clear: of this model, of other models, or all."""
 
 
 def create_tier_connector(
     loaded: LoadedModel,
     pool: KVPool,
     manager: KVCacheManager,
-    pieces: ChunkedPrefill,
+    chunked_prefill: ChunkedPrefill,
     settings: EngineSettings,
     tiers: TierSettings,
     cipher: Cipher | None = None,
 ) -> "TierConnector | None":
-    """The tiers that the settings ask for, with this model's chunks; None where there are none.
-
-    A chunk holds all layers of its tokens, which a model gives back where its attention is limited: none for such a model.
+    """Create the connector if the settings enable a tier and the model has full attention only.
 
     Raises:
-        SettingsError: a tier cannot be used as it is set.
+        SettingsError: a tier's settings are invalid.
     """
     if any(group.kind != "full" for group in loaded.groups):
         if tiers.enabled:
             _log.warning(
-                "%s runs without tiers: its attention is limited to windows or chunks, so blocks of old tokens are given back"
-                " before they could be kept",
+                "tiers are disabled for %s: its windows or chunks free blocks before a chunk of keys and values is complete",
                 loaded.name,
             )
         return None
-    arena = PinnedBufferPool() if loaded.device.type == "cuda" else None
+    buffers = PinnedBufferPool() if loaded.device.type == "cuda" else None
     chain = build_chain(
         tiers,
         manager.block_size,
-        arena.keep if arena is not None else None,
+        buffers.pin if buffers is not None else None,
         token_bytes=loaded.shape.block_bytes(1, loaded.dtype),
         batch_tokens=settings.max_batch_tokens,
         cipher=cipher,
     )
     if chain is None:
         return None
-    name = fingerprint(loaded, settings, manager.hasher)
-    chunks = ChunkLayout(pool, manager.hasher, tiers.chunk_tokens, name, arena)
-    return TierConnector(chain, chunks, manager, pieces, timeout=tiers.load_timeout)
+    fingerprint = model_fingerprint(loaded, settings, manager.hasher)
+    transfer = ChunkTransfer(pool, manager.hasher, tiers.chunk_tokens, fingerprint, buffers)
+    return TierConnector(chain, transfer, manager, chunked_prefill, timeout=tiers.load_timeout)
 
 
 @dataclass(slots=True)
 class TierLoad:
-    """Chunks on their way to a sequence.
+    """A load in flight.
 
     Attributes:
-        sequence: who waits.
-        names: the chunks, in order.
-        start, end: tokens of the sequence that are to come.
-        reached: tokens up to which they have come.
-        deadline: when to stop waiting, unless something comes.
-        counts: whether the tokens count as cached in the sequence's usage.
-        arrived: payloads that are not in the pool yet.
-        over: nothing more will come.
-        cancelled: nobody waits any more.
+        sequence: waits for the load.
+        names: the chunks in order.
+        start, end: token range.
+        loaded_until: end of the tokens in the pool.
+        deadline: when the load times out; progress extends it.
+        count_as_cached: the tokens count as cached in the sequence's usage.
+        payloads: fetched chunks that are not in the pool yet.
+        is_done: the reader has finished.
+        is_cancelled: the result is not needed any more.
     """
 
     sequence: SequenceState
     names: list[ChunkName]
     start: int
     end: int
-    reached: int
+    loaded_until: int
     deadline: float
-    counts: bool
-    arrived: deque[memoryview] = field(default_factory=deque)
-    over: bool = False
-    cancelled: bool = False
+    count_as_cached: bool
+    payloads: deque[memoryview] = field(default_factory=deque)
+    is_done: bool = False
+    is_cancelled: bool = False
 
 
 class TierConnector:
-    """Loads for one engine, and what it saves (`saving`).
+    """Connects an engine to its tiers; `saver` saves chunks.
 
     Args:
         chain: the tiers.
-        chunks: sequences in chunks.
+        transfer: copies chunks to and from the pool.
         manager: the block cache.
-        pieces: what of a sequence may be used again.
-        timeout: seconds without progress after which a load is given up.
+        chunked_prefill: limits the cacheable tokens.
+        timeout: seconds without progress after which a load ends.
+
+    Attributes:
+        wake: called on a reader thread when a load makes progress.
     """
 
     def __init__(
-        self, chain: TierChain, chunks: ChunkLayout, manager: KVCacheManager, pieces: ChunkedPrefill, *, timeout: float
+        self,
+        chain: TierChain,
+        transfer: ChunkTransfer,
+        manager: KVCacheManager,
+        chunked_prefill: ChunkedPrefill,
+        *,
+        timeout: float,
     ) -> None:
         self.chain = chain
-        self._chunks = chunks
+        self.saver = ChunkSaver(chain, transfer, manager, chunked_prefill)
+        self._transfer = transfer
+        self._chunk_tokens = transfer.chunk_tokens
         self._manager = manager
-        self._pieces = pieces
+        self._alignment = chunked_prefill.alignment
         self._timeout = timeout
-        self.saving = ChunkSaver(chain, chunks, manager, pieces)
         self._loads: dict[str, TierLoad] = {}
-        self._coming: set[str] = set()
-        self._abandoned: list[TierLoad] = []
-        self._arrived = threading.Event()
-        self._readers = ThreadPoolExecutor(_READERS, "kvproxy-load")
-        self.wake: Callable[[], None] = self._arrived.set
+        self._loading_keys: set[str] = set()
+        self._timed_out: list[TierLoad] = []
+        self._progress = threading.Event()
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "kvproxy-load")
+        self.wake: Callable[[], None] = self._progress.set
 
-    def reach(self, sequence: SequenceState, found: int) -> int:
-        """Tokens of a sequence that the pool (`found`) and the tiers may hold together; `found` if no tier adds any."""
-        end = self._limit(sequence.cache)
-        if sequence.cache.skip_read or end <= found or self._is_stuck():
-            return found
-        at = found // self._chunks.size
-        (first,) = self._chunks.names(sequence.cache, at, at + 1)
-        return end if self.chain.may_hold(first.key) else found
+    def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
+        """Return the length of the prefix that pool and tiers may hold together."""
+        end = self._max_loaded_tokens(sequence.cache_request)
+        if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
+            return num_pool_tokens
+        at = num_pool_tokens // self._chunk_tokens
+        (first,) = self._transfer.names(sequence.cache_request, at, at + 1)
+        return end if self.chain.may_hold(first.key) else num_pool_tokens
 
-    def _limit(self, cache: CacheRequest) -> int:
-        """Tokens of a request that could ever come from chunks: one at least must be computed, for its logits."""
-        size = self._chunks.size
-        multiple = self._pieces.multiple
-        return min(cache.num_tokens // size * size, cache.num_tokens - 1) // multiple * multiple
+    def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
+        """Return the most tokens that chunks can provide. The last token is computed for its logits."""
+        num_tokens = cache_request.num_tokens
+        return (
+            min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)
+            // self._alignment
+            * self._alignment
+        )
 
-    def candidates(self, cache: CacheRequest, found: int) -> list[tuple[str, int]]:
-        """Chunks that would be looked for beyond the pool's `found` tokens: their keys, and the tokens each would add."""
-        size, end = self._chunks.size, self._limit(cache)
-        first = found // size
-        names = self._chunks.names(cache, first, max(first, -(-end // size)))
-        return [(name.key, min((at + 1) * size, end) - max(at * size, found)) for at, name in enumerate(names, first)]
+    def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
+        """Return the chunks beyond the pool's hit: key, and number of tokens that the chunk would add."""
+        size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
+        first = num_pool_tokens // size
+        names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
+        return [
+            (name.key, min((at + 1) * size, end) - max(at * size, num_pool_tokens))
+            for at, name in enumerate(names, first)
+        ]
 
-    def _is_stuck(self) -> bool:
-        """Whether every reader still hangs in a load that was given up."""
-        self._abandoned = [load for load in self._abandoned if not load.over]
-        return len(self._abandoned) >= _READERS
+    def _all_readers_hang(self) -> bool:
+        self._timed_out = [load for load in self._timed_out if not load.is_done]
+        return len(self._timed_out) >= _NUM_READERS
 
-    def is_coming(self, sequence: SequenceState, found: int) -> bool:
-        """Whether another sequence loads what this one needs next."""
-        at, size = found // self._chunks.size, self._chunks.size
-        if not self._coming or sequence.cache.skip_read or sequence.cache.num_tokens < (at + 1) * size:
+    def is_loading_prefix(self, sequence: SequenceState, num_pool_tokens: int) -> bool:
+        """Whether another sequence loads the chunk that this one needs next."""
+        at, size = num_pool_tokens // self._chunk_tokens, self._chunk_tokens
+        cache_request = sequence.cache_request
+        if not self._loading_keys or cache_request.skip_read or cache_request.num_tokens < (at + 1) * size:
             return False
-        return self._chunks.names(sequence.cache, at, at + 1)[0].key in self._coming
+        return self._transfer.names(cache_request, at, at + 1)[0].key in self._loading_keys
 
-    def begin(self, sequence: SequenceState, start: int, end: int, *, counts: bool) -> None:
-        """Load tokens `start` to `end` into the sequence's blocks, which it holds already."""
-        size = self._chunks.size
-        names = self._chunks.names(sequence.cache, start // size, -(-end // size))
-        load = TierLoad(sequence, names, start, end, start, time.monotonic() + self._timeout, counts)
-        self._loads[sequence.cache.id] = load
-        self._coming |= {name.key for name in names}
+    def start_load(self, sequence: SequenceState, start: int, end: int, *, count_as_cached: bool) -> None:
+        """Load tokens `start` to `end` into the sequence's allocated blocks."""
+        size = self._chunk_tokens
+        names = self._transfer.names(sequence.cache_request, start // size, -(-end // size))
+        load = TierLoad(sequence, names, start, end, start, time.monotonic() + self._timeout, count_as_cached)
+        self._loads[sequence.cache_request.id] = load
+        self._loading_keys |= {name.key for name in names}
         self._readers.submit(self._read, load)
 
     def _read(self, load: TierLoad) -> None:
         try:
             for name in load.names:
-                if load.cancelled:
+                if load.is_cancelled:
                     break
                 payload = self.chain.load(name.key, lambda data, name=name: read_payload(data, name))  # type: ignore[misc]
                 if payload is None:
                     break
-                load.arrived.append(payload)
+                load.payloads.append(payload)
                 self.wake()
         except Exception:
-            _log.exception("a load from the tiers failed; what is missing is computed")
+            _log.exception("a load from the tiers failed; the missing tokens are computed")
         finally:
-            load.over = True
+            load.is_done = True
             self.wake()
 
-    def finished(self) -> list[SequenceState]:
-        """Put what has come into the pool; the sequences whose loads are over, and how far is noted in them."""
-        self._arrived.clear()
-        done = []
+    def get_finished(self) -> list[SequenceState]:
+        """Write fetched chunks to the pool, and return the sequences whose loads have ended."""
+        self._progress.clear()
+        finished = []
         for load in list(self._loads.values()):
-            over = load.over
-            while load.arrived:
-                self._place(load, load.arrived.popleft())
+            # Read before the payloads: the reader appends the last payload before it sets the flag.
+            is_done = load.is_done
+            while load.payloads:
+                self._write(load, load.payloads.popleft())
                 load.deadline = time.monotonic() + self._timeout
-            if over or time.monotonic() > load.deadline:
-                self._end(load)
-                if not load.over:
-                    self._abandoned.append(load)
-                self._complete(load)
-                done.append(load.sequence)
-        return done
+            if is_done or time.monotonic() > load.deadline:
+                self._forget(load)
+                if not load.is_done:
+                    self._timed_out.append(load)
+                self._cache_loaded(load)
+                finished.append(load.sequence)
+        return finished
 
-    def _place(self, load: TierLoad, payload: memoryview) -> None:
-        size, block_size = self._chunks.size, self._manager.block_size
-        begin = load.reached // size * size
-        end = min(begin + size, load.end)
-        table = self._manager.get_block_ids(load.sequence.cache.id)[0]
-        blocks = table[load.reached // block_size : end // block_size]
-        self._chunks.write(payload, blocks, (load.reached - begin) // block_size)
-        load.reached = end
+    def _write(self, load: TierLoad, payload: memoryview) -> None:
+        size, block_size = self._chunk_tokens, self._manager.block_size
+        chunk_start = load.loaded_until // size * size
+        end = min(chunk_start + size, load.end)
+        table = self._manager.get_block_ids(load.sequence.cache_request.id)[0]
+        blocks = table[load.loaded_until // block_size : end // block_size]
+        self._transfer.write(payload, blocks, (load.loaded_until - chunk_start) // block_size)
+        load.loaded_until = end
 
-    def _complete(self, load: TierLoad) -> None:
+    def _cache_loaded(self, load: TierLoad) -> None:
         sequence = load.sequence
-        multiple = self._pieces.multiple
-        reached = max(load.start, load.reached // multiple * multiple)
-        sequence.cache.num_computed_tokens = reached
-        self._manager.cache_blocks(sequence.cache, reached)
-        if load.counts:
-            sequence.tier_tokens = reached - load.start
-            sequence.cached_tokens = reached
+        end = max(load.start, load.loaded_until // self._alignment * self._alignment)
+        sequence.cache_request.num_computed_tokens = end
+        self._manager.cache_blocks(sequence.cache_request, end)
+        if load.count_as_cached:
+            sequence.num_tier_tokens = end - load.start
+            sequence.num_cached_tokens = end
 
     def cancel(self, sequence: SequenceState) -> None:
-        """Stop a load; what is still read is thrown away."""
-        load = self._loads.get(sequence.cache.id)
+        """Cancel a sequence's load and discard its result."""
+        load = self._loads.get(sequence.cache_request.id)
         if load is not None:
-            self._end(load)
+            self._forget(load)
 
-    def _end(self, load: TierLoad) -> None:
-        load.cancelled = True
-        del self._loads[load.sequence.cache.id]
-        self._coming = {name.key for other in self._loads.values() for name in other.names}
+    def _forget(self, load: TierLoad) -> None:
+        load.is_cancelled = True
+        del self._loads[load.sequence.cache_request.id]
+        self._loading_keys = {name.key for other in self._loads.values() for name in other.names}
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing has come that `finished` has not seen."""
+    def is_idle(self) -> bool:
+        """Whether `get_finished` has nothing to do."""
         now = time.monotonic()
-        return not any(load.arrived or load.over or now > load.deadline for load in self._loads.values())
+        return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
     def wait(self, seconds: float) -> None:
-        """Until something comes; only where `wake` was not set to something else."""
-        self._arrived.wait(seconds)
+        """Wait for progress, if `wake` was not replaced."""
+        self._progress.wait(seconds)
 
     def clear(self, name: str, models: ModelScope) -> int | None:
-        """Drop the chunks of a tier that were made by this model, by others, or by all; how many, None without that tier.
+        """Drop chunks of a tier and return their number, None if the tier does not exist.
 
         Raises:
             TierError: the tier failed.
         """
-        own = self._chunks.prefix
-        chosen = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
-        return self.chain.clear(name, chosen.get(models, lambda key: True))
+        own = self._transfer.prefix
+        filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
+        return self.chain.clear(name, filters.get(models, lambda key: True))
 
     def close(self) -> None:
-        """Stop loading and put away what waits."""
+        """Cancel all loads and close the tiers."""
         for load in self._loads.values():
-            load.cancelled = True
+            load.is_cancelled = True
         self._readers.shutdown(cancel_futures=True)
         self.chain.close()

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Models: loading, layer groups, and LoRA adapters."""

@@ -1,4 +1,4 @@
-"""Loads a transformers model, and refuses what prefix blocks cannot serve exactly."""
+"""Loads a transformers model, and refuses models that cannot share prefix blocks."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from kvproxy.demo import DEMO, checked_model
 from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionFeatures
 from kvproxy.engine.attention.temperature_tuning import use_batch_positions
-from kvproxy.engine.health import describe
+from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.dtype_choice import fastest_dtype
 from kvproxy.engine.kernels.fused_layers import fuse, fuse_norms
 from kvproxy.engine.kernels.int8_linear import quantize
-from kvproxy.engine.limits import check_sampling
-from kvproxy.engine.models.layer_groups import KINDS, LayerGroup, group_layers
+from kvproxy.engine.limits import validate_sampling
+from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
@@ -24,15 +24,18 @@ from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
-_ROPE_REFUSED = {"dynamic", "longrope"}
+_UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for paged attention, with what the engine must know of it.
+    """A model with paged attention.
 
-    `groups` says which layers share block tables, `needs` what they ask of attention. `sampling` is what its
-    `generation_config.json` recommends, for requests that do not say. `adapters` are LoRA adapters.
+    Attributes:
+        groups: layers that share block tables.
+        features: what the model requires of attention.
+        default_sampling_params: recommended by `generation_config.json`.
+        adapters: LoRA adapters.
     """
 
     name: str
@@ -40,75 +43,77 @@ class LoadedModel:
     tokenizer: ChatTokenizer
     shape: KVShape
     groups: tuple[LayerGroup, ...]
-    needs: AttentionFeatures
+    features: AttentionFeatures
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
-    sampling: SamplingParams
+    default_sampling_params: SamplingParams
     adapters: LoraManager | None = None
 
 
 def load_model(
-    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "plain", remembered: Path | None = None
+    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "plain", cache_dir: Path | None = None
 ) -> LoadedModel:
-    """Weights, tokenizer and shape of a model.
+    """Load a model and its tokenizer.
 
     Args:
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
-        device: auto, cpu, cuda or cuda:N.
-        dtype: auto (bfloat16 on CUDA; on a CPU what is fastest there) or a torch name.
-        weights: plain or int8; int8 is for a CPU, and makes auto bfloat16.
-        remembered: folder that keeps what was measured for auto; without one, auto is float32 on a CPU.
+        device: auto, cpu, cuda, or cuda:N.
+        dtype: auto (bfloat16 on CUDA, the fastest on a CPU) or a torch dtype.
+        weights: plain, or int8 on a CPU; int8 implies bfloat16.
+        cache_dir: stores the measured dtype; without it, auto is float32 on a CPU.
 
     Raises:
-        ModelUnsupported: it cannot be loaded, or its layers cannot share blocks; the message says why.
+        ModelUnsupported: the model cannot be loaded, or its layers cannot share blocks.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = str(checked_model()) if name == DEMO else name
-    place = _device(device)
+    target = _device(device)
     if weights == "int8" and dtype == "auto":
         dtype = "bfloat16"
-    measured = remembered if dtype == "auto" and place.type == "cpu" else None
-    kind = getattr(torch, dtype) if dtype != "auto" else torch.float32 if place.type == "cpu" else torch.bfloat16
+    measured = cache_dir if dtype == "auto" and target.type == "cpu" else None
+    torch_dtype = (
+        getattr(torch, dtype) if dtype != "auto" else torch.float32 if target.type == "cpu" else torch.bfloat16
+    )
     attention.register()
-    _silence()
+    _disable_progress_output()
     try:
         options = gguf_options(Path(source))
         folder = str(Path(source).parent) if options else source
-        # A pickle runs code when it is read.
+        # Pickles can run code.
         safe = {} if options else {"use_safetensors": True}
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=kind if measured is None else "auto", **options, **safe
+            folder, dtype=torch_dtype if measured is None else "auto", **options, **safe
         )
         tokenizer = AutoTokenizer.from_pretrained(
             folder, **{name: options[name] for name in options if name == "gguf_file"}
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
-        raise ModelUnsupported(f"cannot load model {name!r}{hint}: {describe(error)}") from None
+        raise ModelUnsupported(f"cannot load model {name!r}{hint}: {first_line(error)}") from None
     if measured is not None:
         model = model.to(fastest_dtype(model, measured))
     if weights == "int8":
-        quantize(model.to(place))
+        quantize(model.to(target))
         fuse_norms(model)
-    elif place.type == "cpu":
+    elif target.type == "cpu":
         fuse(model)
-    return prepare_model(name, model, tokenizer, place)
+    return prepare_model(name, model, tokenizer, target)
 
 
 def gguf_options(source: Path) -> dict[str, Any]:
-    """What transformers needs to read a `.gguf` file, whose weights are brought to the engine's type; nothing for others.
+    """Return the arguments with which transformers reads a `.gguf` file.
 
     Raises:
-        ModelUnsupported: what reads such files is not installed.
+        ModelUnsupported: the file or a required package is missing.
     """
     from importlib.util import find_spec
 
     if source.suffix.lower() != ".gguf":
         return {}
     if not source.is_file():
-        raise ModelUnsupported(f"no file {source}: name a .gguf file that is there")
+        raise ModelUnsupported(f"file not found: {source}")
     if missing := [name for name in ("gguf", "accelerate") if find_spec(name) is None]:
         raise ModelUnsupported(f"a .gguf file needs {' and '.join(missing)}: pip install 'kvproxy[gguf]'")
     from transformers.utils import quantization_config
@@ -118,7 +123,7 @@ def gguf_options(source: Path) -> dict[str, Any]:
 
 
 def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -> LoadedModel:
-    """A loaded transformers model on its device, attention switched to paged.
+    """Move a transformers model to a device and switch it to paged attention.
 
     Raises:
         ModelUnsupported: its layers cannot share blocks.
@@ -144,42 +149,42 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         ),
         groups=groups,
-        needs=AttentionFeatures(
-            windows=any(group.kind == "sliding_window" for group in groups),
-            caps=bool(getattr(config, "attn_logit_softcapping", None)),
+        features=AttentionFeatures(
+            sliding_window=any(group.kind == "sliding_window" for group in groups),
+            softcap=bool(getattr(config, "attn_logit_softcapping", None)),
             sinks=any(name.endswith("sinks") for name, _ in model.named_parameters()),
         ),
         max_model_len=getattr(config, "max_position_embeddings", None) or 4096,
         device=device,
         dtype=model.dtype,
-        sampling=_recommended(model),
+        default_sampling_params=_recommended_sampling(model),
     )
 
 
 def unsupported_reason(model: Any, config: Any) -> str | None:
-    """Why a model's layers cannot share blocks, or None where they can."""
-    strange = set(getattr(config, "layer_types", None) or ()) - set(KINDS)
+    """Return why a model's layers cannot share blocks, None if they can."""
+    unknown = set(getattr(config, "layer_types", None) or ()) - set(GROUP_KINDS)
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention does not go through transformers' attention interface"
-    if strange:
-        return f"it has {', '.join(sorted(strange))} layers"
-    if rope := _ROPE_REFUSED & _rope_types(config):
+    if unknown:
+        return f"it has {', '.join(sorted(unknown))} layers"
+    if rope := _UNSUPPORTED_ROPE & _rope_types(config):
         return f"its {min(rope)} rotary embedding depends on the length of the whole sequence"
     if getattr(config, "v_head_dim", None) or getattr(config, "kv_lora_rank", None):
         return "its keys and values differ in width"
     if getattr(config, "global_head_dim", None) or getattr(config, "num_global_key_value_heads", None):
         return "its layers differ in the width of keys and values"
     if getattr(config, "num_kv_shared_layers", None):
-        return "some of its layers read the keys and values of others"
+        return "some layers share keys and values"
     if getattr(config, "use_bidirectional_attention", None):
         return "its tokens attend to later ones"
     return None
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Kinds of rotary embedding, which may differ between kinds of layers."""
+    """Return the types of rotary embedding, which may differ between kinds of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))] if isinstance(rope, dict) else []
     return {str(part.get("rope_type") or part.get("type")) for part in parts}
@@ -191,8 +196,8 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(id for id in ids if id is not None)
 
 
-def _recommended(model: Any) -> SamplingParams:
-    """As vLLM's `--generation-config auto` reads it, which leaves `do_sample` aside; values out of range are passed over."""
+def _recommended_sampling(model: Any) -> SamplingParams:
+    """Read sampling parameters as vLLM's `--generation-config auto` does: `do_sample` is ignored."""
     config, params = model.generation_config, SamplingParams()
     for name in ("temperature", "top_p", "top_k") if config is not None else ():
         value = getattr(config, name, None)
@@ -200,9 +205,9 @@ def _recommended(model: Any) -> SamplingParams:
             continue
         try:
             given = replace(params, **{name: value})
-            check_sampling(given)
+            validate_sampling(given)
         except InvalidRequest as error:
-            _log.warning("the model recommends %s = %r, which is not used: %s", name, value, error)
+            _log.warning("the model's recommended %s = %r is ignored: %s", name, value, error)
         else:
             params = given
     return params
@@ -218,14 +223,14 @@ def _device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise ModelUnsupported(f"device {name} was asked for, but torch sees no CUDA device: use --device cpu")
+        raise ModelUnsupported(f"no CUDA device for {name}: use --device cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():
-        raise ModelUnsupported(f"device {name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ModelUnsupported(f"no device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", index)
 
 
-def _silence() -> None:
+def _disable_progress_output() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()

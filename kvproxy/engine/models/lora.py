@@ -1,8 +1,4 @@
-"""LoRA adapters: small matrices beside the model's own, for the requests that name them.
-
-A step may hold tokens of several adapters. Each adapted layer adds to its own output, for each adapter's rows, what that
-adapter's two matrices make of its input.
-"""
+"""LoRA adapters. One step may compute tokens of several adapters."""
 
 import hashlib
 import json
@@ -18,7 +14,7 @@ from kvproxy.engine.kernels.fused_layers import FusedGatedMLP
 from kvproxy.engine.kernels.packed_linear import PackedModule
 from kvproxy.errors import ModelUnsupported
 
-_REFUSED = {
+_UNSUPPORTED = {
     "use_dora": "it is a DoRA adapter",
     "modules_to_save": "it replaces whole layers",
     "alpha_pattern": "its scale differs between layers",
@@ -26,67 +22,68 @@ _REFUSED = {
     "fan_in_fan_out": "its matrices are transposed",
     "lora_bias": "it has biases",
 }
+_Matrices = tuple[torch.Tensor, torch.Tensor]
+"""The matrices A `[rank, in]` and B `[out, rank]`; B includes the scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A loaded adapter: its number among the engine's (from 1), and a digest of what it adds."""
+    """A loaded adapter: its id from 1, and a digest of its matrices."""
 
-    number: int
+    lora_id: int
     digest: str
 
 
 class LoraManager:
-    """Adapters of one model, by the names that requests give as their model.
+    """Adds LoRA adapters to a model's layers through forward hooks.
 
     Args:
-        model: the model; its layers get hooks, its weights stay as they are.
-        folders: where each adapter lies, as peft saves it.
+        model: its weights do not change.
+        folders: peft folders by adapter name.
 
     Raises:
-        ModelUnsupported: an adapter cannot be read, or does not fit the model.
+        ModelUnsupported: an adapter cannot be read or does not fit the model.
     """
 
     def __init__(self, model: Any, folders: Mapping[str, Path]) -> None:
         self.by_name: dict[str, LoraAdapter] = {}
-        self._rows: list[tuple[int, slice]] = []
-        layers: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
-        for number, (name, folder) in enumerate(folders.items(), 1):
+        self._slices: list[tuple[int, slice]] = []
+        layers: dict[str, dict[int, _Matrices]] = {}
+        for lora_id, (name, folder) in enumerate(folders.items(), 1):
             digest = hashlib.sha256()
-            for layer, pair in _read(name, folder, model).items():
-                layers.setdefault(layer, {})[number] = pair
-                for part in pair:
-                    digest.update(f"{layer} {tuple(part.shape)}".encode())
-                    digest.update(part.float().contiguous().cpu().numpy().data)
-            self.by_name[name] = LoraAdapter(number, digest.hexdigest())
-        for layer, pairs in layers.items():
+            for layer, matrices in _read(name, folder, model).items():
+                layers.setdefault(layer, {})[lora_id] = matrices
+                for matrix in matrices:
+                    digest.update(f"{layer} {tuple(matrix.shape)}".encode())
+                    digest.update(matrix.float().contiguous().cpu().numpy().data)
+            self.by_name[name] = LoraAdapter(lora_id, digest.hexdigest())
+        for layer, by_id in layers.items():
             parent = model.get_submodule(layer.rpartition(".")[0])
             if isinstance(parent, FusedGatedMLP):
                 parent.is_split = True
-            model.get_submodule(layer).register_forward_hook(self._hook(pairs))
+            model.get_submodule(layer).register_forward_hook(self._hook(by_id))
 
-    def use(self, numbers: Sequence[int]) -> None:
-        """Say which adapter each row of the next step has, 0 for none."""
-        self._rows, start = [], 0
-        for number, rows in groupby(numbers):
+    def set_rows(self, lora_ids: Sequence[int]) -> None:
+        """Set the adapter of each row of the next step, 0 for the base model."""
+        self._slices, start = [], 0
+        for lora_id, rows in groupby(lora_ids):
             end = start + sum(1 for _ in rows)
-            if number:
-                self._rows.append((number, slice(start, end)))
+            if lora_id:
+                self._slices.append((lora_id, slice(start, end)))
             start = end
 
-    def _hook(self, pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def _hook(self, by_id: Mapping[int, _Matrices]) -> Any:
         def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            for number, rows in self._rows:
-                if number in pairs:
-                    down, up = pairs[number]
-                    output[:, rows] += inputs[0][:, rows] @ down.T @ up.T
+            for lora_id, rows in self._slices:
+                if lora_id in by_id:
+                    a, b = by_id[lora_id]
+                    output[:, rows] += inputs[0][:, rows] @ a.T @ b.T
             return output
 
         return add
 
 
-def _read(name: str, folder: Path, model: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The two matrices of each layer, the second one scaled."""
+def _read(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
     from safetensors.torch import load_file
 
     try:
@@ -94,25 +91,25 @@ def _read(name: str, folder: Path, model: Any) -> dict[str, tuple[torch.Tensor, 
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"cannot read adapter {name!r} in {folder}: {error}") from None
-    reasons = [reason for field, reason in _REFUSED.items() if config.get(field)]
+    reasons = [reason for field, reason in _UNSUPPORTED.items() if config.get(field)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or reasons:
         why = (reasons or [f"it is of type {config.get('peft_type')} with bias {config.get('bias')}"])[0]
         raise ModelUnsupported(f"adapter {name!r} cannot be served: {why}")
-    pairs = {}
-    for key, down in tensors.items():
+    layers = {}
+    for key, a in tensors.items():
         layer, found, _ = key.removeprefix("base_model.model.").partition(".lora_A.")
-        up = tensors.get(key.replace(".lora_A.", ".lora_B."))
+        b = tensors.get(key.replace(".lora_A.", ".lora_B."))
         if not found:
             if ".lora_B." not in key:
-                raise ModelUnsupported(f"adapter {name!r} cannot be served: {key} is no matrix of a linear layer")
+                raise ModelUnsupported(f"adapter {name!r} cannot be served: {key} is not a matrix of a linear layer")
             continue
-        pairs[layer] = _pair(name, layer, down, up, config, model)
-    return pairs
+        layers[layer] = _matrices(name, layer, a, b, config, model)
+    return layers
 
 
-def _pair(
-    name: str, layer: str, down: torch.Tensor, up: torch.Tensor | None, config: dict[str, Any], model: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _matrices(
+    name: str, layer: str, a: torch.Tensor, b: torch.Tensor | None, config: dict[str, Any], model: Any
+) -> _Matrices:
     try:
         module = model.get_submodule(layer)
     except AttributeError:
@@ -121,10 +118,10 @@ def _pair(
         raise ModelUnsupported(f"adapter {name!r} does not fit this model, which has no linear layer {layer}")
     if module is model.get_output_embeddings():
         raise ModelUnsupported(
-            f"adapter {name!r} cannot be served: it changes {layer}, which sees only some of the rows"
+            f"adapter {name!r} cannot be served: it changes {layer}, which computes only some of the rows"
         )
-    rank = down.shape[0]
-    if up is None or (up.shape[0], down.shape[1]) != (module.out_features, module.in_features) or up.shape[1] != rank:
+    rank = a.shape[0]
+    if b is None or (b.shape[0], a.shape[1]) != (module.out_features, module.in_features) or b.shape[1] != rank:
         raise ModelUnsupported(f"adapter {name!r} does not fit this model: {layer} has another shape")
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
-    return down.to(model.device, model.dtype), (up * scale).to(model.device, model.dtype)
+    return a.to(model.device, model.dtype), (b * scale).to(model.device, model.dtype)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Sampling of the next tokens, with and without a grammar."""

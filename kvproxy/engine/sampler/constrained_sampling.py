@@ -1,11 +1,11 @@
-"""Drawing tokens that grammars allow, with as few masks over the whole vocabulary as will do."""
+"""Sampling under grammars, with few masks over the whole vocabulary."""
 
 from collections.abc import Sequence
 from random import Random
 
 import torch
 
-from kvproxy.engine.sampler.sampler import Sample, is_filtered, sample
+from kvproxy.engine.sampler.sampler import SampledToken, is_filtered, sample
 from kvproxy.engine.sampler.structured_output import GrammarMatcher, allowed_tokens
 from kvproxy.engine.worker.transfer import upload
 from kvproxy.generation import SamplingParams
@@ -14,55 +14,52 @@ from kvproxy.generation import SamplingParams
 def sample_constrained(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
-    points: Sequence[float],
+    uniforms: Sequence[float],
     matchers: Sequence[GrammarMatcher | None],
-) -> list[Sample]:
-    """One token for each row.
+) -> list[SampledToken]:
+    """Sample one token for each row.
 
-    A row is drawn from freely at first, since most of what a model says under a grammar is allowed. Where it is not, the row is
-    drawn from again among what is allowed. Both together give a token the chance that it has among those that are allowed.
+    Most tokens of a model fit its grammar, so an unfiltered row is first sampled without a mask. If the grammar refuses the
+    token, the row is sampled again with a mask. Each token keeps its conditional probability given the grammar.
 
     Args:
         logits: `[rows, vocabulary]`.
-        params: settings of each row.
-        points: each row's random number, from 0 to below 1.
-        matchers: each row's grammar; None where it has none.
+        params: sampling parameters of each row.
+        uniforms: a uniform random number in [0, 1) for each row.
+        matchers: the grammar of each row.
     """
     if not any(matchers):
-        return sample(logits, params, points)
+        return sample(logits, params, uniforms)
     vocabulary = logits.shape[-1]
-    fixed: dict[int, int] = {}
-    free: list[int] = []
+    forced: dict[int, int] = {}
+    unmasked: list[tuple[int, GrammarMatcher]] = []
     masked: list[GrammarMatcher | None] = [None] * len(matchers)
     for row, matcher in enumerate(matchers):
         if matcher is None:
             continue
-        token = matcher.forced()
+        token = matcher.forced_token()
         if token is not None:
-            fixed[row] = token
+            forced[row] = token
         elif params[row].is_greedy or not is_filtered(params[row], vocabulary):
-            free.append(row)
+            unmasked.append((row, matcher))
         else:
-            # Which tokens are the likeliest few depends on which are allowed.
+            # The top tokens depend on the mask.
             masked[row] = matcher
-    drawn = sample(logits, params, points, allowed_tokens(masked, vocabulary) if any(masked) else None, fixed)
-    refused = [row for row in free if not _allows(matchers[row], drawn[row].token)]
+    sampled = sample(logits, params, uniforms, allowed_tokens(masked, vocabulary) if any(masked) else None, forced)
+    refused = [(row, matcher) for row, matcher in unmasked if not matcher.allows(sampled[row].token)]
     if refused:
-        again = sample(
-            logits[upload(refused, logits.device)],
-            [params[row] for row in refused],
-            [_another(points[row]) for row in refused],
-            allowed_tokens([matchers[row] for row in refused], vocabulary),
+        rows = [row for row, _ in refused]
+        resampled = sample(
+            logits[upload(rows, logits.device)],
+            [params[row] for row in rows],
+            [_second_uniform(uniforms[row]) for row in rows],
+            allowed_tokens([matcher for _, matcher in refused], vocabulary),
         )
-        for row, one in zip(refused, again, strict=True):
-            drawn[row] = one
-    return drawn
+        for row, replacement in zip(rows, resampled, strict=True):
+            sampled[row] = replacement
+    return sampled
 
 
-def _another(point: float) -> float:
-    """A second random number from a first, so that a draw can be repeated and uses up one number however often it is tried."""
-    return Random(point).random()
-
-
-def _allows(matcher: GrammarMatcher | None, token: int) -> bool:
-    return matcher is None or matcher.allows(token)
+def _second_uniform(uniform: float) -> float:
+    """Derive a second random number, so that each token consumes one number of the sequence's stream."""
+    return Random(uniform).random()

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Scheduling: which tokens of which sequences a step computes."""

@@ -1,126 +1,26 @@
-"""Decides what each step computes: running answers first, then prompts in chunks, under a token budget.
-
-Prompts are matched with the cache when they are planned, not when they arrive, so that requests that come together
-share what the first of them computes. What a tier may hold beyond the pool is loaded first, while the others go on.
-"""
-
-from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+"""The scheduler: running sequences first, then waiting prompts in chunks, under a token budget."""
 
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
 from kvproxy.engine.kv_connector.tier_connector import TierConnector
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
+from kvproxy.engine.scheduler.output import SchedulerOutput, TokenSpan
+from kvproxy.engine.scheduler.request_queue import RequestQueue
 from kvproxy.engine.scheduler.sequence import SequenceState
-from kvproxy.engine.scheduler.token_span import TokenSpan
-
-PROMPT_COST = 1
-ANSWER_COST = 2
-
-
-class RequestQueue:
-    """The waiting queue: by priority, then by the tenant that was served least, then by arrival.
-
-    It records the cost of the tokens that each tenant was served.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[str, list[SequenceState]] = {}
-        self._served: dict[str, int] = {}
-        self._live: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}
-        self._next = 0
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
-    def __contains__(self, sequence: object) -> bool:
-        return any(sequence in line for line in self._lines.values())
-
-    def __iter__(self) -> Iterator[SequenceState]:
-        """In the order of admission; tokens charged meanwhile count, and what was yielded may be removed."""
-        lines = {tenant: list(line) for tenant, line in self._lines.items()}
-        while lines:
-            tenant = min(lines, key=lambda name: self._rank(name, lines[name][0]))
-            yield lines[tenant].pop(0)
-            if not lines[tenant]:
-                del lines[tenant]
-
-    def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, int]:
-        return head.source.queue_priority, self._served.get(tenant, 0), self._number(head)
-
-    def _number(self, sequence: SequenceState) -> int:
-        return self._numbers[sequence.cache.id]
-
-    def enter(self, sequence: SequenceState) -> None:
-        """A new sequence, which will run and in the end `leave`; it waits unless it is a fork."""
-        tenant = sequence.source.tenant
-        if not self._live.get(tenant):
-            if not self._live:
-                self._served.clear()
-            least = min((self._served.get(name, 0) for name in self._live), default=0)
-            self._served[tenant] = max(self._served.get(tenant, 0), least)
-        self._live[tenant] = self._live.get(tenant, 0) + 1
-        self._numbers[sequence.cache.id] = self._next
-        self._next += 1
-
-    def leave(self, sequence: SequenceState) -> None:
-        """A sequence is complete or cancelled."""
-        tenant = sequence.source.tenant
-        self._live[tenant] -= 1
-        if not self._live[tenant]:
-            del self._live[tenant]
-        del self._numbers[sequence.cache.id]
-
-    def append(self, sequence: SequenceState) -> None:
-        """Let a sequence that entered wait; one that was preempted is in front of those that came after it."""
-        line = self._lines.setdefault(sequence.source.tenant, [])
-        insort(
-            line, sequence, key=lambda each: (each.source.queue_priority, each.source.own_priority, self._number(each))
-        )
-
-    def remove(self, sequence: SequenceState) -> None:
-        """It waits no more."""
-        tenant = sequence.source.tenant
-        self._lines[tenant].remove(sequence)
-        if not self._lines[tenant]:
-            del self._lines[tenant]
-
-    def charge(self, sequence: SequenceState, tokens: int) -> None:
-        """Count tokens that are computed for a sequence."""
-        cost = ANSWER_COST if sequence.num_generated else PROMPT_COST
-        self._served[sequence.source.tenant] += cost * tokens
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step's work, a span for each sequence.
-
-    `sampled` of each list tells which sequences have all their tokens computed by this step, and so get a next one.
-    """
-
-    prefills: list[tuple[SequenceState, TokenSpan]] = field(default_factory=list)
-    decodes: list[tuple[SequenceState, TokenSpan]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.prefills) + len(self.decodes)
-
-    def alone(self) -> "Iterator[SchedulerOutput]":
-        """The same work, one sequence after the other, in the order in which they build on each other."""
-        yield from (SchedulerOutput(prefills=[each]) for each in self.prefills)
-        yield from (SchedulerOutput(decodes=[each]) for each in self.decodes)
 
 
 class Scheduler:
-    """Waiting and running sequences over one block cache.
+    """Waiting, loading, and running sequences over one block cache.
+
+    A prompt is matched with the cache when it is scheduled, so concurrent requests share their prefix. Chunks that a tier may
+    hold are loaded while other sequences run.
 
     Args:
         manager: the block cache.
-        max_batch_tokens: tokens of a step.
+        max_batch_tokens: token budget of a step.
         max_sequences: sequences of a step.
-        pieces: how sequences are divided over steps.
-        tiers: what lies beyond the pool.
-        speculate: most guesses computed with each generated token.
+        chunked_prefill: divides sequences into steps.
+        tiers: chunk stores beyond the pool.
+        num_draft_tokens: most speculative tokens per sequence and step.
     """
 
     def __init__(
@@ -128,154 +28,159 @@ class Scheduler:
         manager: KVCacheManager,
         max_batch_tokens: int,
         max_sequences: int,
-        pieces: ChunkedPrefill,
+        chunked_prefill: ChunkedPrefill,
         *,
         tiers: TierConnector | None = None,
-        speculate: int = 0,
+        num_draft_tokens: int = 0,
     ) -> None:
         self.manager = manager
-        self.loading: list[SequenceState] = []
-        self._tiers = tiers
         self.waiting = RequestQueue()
+        self.loading: list[SequenceState] = []
         self.running: list[SequenceState] = []
-        self._max_tokens = max_batch_tokens
+        self._tiers = tiers
+        self._max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
-        self._pieces = pieces
-        self._speculate = speculate
+        self._chunked_prefill = chunked_prefill
+        self._num_draft_tokens = num_draft_tokens
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        """Every live sequence."""
+        return [*self.running, *self.loading, *self.waiting]
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a new sequence."""
-        self.waiting.enter(sequence)
-        self.waiting.append(sequence)
+        """Enqueue a new sequence."""
+        self.waiting.register(sequence)
+        self.waiting.add(sequence)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
-        """Let a child run on with its parent's blocks."""
-        self.manager.fork(parent.cache, child.cache)
-        self.waiting.enter(child)
+        """Run a child that shares its parent's blocks."""
+        self.manager.fork(parent.cache_request, child.cache_request)
+        self.waiting.register(child)
         self.running.append(child)
 
     def remove(self, sequence: SequenceState) -> None:
-        """Drop a sequence, waiting, loading or running, and free its blocks."""
+        """Drop a sequence and free its blocks. Ignore an unknown sequence."""
         if sequence in self.loading:
             assert self._tiers is not None
             self._tiers.cancel(sequence)
             self.loading.remove(sequence)
-            self.manager.free(sequence.cache)
+            self.manager.free(sequence.cache_request)
         elif sequence in self.running:
             self.running.remove(sequence)
-            self.manager.free(sequence.cache)
+            self.manager.free(sequence.cache_request)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
             return
-        self.waiting.leave(sequence)
+        self.waiting.unregister(sequence)
 
-    def plan(self) -> SchedulerOutput:
-        """The next step's work, with its blocks allocated and each sequence's progress advanced."""
-        plan = SchedulerOutput()
-        budget = self._max_tokens
-        self._take_loaded()
-        # Stable: within a priority the oldest stay first, and the youngest gives way when blocks run out.
-        self.running.sort(key=lambda each: each.source.queue_priority)
-        order = list(self.running)
-        for place, sequence in enumerate(order):
-            if budget <= 0 or len(plan) == self._max_sequences:
-                break
-            if sequence in self.running:
-                # A long prompt leaves a token to each of those behind it, so that it does not hold up their answers.
-                behind = min(len(order), self._max_sequences) - place - 1
-                budget -= self._continue(sequence, max(1, budget - behind), plan)
-        # What is begun comes first: two prompts by halves would take the blocks that one of them needs.
-        if not any(sequence.num_remaining for sequence in self.running):
-            self._admit_waiting(budget, plan)
-        return plan
-
-    def _take_loaded(self) -> None:
-        for sequence in self._tiers.finished() if self._tiers else ():
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step, allocate its blocks, and advance each sequence."""
+        output = SchedulerOutput()
+        budget = self._max_batch_tokens
+        for sequence in self._tiers.get_finished() if self._tiers else ():
             self.loading.remove(sequence)
             self.running.append(sequence)
+        # The sort is stable, so the youngest sequence of the last priority is preempted first.
+        self.running.sort(key=lambda item: item.request.queue_priority)
+        order = list(self.running)
+        for place, sequence in enumerate(order):
+            if budget <= 0 or len(output) == self._max_sequences:
+                break
+            if sequence in self.running:
+                # A long prompt leaves one token to each sequence behind it, so that decoding goes on.
+                behind = min(len(order), self._max_sequences) - place - 1
+                budget -= self._schedule_running(sequence, max(1, budget - behind), output)
+        # Finish started prompts first: two half-computed prompts could block each other.
+        if not any(sequence.num_remaining_tokens for sequence in self.running):
+            self._schedule_waiting(budget, output)
+        return output
 
-    def _admit_waiting(self, budget: int, plan: SchedulerOutput) -> None:
+    def _schedule_waiting(self, budget: int, output: SchedulerOutput) -> None:
         for sequence in self.waiting:
             if budget <= 0 or len(self.running) + len(self.loading) >= self._max_sequences:
                 return
-            computed = self.manager.get_computed_blocks(sequence.cache)
-            if self._tiers and self._tiers.is_coming(sequence, computed.num_tokens):
+            computed = self.manager.get_computed_blocks(sequence.cache_request)
+            if self._tiers and self._tiers.is_loading_prefix(sequence, computed.num_tokens):
                 continue
-            # A prompt that fits in part would take blocks from the running ones to no end.
-            if not self.manager.can_fit_full_sequence(sequence.cache, computed, self._pieces.most):
+            # Admitting a prompt that fits only in part would preempt running sequences again and again.
+            if not self.manager.can_fit_full_sequence(
+                sequence.cache_request, computed, self._chunked_prefill.max_step_tokens
+            ):
                 return
             self.waiting.remove(sequence)
-            reach = self._tiers.reach(sequence, computed.num_tokens) if self._tiers else 0
-            if reach > computed.num_tokens:
-                self._load(sequence, computed, reach)
+            matched = self._tiers.num_matched_tokens(sequence, computed.num_tokens) if self._tiers else 0
+            if matched > computed.num_tokens:
+                self._start_load(sequence, computed, matched)
             else:
-                budget -= self._admit(sequence, computed, budget, plan)
+                budget -= self._start(sequence, computed, budget, output)
 
-    def _continue(self, sequence: SequenceState, budget: int, plan: SchedulerOutput) -> int:
-        if self._speculate and sequence.num_generated and sequence.num_remaining == 1:
-            count = self._continue_guessing(sequence, budget, plan)
+    def _schedule_running(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
+        """Return the number of scheduled tokens, 0 after a preemption of the sequence itself."""
+        if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_remaining_tokens == 1:
+            count = self._schedule_drafts(sequence, budget, output)
             if count:
                 return count
-        count = self._pieces.next(sequence, sequence.cache.num_computed_tokens, budget)
-        while self.manager.allocate_slots(sequence.cache, count, delay_cache_blocks=True) is None:
-            # Never one that this step has planned already: its blocks are named, and would stay so with nothing in them.
+        cache_request = sequence.cache_request
+        count = self._chunked_prefill.num_new_tokens(sequence, cache_request.num_computed_tokens, budget)
+        while self.manager.allocate_slots(cache_request, count, delay_cache_blocks=True) is None:
+            # Sequences at the end of the list are not part of this step yet, so none of their blocks is pending.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return 0
-        self._append(sequence, count, plan)
+        self._add_span(sequence, count, output)
         return count
 
-    def _continue_guessing(self, sequence: SequenceState, budget: int, plan: SchedulerOutput) -> int:
-        """Plan a sequence's last token with guesses behind it; 0 where there are none, or no blocks for them."""
-        guesses = sequence.guess(min(self._speculate, budget - 1))
-        cache, start = sequence.cache, sequence.cache.num_computed_tokens
-        if not guesses or self.manager.allocate_slots(cache, 1, num_lookahead_tokens=len(guesses)) is None:
+    def _schedule_drafts(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
+        """Schedule the last token with draft tokens behind it. Return 0 without drafts or free blocks."""
+        drafts = sequence.propose_drafts(min(self._num_draft_tokens, budget - 1))
+        cache_request, start = sequence.cache_request, sequence.cache_request.num_computed_tokens
+        if not drafts or self.manager.allocate_slots(cache_request, 1, num_lookahead_tokens=len(drafts)) is None:
             return 0
-        tokens = [*cache.tokens[start:], *guesses]
-        plan.prefills.append(
-            (sequence, TokenSpan(tokens, start, self.manager.get_block_ids(cache.id), len(guesses), sequence.adapter))
-        )
-        cache.num_computed_tokens += 1
+        tokens = [*cache_request.tokens[start:], *drafts]
+        span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), len(drafts), sequence.lora_id)
+        output.prefills.append((sequence, span))
+        cache_request.num_computed_tokens += 1
         self.waiting.charge(sequence, 1)
         return len(tokens)
 
-    def _admit(self, sequence: SequenceState, computed: ComputedBlocks, budget: int, plan: SchedulerOutput) -> int:
-        count = self._pieces.next(sequence, computed.num_tokens, budget)
+    def _start(self, sequence: SequenceState, computed: ComputedBlocks, budget: int, output: SchedulerOutput) -> int:
+        count = self._chunked_prefill.num_new_tokens(sequence, computed.num_tokens, budget)
         self._allocate(sequence, computed, count)
-        sequence.cache.num_computed_tokens = computed.num_tokens
+        sequence.cache_request.num_computed_tokens = computed.num_tokens
         self.running.append(sequence)
-        self._append(sequence, count, plan)
+        self._add_span(sequence, count, output)
         return count
 
-    def _load(self, sequence: SequenceState, computed: ComputedBlocks, reach: int) -> None:
-        counts = sequence.admitted is None
-        self._allocate(sequence, computed, reach - computed.num_tokens)
+    def _start_load(self, sequence: SequenceState, computed: ComputedBlocks, end: int) -> None:
+        is_first_run = sequence.scheduled_time is None
+        self._allocate(sequence, computed, end - computed.num_tokens)
         self.loading.append(sequence)
         assert self._tiers is not None
-        self._tiers.begin(sequence, computed.num_tokens, reach, counts=counts)
+        self._tiers.start_load(sequence, computed.num_tokens, end, count_as_cached=is_first_run)
 
     def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, count: int) -> None:
-        blocks = self.manager.allocate_slots(sequence.cache, count, computed, delay_cache_blocks=True)
+        blocks = self.manager.allocate_slots(sequence.cache_request, count, computed, delay_cache_blocks=True)
         assert blocks is not None, "can_fit_full_sequence counted too few blocks"
-        sequence.admit(computed.num_tokens)
+        sequence.mark_scheduled(computed.num_tokens)
 
-    def _append(self, sequence: SequenceState, count: int, plan: SchedulerOutput) -> None:
-        cache = sequence.cache
-        start = cache.num_computed_tokens
-        span = TokenSpan(
-            cache.tokens[start : start + count], start, self.manager.get_block_ids(cache.id), adapter=sequence.adapter
-        )
-        (plan.decodes if count == 1 and start else plan.prefills).append((sequence, span))
-        cache.num_computed_tokens += count
-        # This step writes them, before anything of it is read.
-        self.manager.cache_blocks(cache, self._pieces.reusable(sequence, cache.num_computed_tokens))
+    def _add_span(self, sequence: SequenceState, count: int, output: SchedulerOutput) -> None:
+        cache_request = sequence.cache_request
+        start = cache_request.num_computed_tokens
+        tokens = cache_request.tokens[start : start + count]
+        span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), lora_id=sequence.lora_id)
+        (output.decodes if count == 1 and start else output.prefills).append((sequence, span))
+        cache_request.num_computed_tokens += count
+        # Cached before the step runs: a step writes all keys and values before it reads any.
+        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, cache_request.num_computed_tokens)
+        self.manager.cache_blocks(cache_request, cacheable)
         self.waiting.charge(sequence, count)
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Free the least important sequence; it starts again from what is still cached when there is room."""
+        """Free a sequence's blocks and enqueue it. It restarts from the blocks that stay cached."""
         self.running.remove(sequence)
-        self.manager.free(sequence.cache)
-        sequence.cache.num_computed_tokens = 0
-        self.waiting.append(sequence)
+        self.manager.free(sequence.cache_request)
+        sequence.cache_request.num_computed_tokens = 0
+        self.waiting.add(sequence)

@@ -1,4 +1,4 @@
-"""One answer on its way: its tokens and blocks, how it samples, and what it has sent."""
+"""The state of one sequence: its tokens and blocks, its sampling, and its output."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
@@ -7,56 +7,61 @@ import torch
 
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
-from kvproxy.engine.sampler.sampler import Sample, UniformStream, score_tokens
+from kvproxy.engine.sampler.sampler import SampledToken, UniformStream, score_tokens
 from kvproxy.engine.sampler.structured_output import GrammarMatcher
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 
+OutputCallback = Callable[[Delta], None]
+ErrorCallback = Callable[[KvproxyError], None]
+
+
+def ignore_error(error: KvproxyError) -> None:
+    """Discard an error."""
+
 
 class NgramProposer:
-    """Where each run of `size` tokens was last seen in one growing sequence."""
+    """Speculative decoding by prompt lookup.
 
-    def __init__(self, size: int = 3) -> None:
-        self._size = size
-        self._seen: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
+    Proposes the tokens that followed the latest earlier occurrence of the last n tokens.
+    """
 
-    def guess(self, tokens: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that followed the latest earlier place of the last `size` ones; none if there is none."""
-        size = self._size
-        # The sequence's end itself is left out: it is what is looked for.
-        for start in range(self._indexed, len(tokens) - size):
-            self._seen[tuple(tokens[start : start + size])] = start + size
-        self._indexed = max(self._indexed, len(tokens) - size)
-        at = self._seen.get(tuple(tokens[-size:])) if len(tokens) >= size else None
-        return [] if at is None else list(tokens[at : at + count])
+    def __init__(self, n: int = 3) -> None:
+        self._n = n
+        self._continuations: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
 
-
-Emit = Callable[[Delta], None]
-Fail = Callable[[KvproxyError], None]
-
-
-def ignore(error: KvproxyError) -> None:
-    """Nobody is told of a failure."""
+    def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """Return at most `limit` draft tokens. `tokens` may only grow between calls."""
+        n = self._n
+        # The last n-gram itself is not indexed.
+        for start in range(self._num_indexed, len(tokens) - n):
+            self._continuations[tuple(tokens[start : start + n])] = start + n
+        self._num_indexed = max(self._num_indexed, len(tokens) - n)
+        at = self._continuations.get(tuple(tokens[-n:])) if len(tokens) >= n else None
+        return [] if at is None else list(tokens[at : at + limit])
 
 
 class SequenceState:
-    """Answer number `index` of a request.
+    """One of a request's `n` sequences.
 
     Args:
-        request: what the client asked.
-        index: which of its `n` answers.
+        request: the client's request.
+        index: number of the sequence, from 0 to n - 1.
         max_tokens: most tokens to generate.
-        tokenizer: for text and end tokens.
-        emit: receives each piece, on the engine's thread.
-        fail: told, there too, why the request ends without an answer.
-        matcher: follows the request's grammar; None where it has none.
-        adapter: computes the request; None for the model as it is.
+        tokenizer: the model's tokenizer.
+        on_output: receives each delta on the engine's thread.
+        on_error: receives the error that ends the request.
+        matcher: the request's grammar.
+        adapter: the LoRA adapter.
 
     Attributes:
-        is_dropped: the request failed; nothing more of it is to be drawn or sent.
+        is_aborted: the request failed; do not sample or send any more tokens.
+        num_cached_tokens: prompt tokens that were not computed, in the pool or loaded from a tier.
+        num_tier_tokens: the part of `num_cached_tokens` that came from a tier.
+        num_saved_chunks: complete chunks that were offered to the tiers.
     """
 
     def __init__(
@@ -65,19 +70,19 @@ class SequenceState:
         index: int,
         max_tokens: int,
         tokenizer: ChatTokenizer,
-        emit: Emit,
-        fail: Fail = ignore,
+        on_output: OutputCallback,
+        on_error: ErrorCallback = ignore_error,
         matcher: GrammarMatcher | None = None,
         adapter: LoraAdapter | None = None,
     ) -> None:
-        self.source = request
-        self.matcher = matcher
-        self._adapter = adapter
-        self.adapter = adapter.number if adapter else 0
+        self.request = request
         self.index = index
         self.sampling = request.sampling
         self.max_tokens = max_tokens
-        self.cache = CacheRequest(
+        self.on_error = on_error
+        self.matcher = matcher
+        self.lora_id = adapter.lora_id if adapter else 0
+        self.cache_request = CacheRequest(
             f"{request.id}#{index}",
             request.tokens,
             salt=request.salt,
@@ -85,99 +90,107 @@ class SequenceState:
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,
         )
-        self.num_prompt = len(request.tokens)
-        self.cached_tokens = 0
-        self.tier_tokens = 0
-        self.saved_chunks = 0
-        self.arrived = now()
-        self.admitted: float | None = None
-        self._first_token = 0.0
-        self._lookup = NgramProposer()
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self.num_prompt_tokens = len(request.tokens)
+        self.num_cached_tokens = 0
+        self.num_tier_tokens = 0
+        self.num_saved_chunks = 0
+        self.arrival_time = now()
+        self.scheduled_time: float | None = None
         self.finish_reason: FinishReason | None = None
-        self.draws = UniformStream(request.sampling, index)
-        self.is_dropped = False
-        self.fail = fail
+        self.uniforms = UniformStream(request.sampling, index)
+        self.is_aborted = False
+        self._adapter = adapter
         self._tokenizer = tokenizer
-        self._emit = emit
+        self._on_output = on_output
         self._detokenizer = Detokenizer(tokenizer.decode, request.sampling.stop)
+        self._proposer = NgramProposer()
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._first_token_time = 0.0
 
     @property
-    def num_remaining(self) -> int:
-        """Tokens whose keys and values are not computed yet."""
-        return self.cache.num_tokens - self.cache.num_computed_tokens
+    def num_remaining_tokens(self) -> int:
+        """Tokens whose keys and values are not computed."""
+        return self.cache_request.num_tokens - self.cache_request.num_computed_tokens
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether those of the prompt are still to be reported."""
-        return self.sampling.prompt_logprobs is not None and self.num_generated == 0 and self.index == 0
+    def num_output_tokens(self) -> int:
+        return self.cache_request.num_tokens - self.num_prompt_tokens
 
     @property
-    def num_generated(self) -> int:
-        return self.cache.num_tokens - self.num_prompt
+    def needs_prompt_logprobs(self) -> bool:
+        return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0 and self.index == 0
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.num_prompt, self.num_generated, self.cached_tokens, self.tier_tokens)
+        return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
-    def sibling(self, index: int) -> "SequenceState":
-        """Another answer to the same request, to be forked from this one after the prompt is computed."""
+    def fork(self, index: int) -> "SequenceState":
+        """Create another sequence of the request, to be forked after the prompt is computed."""
         matcher = self.matcher.fork() if self.matcher else None
-        other = SequenceState(
-            self.source, index, self.max_tokens, self._tokenizer, self._emit, self.fail, matcher, self._adapter
+        child = SequenceState(
+            self.request,
+            index,
+            self.max_tokens,
+            self._tokenizer,
+            self._on_output,
+            self.on_error,
+            matcher,
+            self._adapter,
         )
-        other.arrived, other.admitted = self.arrived, self.admitted
-        other.cached_tokens, other.tier_tokens = self.cached_tokens, self.tier_tokens
-        other.saved_chunks = self.saved_chunks
-        return other
+        child.arrival_time, child.scheduled_time = self.arrival_time, self.scheduled_time
+        child.num_cached_tokens, child.num_tier_tokens = self.num_cached_tokens, self.num_tier_tokens
+        child.num_saved_chunks = self.num_saved_chunks
+        return child
 
-    def admit(self, pool_tokens: int) -> None:
-        """Note that blocks were given, `pool_tokens` of them with content; only the first time counts."""
-        if self.admitted is None:
-            self.admitted = now()
-            self.cached_tokens = pool_tokens
+    def mark_scheduled(self, num_cached_tokens: int) -> None:
+        """Record the first allocation of blocks and the size of the cache hit."""
+        if self.scheduled_time is None:
+            self.scheduled_time = now()
+            self.num_cached_tokens = num_cached_tokens
 
-    def guess(self, most: int) -> list[int]:
-        """Guesses at the tokens after the last one; never so many that the answer must end before them."""
+    def propose_drafts(self, limit: int) -> list[int]:
+        """Propose draft tokens, fewer than the tokens that the sequence may still generate."""
         if self.matcher is not None:
-            # What a grammar allows is known after the token before only.
+            # The grammar's mask depends on the sampled token before.
             return []
-        return self._lookup.guess(self.cache.tokens, min(most, self.max_tokens - self.num_generated - 1))
+        return self._proposer.propose(
+            self.cache_request.tokens, min(limit, self.max_tokens - self.num_output_tokens - 1)
+        )
 
-    def take_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Note how likely the prompt's tokens from `start + 1` on were, given the logits of those from `start` on."""
-        # After a preemption the prompt is computed from its beginning again.
+    def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
+        """Score the prompt tokens after `start` with the logits of the tokens from `start` on."""
+        # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
-        following = self.cache.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt)]
+        following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]
         for scored in score_tokens(logits, following, self.sampling.prompt_logprobs or 0):
             self._prompt_logprobs += self._logprobs(scored)
 
-    def accept(self, sample: Sample) -> None:
-        """Take a sampled token over, send what can be sent, and note whether the answer is complete."""
-        if self.num_generated == 0:
-            self._first_token = now()
-        self.cache.append(sample.token)
-        ended = sample.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
+    def append(self, sampled: SampledToken) -> None:
+        """Append a sampled token, send the new text, and set the finish reason."""
+        if self.num_output_tokens == 0:
+            self._first_token_time = now()
+        self.cache_request.append(sampled.token)
+        is_eos = sampled.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
         if self.matcher is not None:
-            self.matcher.accept(sample.token)
-        text = "" if ended else self._detokenizer.push(sample.token)
-        if ended or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_over):
+            self.matcher.accept_token(sampled.token)
+        text = "" if is_eos else self._detokenizer.push(sampled.token)
+        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_terminated):
             self.finish_reason = "stop"
-        elif self.num_generated >= self.max_tokens:
+        elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
-        self._send(text, (sample.token,), () if ended else self._logprobs(sample))
+        self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
-    def conclude(self) -> None:
-        """Complete an answer of no tokens: all that was asked for is the prompt."""
-        self._first_token = now()
+    def finish_without_output(self) -> None:
+        """Finish a request with `max_tokens` 0, which computes only the prompt."""
+        self._first_token_time = now()
         self.finish_reason = "length"
         self._send("", (), ())
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob]) -> None:
-        prompt, self._prompt_logprobs = tuple(self._prompt_logprobs), []
-        self._emit(
+        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        self._on_output(
             Delta(
                 index=self.index,
                 text=text,
@@ -186,19 +199,20 @@ class SequenceState:
                 finish_reason=self.finish_reason,
                 usage=self.usage,
                 timing=self._timing(),
-                prompt_logprobs=prompt,
+                prompt_logprobs=prompt_logprobs,
             )
         )
 
     def _timing(self) -> Timing | None:
         if self.finish_reason is None:
             return None
-        admitted = self.admitted if self.admitted is not None else self.arrived
-        return Timing(admitted - self.arrived, self._first_token - self.arrived, now() - self.arrived)
+        arrival = self.arrival_time
+        scheduled = self.scheduled_time if self.scheduled_time is not None else arrival
+        return Timing(scheduled - arrival, self._first_token_time - arrival, now() - arrival)
 
-    def _logprobs(self, sample: Sample) -> list[TokenLogprob]:
-        if sample.logprob is None:
+    def _logprobs(self, sampled: SampledToken) -> list[TokenLogprob]:
+        if sampled.logprob is None:
             return []
-        name = self._tokenizer.token_text
-        top = tuple((token, name(token), value) for token, value in sample.top)
-        return [TokenLogprob(sample.token, name(sample.token), sample.logprob, top, sample.rank)]
+        text = self._tokenizer.token_text
+        top = tuple((token, text(token), value) for token, value in sampled.top)
+        return [TokenLogprob(sampled.token, text(sampled.token), sampled.logprob, top, sampled.rank)]

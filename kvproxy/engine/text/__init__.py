@@ -1,1 +1,1 @@
-"""Text and token ids: the tokenizer, chat templates, tool calls, and incremental detokenizing."""
+"""Text and tokens: tokenizer, detokenizer, and tool calls."""

@@ -1,4 +1,4 @@
-"""Text and chats to token ids and back, through the model's own tokenizer and chat template."""
+"""A model's tokenizer and chat template."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from typing import Any
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 
-_COMPOSED = 4
-"""More bytes than one byte can stand for after Unicode's composition (NFC), where 7 become 2 at the most."""
+_MAX_NFC_EXPANSION = 4
+"""Upper bound of the bytes that NFC composes into one; the largest actual ratio is 7 to 2."""
 
 
 def max_token_bytes(tokenizer: Any) -> int | None:
-    """Most bytes of text that one token covers; None where that cannot be told exactly.
+    """Return the most bytes of text that one token covers, None if there is no exact bound.
 
-    It can be told of byte-level BPE, which loses no byte: every character of a token's name is one byte. Normalizers and
-    pre-tokenizers that may drop text, and special tokens that take the blanks around them, make any number wrong.
+    Only byte-level BPE has one: it loses no byte. Normalizers and pre-tokenizers that drop text, and special tokens that strip
+    whitespace, have no bound.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
@@ -26,10 +26,10 @@ def max_token_bytes(tokenizer: Any) -> int | None:
     if not tokenizer.is_fast:
         return None
     backend = tokenizer.backend_tokenizer
-    composes = _parts(backend.normalizer, "normalizers") == [{"type": "NFC"}]
-    if type(backend.model).__name__ != "BPE" or not (composes or backend.normalizer is None):
+    uses_nfc = _steps(backend.normalizer, "normalizers") == [{"type": "NFC"}]
+    if type(backend.model).__name__ != "BPE" or not (uses_nfc or backend.normalizer is None):
         return None
-    *splits, last = _parts(backend.pre_tokenizer, "pretokenizers") or [{}]
+    *splits, last = _steps(backend.pre_tokenizer, "pretokenizers") or [{}]
     if last.get("type") != "ByteLevel" or not all(_keeps_text(split) for split in splits):
         return None
     added = tokenizer.added_tokens_decoder.values()
@@ -37,7 +37,7 @@ def max_token_bytes(tokenizer: Any) -> int | None:
         return None
     names = tokenizer.get_vocab()
     longest = max((*map(len, names), *(len(token.content.encode()) for token in added)))
-    return longest * (_COMPOSED if composes else 1)
+    return longest * (_MAX_NFC_EXPANSION if uses_nfc else 1)
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
@@ -47,8 +47,8 @@ def _keeps_text(step: dict[str, Any]) -> bool:
     )
 
 
-def _parts(component: Any, name: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, which may be a sequence of them."""
+def _steps(component: Any, name: str) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer."""
     if component is None:
         return []
     state: dict[str, Any] = json.loads(component.__getstate__())
@@ -57,41 +57,39 @@ def _parts(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 CheckLength = Callable[[int], None]
-"""Raises an error for a prompt that has at least so many tokens."""
+"""Raises an error if a prompt of at least this number of tokens cannot fit."""
 
 
-def _any_length(at_least: int) -> None:
-    """Every prompt is welcome."""
+def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer, to be used from several threads.
+    """A thread-safe Hugging Face tokenizer.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
-        eos_ids: ids that end an answer.
+        eos_ids: tokens that end the output.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = eos_ids
-        self._longest = max_token_bytes(tokenizer)
-        # Fast tokenizers are safe across threads as long as nobody changes how they cut and pad, which the first call may do
-        # (a tokenizer.json can say so). The slow ones are Python, and promise nothing.
-        self._turn = nullcontext() if tokenizer.is_fast else Lock()
+        self._max_token_bytes = max_token_bytes(tokenizer)
+        # Fast tokenizers are thread-safe if truncation and padding do not change, which the first call may do.
+        self._lock = nullcontext() if tokenizer.is_fast else Lock()
         self._ids("")
 
-    def encode(self, text: str, param: str = "prompt", check: CheckLength = _any_length) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the model expects around it.
+    def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
+        """Return the token ids of a raw prompt, with the model's special tokens.
 
         Args:
             text: the prompt.
             param: the request's field, for errors.
-            check: told how many tokens the text has at least, before it is tokenised.
+            check: called before tokenization.
 
         Raises:
             InvalidRequest: the text is not valid Unicode.
-            KvproxyError: `check` raised it.
+            KvproxyError: raised by `check`.
         """
         self._check_text(text, param, check)
         return self._ids(text)
@@ -100,16 +98,16 @@ class ChatTokenizer:
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
-        check: CheckLength = _any_length,
+        check: CheckLength = accept_any_length,
     ) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks.
+        """Return the token ids of a conversation, up to the assistant's turn.
 
         Raises:
-            InvalidRequest: the model has no chat template, or the template refuses the messages.
-            KvproxyError: `check` raised it, see `encode`.
+            InvalidRequest: the model has no chat template, or the template rejects the messages.
+            KvproxyError: raised by `check`, see `encode`.
         """
         text = self._render(messages, tools)
-        # The template may drop text, so what it wrote is what counts.
+        # Checked after rendering, because the template may drop text.
         self._check_text(text, "messages", check)
         return self._ids(text, add_special_tokens=False)
 
@@ -121,7 +119,7 @@ class ChatTokenizer:
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_flat(message) for message in messages],
+                [_flatten_content(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -130,7 +128,7 @@ class ChatTokenizer:
             raise
         except Exception as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template rejects these messages: {error}", param="messages"
             ) from None
         return text
 
@@ -138,24 +136,22 @@ class ChatTokenizer:
         try:
             size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError:
-            raise InvalidRequest(
-                f"{param} holds half of a character (a lone surrogate): send whole ones", param=param
-            ) from None
-        if self._longest is not None:
-            check(-(-size // self._longest))
+            raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
+        if self._max_token_bytes is not None:
+            check(-(-size // self._max_token_bytes))
 
     def _ids(self, text: str, **options: Any) -> list[int]:
-        with self._turn:
+        with self._lock:
             ids: list[int] = self._tokenizer.encode(text, **options)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of tokens, without special tokens."""
         return self._decode(list(ids))
 
     @cached_property
     def _decode(self) -> Callable[[list[int]], str]:
-        """What decodes: the compiled part alone where transformers adds nothing, since what it does around that takes longer."""
+        """The Rust decoder if transformers adds nothing to it: its wrapper takes longer than the decoding."""
         from transformers import PreTrainedTokenizerFast
 
         tokenizer, kind = self._tokenizer, type(self._tokenizer)
@@ -168,43 +164,45 @@ class ChatTokenizer:
         return partial((tokenizer.backend_tokenizer if plain else tokenizer).decode, skip_special_tokens=True)
 
     @cached_property
-    def call_form(self) -> ToolCallFormat | None:
-        """How the chat template writes calls of tools; None where it cannot."""
+    def tool_call_format(self) -> ToolCallFormat | None:
+        """How the chat template writes tool calls, None if it is not supported."""
         if self._tokenizer.chat_template is None:
             return None
 
-        def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], speaks: bool) -> str:
+        def render(
+            messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], add_generation_prompt: bool
+        ) -> str:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools), add_generation_prompt=speaks, tokenize=False
+                list(messages), tools=list(tools), add_generation_prompt=add_generation_prompt, tokenize=False
             )
             return text
 
         added = self._tokenizer.added_tokens_decoder.items()
         return learn_tool_call_format(render, {token.content: number for number, token in added if token.special})
 
-    def for_grammars(self, vocabulary: int) -> Any:
-        """The same tokenizer as llguidance has it.
+    def to_llguidance(self, vocabulary: int) -> Any:
+        """Convert the tokenizer for llguidance.
 
         Raises:
-            InvalidRequest: it is none of Hugging Face's fast ones.
+            InvalidRequest: it is not a fast tokenizer.
         """
         from llguidance.hf import from_tokenizer
 
         if not self._tokenizer.is_fast:
             raise InvalidRequest(
-                "this model's tokenizer is written in Python, so answers cannot be held to a schema: leave it out",
+                "this model's tokenizer is written in Python and does not support schemas: remove the schema",
                 param="response_format",
             )
         return from_tokenizer(self._tokenizer, vocabulary, sorted(self.eos_ids) or None)
 
     def token_text(self, token: int) -> str:
-        """Text of one token, special tokens included."""
+        """Return the text of one token, special tokens included."""
         text: str = self._tokenizer.decode([token])
         return text
 
 
-def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose list of text parts is one text, which is what chat templates take."""
+def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Join a message's text parts, because chat templates expect one string."""
     content = message.get("content")
     if not isinstance(content, list):
         return message | {"content": content or ""}

@@ -1,7 +1,7 @@
-"""Calls of tools as a chat template writes them, learned from the template itself: it writes two calls that we make up.
+"""Tool calls in the format of a chat template, learned by rendering two made-up calls.
 
-What a model says is a call where it begins as the template begins calls, and is text otherwise. A grammar sees to it that a call
-is complete, names a tool that is there, and that its arguments fit the tool's schema.
+Output is a tool call if it begins as the template begins calls, and text otherwise. A grammar ensures that a call is
+complete, names a known tool, and has arguments that fit the tool's schema.
 """
 
 import json
@@ -12,19 +12,19 @@ from typing import Any
 from kvproxy.generation import Delta, Grammar, ToolCall
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
-"""Text of a conversation: of messages and tools, and whether it ends where the assistant speaks."""
+"""Renders messages and tools; the flag adds the assistant's prompt."""
 _NAMES = ("first_made_up_tool", "second_made_up_tool")
 _ARGUMENTS = {"made_up_argument": 1}
-_SAYS = "made up words"
+_SAMPLE_TEXT = "made up words"
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """What surrounds calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
+    """The text around calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
     Attributes:
-        special: the tokens that are not part of an answer's text, by their writing.
+        special: ids of special tokens by their text. They are not part of the output's text.
     """
 
     begin: str
@@ -34,7 +34,13 @@ class ToolCallFormat:
     special: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Calls of tools, whose parameters' schemas are given by name; or text, where no call is required."""
+        """Return a grammar for tool calls, or for text if no call is required.
+
+        Args:
+            schemas: JSON schemas of the parameters by tool name.
+            required: whether a call is required.
+            parallel: whether several calls are allowed.
+        """
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._lark(self.between)} call)*" if parallel else ""
         rules = [
@@ -48,23 +54,23 @@ class ToolCallFormat:
         ]
         if required:
             return Grammar("lark", "\n".join(["start: calls", *rules]))
-        # What begins like a call is one, so that it is known from the first character on what is being said.
-        text = f"TEXT: /[^{_in_class(self.opening[0])}](.|\\n)*/"
+        # Text must not begin like a call, so that the first character decides between text and calls.
+        text = f"TEXT: /[^{_escape_in_class(self.opening[0])}](.|\\n)*/"
         return Grammar("lark", "\n".join(["start: (TEXT | calls)?", text, *rules]))
 
     @property
     def opening(self) -> str:
-        """What text of an answer begins with where it is a call."""
-        return self.spoken(self.begin)
+        """The visible text at the beginning of a call."""
+        return self.visible_text(self.begin)
 
-    def spoken(self, text: str) -> str:
-        """A text without special tokens, as it comes in an answer."""
+    def visible_text(self, text: str) -> str:
+        """Remove special tokens from a text."""
         for token in self.special:
             text = text.replace(token, "")
         return text
 
     def _lark(self, text: str) -> str:
-        """A text as literals of a grammar, and special tokens by their number."""
+        """Return a text as Lark literals, with special tokens by id."""
         parts, rest = [], text
         while rest:
             at, token = min(((rest.find(each), each) for each in self.special if each in rest), default=(len(rest), ""))
@@ -75,12 +81,12 @@ class ToolCallFormat:
 
 
 def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
-    """How a template writes calls; None where it has none, or writes them in a way that cannot be read back."""
+    """Learn how a template writes calls, None if it is not supported."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
             form = _learn(render, special, written)
         except Exception:
-            # A template may raise anything, also for what it cannot say.
+            # Templates raise arbitrary errors for unsupported messages.
             continue
         if form is not None:
             return form
@@ -98,18 +104,18 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCa
     if not all(name in before for name in _NAMES):
         return None
 
-    def said(message: dict[str, Any]) -> str:
+    def render_answer(message: dict[str, Any]) -> str:
         text = render([user, {"role": "assistant", **message}], tools, False)
         if not text.startswith(before):
-            raise ValueError("the template writes an answer's beginning in two ways")
+            raise ValueError("the template renders the beginning of an answer inconsistently")
         return text[len(before) :]
 
-    plain = said({"content": _SAYS})
-    if not plain.startswith(_SAYS):
+    plain = render_answer({"content": _SAMPLE_TEXT})
+    if not plain.startswith(_SAMPLE_TEXT):
         return None
-    turn_end = plain[len(_SAYS) :]
-    one = _taken_apart(said({"content": "", "tool_calls": calls[:1]}), _NAMES[:1])
-    two = _taken_apart(said({"content": "", "tool_calls": calls}), _NAMES)
+    turn_end = plain[len(_SAMPLE_TEXT) :]
+    one = _split_at_calls(render_answer({"content": "", "tool_calls": calls[:1]}), _NAMES[:1])
+    two = _split_at_calls(render_answer({"content": "", "tool_calls": calls}), _NAMES)
     if one is None or two is None or not one[-1].endswith(turn_end):
         return None
     begin, middle, rest = one
@@ -117,7 +123,7 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCa
     form = ToolCallFormat(begin, middle, two[2], end, special)
     if two != [begin, middle, form.between, middle, rest] or any("call0" in part for part in two):
         return None
-    return form if form.opening and not form.opening[0].isspace() and form.spoken(middle) else None
+    return form if form.opening and not form.opening[0].isspace() and form.visible_text(middle) else None
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -126,8 +132,8 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "made up", "parameters": parameters}}
 
 
-def _taken_apart(text: str, names: Sequence[str]) -> list[str] | None:
-    """What stands before, between and after names and arguments; None where the arguments are no JSON after the name."""
+def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
+    """Return the text around names and arguments, None if no JSON arguments follow a name."""
     parts, at = [], 0
     for name in names:
         start = text.find(name, at)
@@ -142,43 +148,39 @@ def _taken_apart(text: str, names: Sequence[str]) -> list[str] | None:
     return [*parts, text[at:]]
 
 
-def _in_class(letter: str) -> str:
-    """A character as part of a regular expression's class."""
+def _escape_in_class(letter: str) -> str:
+    """Escape a character for a character class of a regular expression."""
     return f"\\{letter}" if letter in "\\]^-/" else letter
 
 
 class ToolCallParser:
-    """Turns the pieces of answers into text and calls.
-
-    Args:
-        form: how calls are written.
-    """
+    """Turns deltas into text and complete tool calls."""
 
     def __init__(self, form: ToolCallFormat) -> None:
         self._form = form
-        self._heard: dict[int, str] = {}
-        self._inside: dict[int, bool] = {}
+        self._buffers: dict[int, str] = {}
+        self._in_call: dict[int, bool] = {}
 
-    def read(self, piece: Delta) -> Delta:
-        """A piece as the client gets it: calls are held back until they are complete, and then they are no text."""
-        form, index = self._form, piece.index
-        if index not in self._inside and piece.text:
-            self._inside[index] = piece.text[0] == form.opening[0]
-            self._heard[index] = ""
-        if not self._inside.get(index):
-            return piece
-        self._heard[index] += piece.text
-        return replace(piece, text="", calls=tuple(self._complete(index)))
+    def parse(self, delta: Delta) -> Delta:
+        """Return the delta for the client. The text of a call is held back until the call is complete."""
+        form, index = self._form, delta.index
+        if index not in self._in_call and delta.text:
+            self._in_call[index] = delta.text[0] == form.opening[0]
+            self._buffers[index] = ""
+        if not self._in_call.get(index):
+            return delta
+        self._buffers[index] += delta.text
+        return replace(delta, text="", calls=tuple(self._take_complete_calls(index)))
 
-    def _complete(self, index: int) -> list[ToolCall]:
-        """Calls that are complete now, which are heard no more."""
+    def _take_complete_calls(self, index: int) -> list[ToolCall]:
+        """Remove and return the complete calls of the buffer."""
         form = self._form
         calls: list[ToolCall] = []
-        middle = form.spoken(form.middle)
+        middle = form.visible_text(form.middle)
         while True:
-            text = self._heard[index]
+            text = self._buffers[index]
             start = next(
-                (each for each in (form.opening, form.spoken(form.between)) if each and text.startswith(each)), ""
+                (each for each in (form.opening, form.visible_text(form.between)) if each and text.startswith(each)), ""
             )
             name, found, rest = text[len(start) :].partition(middle)
             if not found or not start:
@@ -188,4 +190,4 @@ class ToolCallParser:
             except ValueError:
                 return calls
             calls.append(ToolCall(name, rest[:stop]))
-            self._heard[index] = rest[stop:]
+            self._buffers[index] = rest[stop:]

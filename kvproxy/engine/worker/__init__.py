@@ -1,1 +1,1 @@
-"""TODO."""
+"""Execution of scheduled steps on a device."""

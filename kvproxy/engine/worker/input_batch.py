@@ -1,4 +1,4 @@
-"""One step's work as tensors: a packed row of tokens, where each is written, and what each sequence sees."""
+"""The input of one step as tensors: a packed row of tokens, and attention metadata for each layer group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ import torch
 
 from kvproxy.engine.attention.interface import KV, AttentionOp
 from kvproxy.engine.attention.selector import AttentionBackends
-from kvproxy.engine.models.layer_groups import LayerGroup, places
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import LayerGroup, pool_slots
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """What the layers of one group need of a step.
+    """Attention inputs of one layer group.
 
     Attributes:
-        slots: `[tokens]`, block * block_size + offset that each token's key and value go to.
-        prefill, decode: attention of the two parts of the row; None where a part is empty.
+        slot_mapping: `[tokens]`, the KV slot of each token: block * block_size + offset.
+        prefill, decode: attention of the two parts of the row; None if the part is empty.
     """
 
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
     prefill: AttentionOp | None
     decode: AttentionOp | None
 
 
 class InputBatch:
-    """Everything that the model needs of a step; prefill spans come first in the row, then one token a decoding sequence.
+    """Input of the model for one step. Prefill tokens come first in the row, then one token per decoding sequence.
 
     Args:
         pool: KV tensors.
-        groups: the model's groups of layers.
-        tokens, positions: `[1, tokens]`, the row and each token's place in its sequence.
-        decode_start: where decoding rows begin in the row.
-        batches: what each group needs.
+        groups: the model's layer groups.
+        tokens, positions: `[1, tokens]`.
+        decode_start: first decoding token in the row.
+        metadata: one item per group.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class InputBatch:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         decode_start: int,
-        batches: Sequence[AttentionMetadata],
+        metadata: Sequence[AttentionMetadata],
     ) -> None:
         self.tokens = tokens
         self.positions = positions
         self.decode_start = decode_start
         self._pool = pool
-        self._places = places(groups)
-        self._batches = batches
+        self._pool_slots = pool_slots(groups)
+        self._metadata = metadata
 
     def layer(self, index: int) -> tuple[AttentionMetadata, KV]:
-        """What a layer of the model needs, and its keys and values in the pool."""
-        group, slot = self._places[index]
-        return self._batches[group], self._pool.layer(slot)
+        """Return a layer's attention metadata, and its keys and values in the pool."""
+        group, slot = self._pool_slots[index]
+        return self._metadata[group], self._pool.layer(slot)
 
 
 def build_input_batch(
@@ -68,43 +68,42 @@ def build_input_batch(
     decodes: Sequence[TokenSpan],
     backends: AttentionBackends,
 ) -> InputBatch:
-    """Tensors for a step; each decode span has exactly one token."""
-    device, size = pool.data.device, pool.block_size
+    """Build the input of a step. Each span in `decodes` has exactly one token."""
+    device, block_size = pool.data.device, pool.block_size
     spans = [*prefills, *decodes]
+    # One upload for all integers of the row.
     row = upload(
         [
             [token for span in spans for token in span.tokens],
             [at for span in spans for at in range(span.start, span.end)],
-            *([slot for span in spans for slot in span.slots(size, group.number)] for group in groups),
+            *([slot for span in spans for slot in span.slot_mapping(block_size, group.index)] for group in groups),
         ],
         device,
     )
     lengths = upload([span.end for span in decodes], device)
-    batches = [
+    metadata = [
         AttentionMetadata(
-            slots=slots,
+            slot_mapping=slot_mapping,
             prefill=backends.prefill.prepare(prefills, pool, group) if prefills else None,
             decode=backends.decode.prepare(
-                decode_block_table(decodes, size, device, group.number), lengths, pool, group
+                decode_block_table(decodes, block_size, device, group.index), lengths, pool, group
             )
             if decodes
             else None,
         )
-        for group, slots in zip(groups, row[2:], strict=True)
+        for group, slot_mapping in zip(groups, row[2:], strict=True)
     ]
-    return InputBatch(pool, groups, row[:1], row[1:2], sum(len(span.tokens) for span in prefills), batches)
+    return InputBatch(pool, groups, row[:1], row[1:2], sum(len(span.tokens) for span in prefills), metadata)
 
 
 def decode_block_table(
     spans: Sequence[TokenSpan], block_size: int, device: torch.device, group: int = 0
 ) -> torch.Tensor:
-    """A group's block table of decoding sequences on a device, `[rows, blocks]` int32."""
-    table = padded_block_table(
-        [span.tables[group] for span in spans], max(-(-span.end // block_size) for span in spans)
-    )
-    return upload(table, device, np.int32)
+    """Return the block table of decoding sequences on a device, `[rows, blocks]` int32."""
+    width = max(-(-span.end // block_size) for span in spans)
+    return upload(padded_block_table([span.block_tables[group] for span in spans], width), device, np.int32)
 
 
-def padded_block_table(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    """Blocks of several sequences, cut or padded with block 0 to one width."""
-    return [[*blocks[:width], *[0] * (width - len(blocks))] for blocks in rows]
+def padded_block_table(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Truncate block tables, or pad them with block 0, to one width."""
+    return [[*blocks[:width], *[0] * (width - len(blocks))] for blocks in tables]

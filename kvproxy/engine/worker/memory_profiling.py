@@ -1,4 +1,4 @@
-"""How many blocks fit the memory of a device, next to what a step computes with."""
+"""The size of the block pool, from the device's memory and a profile of the largest step."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ import torch
 from kvproxy.engine.attention.selector import AttentionBackends
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.sampler.sampler import sample
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.cuda_graphs import max_captured_rows, no_capture
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.model_runner import ModelRunner
@@ -16,23 +16,23 @@ from kvproxy.generation import SamplingParams
 from kvproxy.settings import EngineSettings
 from kvproxy.tiers.free_memory import free_memory
 
-_MARGIN = 1.1
-_OTHERS = 768 << 20
-"""Bytes that are left for libraries' workspaces, for what graphs hold beside tensors, and for FAISS, which takes 256 MiB."""
+_STEP_MARGIN = 1.1
+_RESERVED_BYTES = 768 << 20
+"""For workspaces of libraries, CUDA graphs, and FAISS (256 MiB)."""
+_MAX_CPU_SHARE_BASE = 4 << 30
 
 
 class MemoryMeter(Protocol):
-    """Measures a device's memory."""
+    """Measures the peak memory of a device."""
 
-    def start(self) -> None:
-        """Begin to measure."""
+    def start(self) -> None: ...
 
     def peak(self) -> int:
-        """Most bytes that were taken at any moment since."""
+        """Return the most bytes allocated at any time since `start`."""
 
 
 class CudaMemoryMeter:
-    """By torch's own count."""
+    """Measures torch's CUDA allocations."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,93 +48,92 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Blocks for the pool: as many as were asked for, or as fit `kv_memory`.
+    """Return `num_blocks`, or as many blocks as fit `kv_memory`.
 
     Raises:
         SettingsError: too little memory is allowed or free.
     """
-    block = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
+    block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
-        _check_host(block, settings)
+        _check_host_memory(block_bytes, settings)
     if settings.num_blocks is not None:
         return settings.num_blocks
-    allowed = _allowed(loaded, backends, settings)
-    blocks = int(allowed // block)
-    if blocks < 2:
+    available = _available_bytes(loaded, backends, settings)
+    num_blocks = int(available // block_bytes)
+    if num_blocks < 2:
         raise SettingsError(
-            f"{allowed / 2**20:.0f} MiB for keys and values hold {max(0, blocks)} blocks of {settings.block_size} tokens: raise"
-            " kv_memory, or lower max_batch_tokens"
+            f"{available / 2**20:.0f} MiB for keys and values hold {max(0, num_blocks)} blocks of {settings.block_size}"
+            " tokens: raise kv_memory, or lower max_batch_tokens"
         )
-    return blocks
+    return num_blocks
 
 
-def _check_host(block: int, settings: EngineSettings) -> None:
-    """Refuse a pool that the host has no memory for: the system gives it bit by bit, and would end the process in the middle.
+def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
+    """Refuse a pool beyond the host's free memory: the system would kill the process later.
 
     Raises:
-        SettingsError: it does not fit.
+        SettingsError: the pool does not fit.
     """
     if settings.num_blocks is not None:
-        wanted, name = settings.num_blocks * block, "num_blocks"
+        required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:
-        wanted, name = int(settings.kv_memory), "kv_memory"
+        required, name = int(settings.kv_memory), "kv_memory"
     else:
         return
     free = free_memory()
-    if wanted > free:
+    if required > free:
         raise SettingsError(
-            f"engine.{name} asks for {wanted / 2**30:.1f} GiB for keys and values, and {free / 2**30:.1f} GiB of memory are"
+            f"engine.{name} requires {required / 2**30:.1f} GiB for keys and values, but {free / 2**30:.1f} GiB of memory are"
             f" free: lower engine.{name}"
         )
 
 
-def _allowed(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> float:
-    """Bytes for the pool."""
+def _available_bytes(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> float:
     share, device = settings.kv_memory, loaded.device
     if share > 1:
         return share
     if device.type != "cuda":
-        # On a CPU the memory is shared with everything else, so the share is taken of little: 4 GiB at the most.
-        return share * min(free_memory(), 4 * 2**30)
-    step = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
-    # What torch keeps from loading the model and from that step counts as free, so it is given back first.
+        # Other programs share the host's memory.
+        return share * min(free_memory(), _MAX_CPU_SHARE_BASE)
+    step_bytes = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
+    # Return torch's cached memory to the device, so that it counts as free.
     torch.cuda.empty_cache()
-    return pool_bytes(torch.cuda.mem_get_info(device)[0], share, step)
+    return pool_bytes(torch.cuda.mem_get_info(device)[0], share, step_bytes)
 
 
-def pool_bytes(free: int, share: float, step: int) -> float:
-    """A share of the free bytes, but never what a step of `step` bytes and the other users need."""
-    return min(share * free, free - _MARGIN * step - _OTHERS)
+def pool_bytes(free: int, share: float, step_bytes: int) -> float:
+    """Return a share of the free bytes, less what a step and other libraries need."""
+    return min(share * free, free - _STEP_MARGIN * step_bytes - _RESERVED_BYTES)
 
 
 @torch.inference_mode()
 def profile_peak_memory(
     loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: MemoryMeter
 ) -> int:
-    """Bytes that steps take beside weights and pool, found by computing the largest ones over a small pool.
+    """Return the peak bytes of a step without weights and pool.
 
-    These are a prompt of `max_batch_tokens` with draws for `max_sequences` rows, and the largest step that is captured: graphs
-    keep what they compute with. Log-probabilities of a whole prompt may take more; a step that runs out of memory fails alone.
+    Runs a prompt of `max_batch_tokens` tokens, sampling of `max_sequences` rows, and the largest captured step. Log-probabilities
+    of a whole prompt may need more memory; such a step fails alone.
     """
-    size = settings.block_size
-    longest = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
-    count = min(settings.max_batch_tokens, longest)
-    blocks = list(range(1, 1 - (-count // size)))
-    pool = KVPool(loaded.shape, len(blocks) + 1, size, loaded.dtype, loaded.device)
+    block_size = settings.block_size
+    max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    num_tokens = min(settings.max_batch_tokens, max_len)
+    blocks = list(range(1, 1 - (-num_tokens // block_size)))
+    pool = KVPool(loaded.shape, len(blocks) + 1, block_size, loaded.dtype, loaded.device)
     runner = ModelRunner(loaded, pool, backends)
-    rows = min(settings.max_sequences, count)
+    num_rows = min(settings.max_sequences, num_tokens)
     params = SamplingParams(top_p=0.9, logprobs=0)
     meter.start()
-    # What the groups write to the same blocks has no meaning here.
+    # All groups write to the same blocks; the values are not used.
     tables = [blocks] * len(loaded.groups)
-    (logits,) = runner.compute([TokenSpan([0] * count, 0, tables)], [], [rows])
-    sample(logits, [params] * rows, [0.5] * rows)
-    prompt = meter.peak()
+    (logits,) = runner.run_eager([TokenSpan([0] * num_tokens, 0, tables)], [], [num_rows])
+    sample(logits, [params] * num_rows, [0.5] * num_rows)
+    prompt_peak = meter.peak()
     del logits
-    if not (settings.cuda_graphs and backends.decode.capturable):
-        return prompt
-    most = max_captured_rows(settings)
-    runner.capture(no_capture, most=most, longest=longest)
+    if not (settings.cuda_graphs and backends.decode.supports_capture):
+        return prompt_peak
+    max_rows = max_captured_rows(settings)
+    runner.capture(no_capture, max_rows=max_rows, max_len=max_len)
     meter.start()
-    runner.replay([TokenSpan([0], 0, tables)] * most, [1] * most)
-    return prompt + meter.peak()
+    runner.run_captured([TokenSpan([0], 0, tables)] * max_rows, [1] * max_rows)
+    return prompt_peak + meter.peak()

@@ -34,5 +34,5 @@ def test_triton_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_needs_nothing_that_it_does_not_ask_for() -> None:
-    assert (NO_FEATURES.windows, NO_FEATURES.caps, NO_FEATURES.sinks) == (False, False, False)
-    assert tiny("llama").needs == NO_FEATURES
+    assert (NO_FEATURES.sliding_window, NO_FEATURES.softcap, NO_FEATURES.sinks) == (False, False, False)
+    assert tiny("llama").features == NO_FEATURES

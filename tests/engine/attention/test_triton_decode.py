@@ -11,8 +11,8 @@ from kvproxy.blocks.single_type_manager import GroupKind
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.input_batch import decode_block_table
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
@@ -29,19 +29,19 @@ def attend(
     shared: int = 0,
     width: int = 0,
     scores: ScoreOptions = DEFAULT_SCORES,
-    group: LayerGroup = FULL,
+    group: LayerGroup = FULL_ATTENTION,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a backend gives for sequences of these lengths, and what is exact."""
     blocks = sum(-(-length // block_size) for length in lengths) + 2
     tables = random_tables(lengths, block_size, blocks, shared)
     pool = poisoned_pool(heads, blocks, block_size, dtype, CPU)
     fill(pool, tables, lengths)
-    if not backend.capturable:
+    if not backend.supports_capture:
         pool.data.nan_to_num_()
     query = torch.randn(len(lengths), heads.heads, heads.head_dim).to(dtype)
     for each, length in zip(tables, lengths, strict=True):
         # The engine has block 0 where a row does not reach.
-        out_of_reach = group.first_seen(length - 1) // block_size
+        out_of_reach = group.first_visible(length - 1) // block_size
         each[:out_of_reach] = [0] * out_of_reach
     spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
     table, ends = decode_block_table(spans, block_size, CPU), torch.tensor(lengths)
@@ -122,7 +122,7 @@ def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
     query = torch.randn(4, 4, 16)
 
     def rows(programs: int) -> torch.Tensor:
-        backend = TritonDecode(8, programs=programs)
+        backend = TritonDecode(8, num_programs=programs)
         return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
 
     one_each = rows(10_000)
@@ -172,6 +172,6 @@ def test_limited_attention_capped_scores_and_sinks(
 ) -> None:
     group = LayerGroup(0, kind, reach)
     scores = ScoreOptions(0.4, cap, torch.randn(4) if has_sinks else None)
-    for backend in (TritonDecode(4, split=16), SdpaDecode()):
+    for backend in (TritonDecode(4, min_split=16), SdpaDecode()):
         output, exact = attend(backend, Heads(4, 2, 8), lengths, block_size, scores=scores, group=group)
         assert error(output, exact) < TOLERANCE[torch.float32]

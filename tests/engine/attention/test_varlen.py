@@ -11,8 +11,8 @@ from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaPrefill
 from kvproxy.engine.attention.varlen import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason
 from kvproxy.engine.kernels.packed_linear import can_pack
-from kvproxy.engine.models.layer_groups import FULL, LayerGroup
-from kvproxy.engine.scheduler.token_span import TokenSpan
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.output import TokenSpan
 from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
 
 CPU = torch.device("cpu")
@@ -29,8 +29,8 @@ def packed_attention(
     for at in range(len(queries) - 1):
         rows, seen = slice(queries[at], queries[at + 1]), slice(keys[at], keys[at + 1])
         count, context = rows.stop - rows.start, seen.stop - seen.start
-        assert count <= packing.longest_query
-        assert context <= packing.longest_key
+        assert count <= packing.max_query_len
+        assert context <= packing.max_key_len
         mask = torch.ones(count, context, dtype=torch.bool).tril(context - count)
         if packing.window is not None:
             mask &= torch.ones(count, context, dtype=torch.bool).triu(context - count - packing.window + 1)
@@ -54,7 +54,7 @@ def check(
     block_size: int,
     shared: int,
     scores: ScoreOptions,
-    group: LayerGroup = FULL,
+    group: LayerGroup = FULL_ATTENTION,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Both backends for prompts of (past, new) tokens."""
@@ -66,16 +66,16 @@ def check(
     fill(pool, tables, lengths)
     spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
     query = torch.randn(sum(count for _, count in shape), heads.heads, heads.head_dim, dtype=dtype)
-    slots = torch.tensor([slot for span in spans for slot in span.slots(block_size)])
+    slots = torch.tensor([slot for span in spans for slot in span.slot_mapping(block_size)])
     new = tuple(part.flatten(0, 1)[slots] for part in pool.layer(0))
     exact = expected_rows(query, pool, spans, scores, group)
     for span, table in zip(spans, tables, strict=True):
         # The engine has block 0 where no row reaches.
-        out_of_reach = group.first_seen(span.start) // block_size
+        out_of_reach = group.first_visible(span.start) // block_size
         table[:out_of_reach] = [0] * out_of_reach
     backends = (
         [SdpaPrefill()]
-        if scores.cap is not None or dtype != torch.float32
+        if scores.softcap is not None or dtype != torch.float32
         else [VarlenPrefill(packed_attention), SdpaPrefill()]
     )
     for backend in backends:
@@ -120,7 +120,7 @@ def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: ScoreOptio
 
 @pytest.mark.parametrize(
     "group",
-    [FULL, LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)],
+    [FULL_ATTENTION, LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)],
     ids=["full", "window", "chunks"],
 )
 def test_prompts_in_bfloat16(group: LayerGroup) -> None:

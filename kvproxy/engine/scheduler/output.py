@@ -1,0 +1,57 @@
+"""The work of one step: a span of tokens for each scheduled sequence."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvproxy.engine.scheduler.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Consecutive tokens of one sequence, from position `start`.
+
+    Attributes:
+        block_tables: one block table per layer group; block 0 replaces freed blocks.
+        num_draft_tokens: how many of the last tokens are speculative.
+        lora_id: LoRA adapter, 0 for the base model.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    block_tables: Sequence[Sequence[int]]
+    num_draft_tokens: int = 0
+    lora_id: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def slot_mapping(self, block_size: int, group: int = 0) -> list[int]:
+        """Return each token's KV slot in a layer group: block * block_size + offset."""
+        table = self.block_tables[group]
+        return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
+
+    def rows(self) -> "list[TokenSpan]":
+        """Split into spans of one token."""
+        return [
+            TokenSpan([token], at, self.block_tables, lora_id=self.lora_id)
+            for at, token in enumerate(self.tokens, self.start)
+        ]
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's work: spans of several tokens in `prefills`, of one token in `decodes`."""
+
+    prefills: list[tuple["SequenceState", TokenSpan]] = field(default_factory=list)
+    decodes: list[tuple["SequenceState", TokenSpan]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.prefills) + len(self.decodes)
+
+    def split(self) -> "Iterator[SchedulerOutput]":
+        """Yield a step for each sequence, in an order in which shared blocks are written before they are read."""
+        yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
+        yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

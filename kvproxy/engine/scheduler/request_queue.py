@@ -1,0 +1,85 @@
+"""The queue of waiting sequences: by priority, then fair between tenants, then by arrival."""
+
+from bisect import insort
+from collections.abc import Iterator
+
+from kvproxy.engine.scheduler.sequence import SequenceState
+
+PROMPT_COST = 1
+OUTPUT_COST = 2
+
+
+class RequestQueue:
+    """Waiting sequences, and the service that each tenant has received.
+
+    Within one priority, the tenant with the least service comes first. Service is the cost of computed tokens.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, list[SequenceState]] = {}
+        self._service: dict[str, int] = {}
+        self._num_live: dict[str, int] = {}
+        self._arrival_numbers: dict[str, int] = {}
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(sequence in queue for queue in self._queues.values())
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """Iterate in the order of admission. The caller may charge tokens and remove yielded sequences."""
+        queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
+        while queues:
+            tenant = min(queues, key=lambda name: self._rank(name, queues[name][0]))
+            yield queues[tenant].pop(0)
+            if not queues[tenant]:
+                del queues[tenant]
+
+    def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, int]:
+        return head.request.queue_priority, self._service.get(tenant, 0), self._number(head)
+
+    def _number(self, sequence: SequenceState) -> int:
+        return self._arrival_numbers[sequence.cache_request.id]
+
+    def register(self, sequence: SequenceState) -> None:
+        """Count a new sequence as live until `unregister`."""
+        tenant = sequence.request.tenant
+        if not self._num_live.get(tenant):
+            # An idle tenant gains no credit: it starts with the least service of the live tenants.
+            if not self._num_live:
+                self._service.clear()
+            least = min((self._service.get(name, 0) for name in self._num_live), default=0)
+            self._service[tenant] = max(self._service.get(tenant, 0), least)
+        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
+        self._arrival_numbers[sequence.cache_request.id] = self._next_number
+        self._next_number += 1
+
+    def unregister(self, sequence: SequenceState) -> None:
+        """Forget a finished or aborted sequence."""
+        tenant = sequence.request.tenant
+        self._num_live[tenant] -= 1
+        if not self._num_live[tenant]:
+            del self._num_live[tenant]
+        del self._arrival_numbers[sequence.cache_request.id]
+
+    def add(self, sequence: SequenceState) -> None:
+        """Enqueue a registered sequence. A preempted sequence keeps its arrival number."""
+        queue = self._queues.setdefault(sequence.request.tenant, [])
+        insort(
+            queue,
+            sequence,
+            key=lambda item: (item.request.queue_priority, item.request.own_priority, self._number(item)),
+        )
+
+    def remove(self, sequence: SequenceState) -> None:
+        tenant = sequence.request.tenant
+        self._queues[tenant].remove(sequence)
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+
+    def charge(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Add computed tokens to the service of the sequence's tenant."""
+        cost = OUTPUT_COST if sequence.num_output_tokens else PROMPT_COST
+        self._service[sequence.request.tenant] += cost * num_tokens

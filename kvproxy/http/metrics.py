@@ -43,67 +43,69 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.described: list[Described] = []
         self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
-        self._first_byte = self._histogram("first_byte", "Time until an answer begins.", "layer")
+        self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
         self._totals = self._gauge(
             "prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", "of"
         )
-        self._queue = self._histogram("queue", "Time until a request gets blocks.")
+        self._queue = self._histogram("queue", "Time until a request is scheduled.")
         self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
         self._per_token = self._histogram("tpot", "Time per output token after the first.")
         self._tokens = self._counter("tokens", "Tokens: prompt (pool, tier, computed) and generated.", "kind")
         self._tiers = self._gauge(
             "tier",
-            "Figures of each tier: chunks and bytes kept; chunks found, missed, damaged, failed, dropped.",
+            "Statistics of each tier: chunks, bytes, hits, misses, damaged, errors, dropped.",
             "tier",
             "of",
         )
-        self._lookups = self._gauge("semantic_lookups", "Lookups of similar questions by what came of them.", "outcome")
-        self._stale = self._gauge("stale", "Answers given past their time, and those computed anew behind them.", "of")
-        self._compared = self._gauge("compared_answers", "Fresh answers compared with cached ones by result.", "result")
+        self._lookups = self._gauge("semantic_lookups", "Semantic lookups by result.", "outcome")
+        self._stale = self._gauge("stale", "Stale responses by reason, and revalidations by result.", "of")
+        self._compared = self._gauge(
+            "compared_answers", "Comparisons of fresh and cached responses by result.", "result"
+        )
         self._learned = self._gauge(
             "learned",
-            "What the policy learned knows: namespaces, serving, observations, served, expected_wrong, would_serve, bound,"
+            "State of the policy learned: namespaces, serving, observations, served, expected_wrong, would_serve, bound,"
             " max_error.",
             "of",
         )
         self._upstreams = self._gauge(
             "upstream",
-            "Upstreams: up (1 or 0), requests under way, load in tokens, requests sent, ejections.",
+            "Upstreams: up (1 or 0), requests in flight, load in tokens, requests sent, ejections.",
             "upstream",
             "of",
         )
         self._engines = self._gauge(
             "engine",
-            "What upstreams say of themselves: num_blocks, usage, running, waiting, queries, hits, age in seconds.",
+            "Statistics that upstreams report: num_blocks, usage, running, waiting, queries, hits, age in seconds.",
             "upstream",
             "of",
         )
         self._slots = self._gauge(
             "slots",
-            "Slots of llama.cpp upstreams: slots, tokens that they hold, files that can be restored (saved), saved_bytes, saves,"
-            " restores, and how many of those showed in the answer (shown).",
+            "Slots of llama.cpp upstreams: slots, cached tokens, files that can be restored (saved), saved_bytes, saves,"
+            " restores, and restores that a response confirmed (shown).",
             "upstream",
             "of",
         )
         self._reuse = self._gauge(
             "reported_reuse",
-            "What upstreams say that they reused: answers that tell (reports), prompt_tokens, cached_tokens; and how many"
-            " predictions there were, exact, too_high and too_low.",
+            "Reuse that upstreams report: responses with a report (reports), prompt_tokens, cached_tokens; predictions,"
+            " and those that were exact, too_high, and too_low.",
             "upstream",
             "model",
             "of",
         )
         self._entries = self._gauge("cache_entries", "Stored responses.")
         self._client_requests = self._counter(
-            "client_requests", "Answers to each client, by status.", "client", "status"
+            "client_requests", "Responses to each client, by status.", "client", "status"
         )
-        self._client_tokens = self._counter("client_tokens", "Tokens that were computed for each client.", "client")
+        self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
-        self._limited = self._counter("limited", "What met a limit, by the name of its setting.", "limit")
+        self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
         self._saved = self._gauge(
             "saved",
-            "What was saved since the journal began: answered (requests), prompt_tokens, completion_tokens, reused_tokens,"
+            "Savings since the journal began: answered (requests), prompt_tokens, completion_tokens, reused_tokens,"
             " seconds, money.",
             "layer",
             "of",

@@ -113,7 +113,7 @@ def _as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     # Databases return an integer in a float column as a float.
-    text = value if isinstance(value, str) else str(float(value))
+    text = str(float(value) if isinstance(value, int) else value)
     return text.encode("utf-8", "surrogatepass")
 
 

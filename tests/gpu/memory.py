@@ -93,7 +93,7 @@ def large_chunks(device: torch.device) -> Figures:
     engine.manager.reset_prefix_cache()
     again, warm = seven.answer(engine, prompt, 2)
     (host,) = engine.tiers.chain.stats()
-    arena = engine.tiers._chunks._arena
+    arena = engine.tiers._transfer._buffers
     held = host.bytes / max(1, host.chunks)
     figures = {
         "chunks": f"{host.chunks} of {chunks} saved, {held / 2**20:.1f} MiB each, {host.hits} loaded, {host.dropped} dropped",

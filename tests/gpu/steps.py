@@ -71,7 +71,7 @@ def mixed_steps(device: torch.device) -> Figures:
     rows, prompt = scale.rows[-1], scale.context // 16
     runner, spans = seven.runner(device, rows + 1, scale.context // 8, graphs=False)
     *decodes, last = spans
-    prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.tables)
+    prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.block_tables)
     both = launched(lambda: runner.run_eager([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
     alone = launched(lambda: runner.run_eager([], decodes, [1] * len(decodes)), scale.repeat)
     first = launched(lambda: runner.run_eager([prefill], [], [1]), scale.repeat)
@@ -118,7 +118,7 @@ def kernel_times(device: torch.device) -> Figures:
 
     scale = scale_of(device)
     runner, spans = seven.runner(device, scale.rows[1], scale.context // 4, graphs=False)
-    prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].tables)
+    prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].block_tables)
     figures: Figures = {}
     for name, work in (
         (f"decode, {len(spans)} rows", lambda: runner.run_eager([], spans, [1] * len(spans))),

@@ -60,7 +60,7 @@ def test_any_list_of_operations_is_replayed_or_refused(
         assert json.loads(list(replay(trace))[-1])["op"] == "end"
     except TraceError as error:
         told = str(error)
-        assert "line" in told or "declares" in told
+        assert "line" in told or "declared" in told
     finally:
         trace.unlink()
 

@@ -115,8 +115,8 @@ class LookupQueue(Generic[Request, Result]):
             with contextlib.suppress(Exception):
                 self._prepare([each.request for each in batch])
         for each in batch:
-            if each.may_begin():
-                _settle(each.future, partial(self._look_up, each.request))
+            # Those that timed out meanwhile are cancelled.
+            _settle(each.future, partial(self._look_up, each.request))
         if job is not None:
             _settle(job[1], job[0])
 

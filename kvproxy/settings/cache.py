@@ -52,7 +52,7 @@ class CacheSettings(Section):
         description="Maximum share of wrong semantic hits, for the policy learned.",
     )
     budget: float = Field(
-        0.05,
+        0.1,
         ge=0.0,
         description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
     )

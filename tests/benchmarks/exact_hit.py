@@ -63,8 +63,8 @@ async def _load(url: str, connections: int, first: int | None) -> float:
                 async with session.post(url, data=data, headers={"content-type": "application/json"}) as response:
                     await response.read()
                     assert response.status == 200
-                    assert detail in response.headers.get("cache-status", "")
-                done += 1
+                    # Lookups that the full queue skips do not count.
+                    done += detail in response.headers.get("cache-status", "")
 
         await asyncio.gather(*(work() for _ in range(connections)))
         return done / SECONDS
@@ -84,7 +84,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as data,
-        run_proxy(load_settings(data=data, engine={"num_blocks": 256})) as (proxy, _),
+        run_proxy(load_settings(data=data, engine={"num_blocks": 256}, cache={"policy": "checked"})) as (proxy, _),
         run_app(app) as floor,
         context.Pool(1) as pool,
     ):

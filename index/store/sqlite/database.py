@@ -121,7 +121,7 @@ class SqliteDatabase:
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):
-            if self._files.were_replaced:
+            if self._files.were_replaced(write=operation == "write"):
                 with self._write_lock:
                     self._files.checkpoint()
                 raise CacheStoreError(
@@ -150,7 +150,7 @@ def _rows(cursor: sqlite3.Cursor) -> list[Row]:
     if cursor.description is None:
         return []
     names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _cannot_open(path: Path, reason: str) -> CacheStoreError:

@@ -6,7 +6,11 @@ Writes to a deleted file succeed as long as it is open, and are lost with the pr
 import contextlib
 import os
 import sqlite3
+import time
 from pathlib import Path
+
+_READ_SECONDS = 0.1
+"""Time for which a check is valid for reads. Each write is checked."""
 
 
 class DatabaseFiles:
@@ -22,11 +26,17 @@ class DatabaseFiles:
         self._writer = writer
         self._is_checkpointed = False
         self._inodes = self._read_inodes()
+        self._next_check = 0.0
 
-    @property
-    def were_replaced(self) -> bool:
-        """Whether the database or its log was deleted or replaced."""
-        return self._read_inodes() != self._inodes
+    def were_replaced(self, *, write: bool) -> bool:
+        """Return whether the database or its log was deleted or replaced."""
+        now = time.monotonic()
+        if not write and now < self._next_check:
+            return False
+        if self._read_inodes() != self._inodes:
+            return True
+        self._next_check = now + _READ_SECONDS
+        return False
 
     def checkpoint(self) -> None:
         """Move the log into the open database. SQLite would later write it over the new file at this path."""

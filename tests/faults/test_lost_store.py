@@ -76,11 +76,11 @@ def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     store.close()
     again = SqliteStore(path)
     # The log of the old file still stood there, and SQLite would have written it over the new one.
-    assert [entry.prompt for entry in again.ls()] == ["from the backup"]
+    assert [entry.prompt for entry in again.list_entries()] == ["from the backup"]
     assert again.check() == 1
     again.close()
     moved = SqliteStore(tmp_path / "moved.db")
-    assert [entry.prompt for entry in moved.ls()] == ["of today"]
+    assert [entry.prompt for entry in moved.list_entries()] == ["of today"]
     moved.close()
 
 

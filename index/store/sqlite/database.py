@@ -116,12 +116,12 @@ class SqliteDatabase:
             self._readers.pop().close()
 
     @contextlib.contextmanager
-    def checked(self, operation: Operation) -> Iterator[None]:
+    def checked(self, operation: Operation, *, now: bool = False) -> Iterator[None]:
         """Convert SQLite's errors, and raise an error if the open files are no longer at their path."""
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):
-            if self._files.were_replaced(write=operation == "write"):
+            if self._files.were_replaced(now=now or operation == "write"):
                 with self._write_lock:
                     self._files.checkpoint()
                 raise CacheStoreError(

@@ -28,14 +28,17 @@ class DatabaseFiles:
         self._inodes = self._read_inodes()
         self._next_check = 0.0
 
-    def were_replaced(self, *, write: bool = True) -> bool:
-        """Return whether the database or its log was deleted or replaced."""
-        now = time.monotonic()
-        if not write and now < self._next_check:
+    def were_replaced(self, *, now: bool = True) -> bool:
+        """Return whether the database or its log was deleted or replaced.
+
+        Args:
+            now: check even if the last check is still valid for reads.
+        """
+        if not now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:
             return True
-        self._next_check = now + _READ_SECONDS
+        self._next_check = time.monotonic() + _READ_SECONDS
         return False
 
     def checkpoint(self) -> None:

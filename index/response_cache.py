@@ -24,7 +24,7 @@ _ENDPOINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class CachedAnswer:
     """A stored answer.
 
     Attributes:
@@ -67,7 +67,7 @@ class ResponseCache:
         self._writes = WriteBatcher(store.put_many)
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
-    async def ask(self, question: str, namespace: str = "") -> Hit | None:
+    async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
         """Return the answer to an equal question, or else to one that is similar enough.
 
         Args:
@@ -85,13 +85,13 @@ class ResponseCache:
         if entry is None:
             return None
         self.store.record_hit(entry.id)
-        return Hit(json.loads(entry.response), entry.prompt, similarity)
+        return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
-    async def keep(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
         """Store an answer; it is durable and can be found when this returns.
 
         Args:
-            question, namespace: as for `ask`.
+            question, namespace: as for `get`.
             ttl: lifetime in seconds; None uses the cache's default.
 
         Returns:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvproxy.blocks.request import CacheRequest, MMItem
     from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.blocks.stats import PoolStats
-    from kvproxy.index.response_cache import Hit, ResponseCache
+    from kvproxy.index.response_cache import CachedAnswer, ResponseCache
     from kvproxy.offline.simulate.chains import ChainRequest, PoolSimulation
     from kvproxy.offline.simulate.chains import simulate as simulate_pool
     from kvproxy.offline.simulate.sweep import Sweep, sweep
@@ -28,10 +28,10 @@ _PLACES = {
     "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),
     "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
     "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
+    "CachedAnswer": ("kvproxy.index.response_cache", "CachedAnswer"),
     "ChainRequest": ("kvproxy.offline.simulate.chains", "ChainRequest"),
     "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
     "GroupSpec": ("kvproxy.blocks.single_type_manager", "GroupSpec"),
-    "Hit": ("kvproxy.index.response_cache", "Hit"),
     "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
     "MMItem": ("kvproxy.blocks.request", "MMItem"),
     "PoolSimulation": ("kvproxy.offline.simulate.chains", "PoolSimulation"),
@@ -48,10 +48,10 @@ __all__ = [
     "BlockHasher",
     "CacheRequest",
     "CacheSettings",
+    "CachedAnswer",
     "ChainRequest",
     "ComputedBlocks",
     "GroupSpec",
-    "Hit",
     "KVCacheManager",
     "MMItem",
     "PoolSimulation",

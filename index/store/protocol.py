@@ -190,7 +190,9 @@ class Store(Protocol):
     def flush(self) -> None:
         """Write the counted hits."""
 
-    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+    def list_entries(
+        self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0
+    ) -> list[Entry]:
         """Entries, newest first."""
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:

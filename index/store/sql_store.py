@@ -111,7 +111,9 @@ class SqlStore(SqlWriter):
     def has_key(self, key: str) -> bool:
         return bool(self.database.query("select 1 as found from responses where key = :key", {"key": key}))
 
-    def ls(self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0) -> list[Entry]:
+    def list_entries(
+        self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0
+    ) -> list[Entry]:
         self.flush()
         if (matches := self._prompt_filter(where)) is not None:
             ids = itertools.islice(

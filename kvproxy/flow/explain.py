@@ -160,7 +160,7 @@ def _refused(request: ApiRequest) -> SemanticReport | None:
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
     """Whether another tenant stored a response to an equal request."""
     where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
-    alike = await asyncio.to_thread(answerer.store.ls, where, limit=_MAX_SAME_PROMPT)
+    alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
             theirs = await answerer.key(replace(request, tenant=entry.tenant))

@@ -202,7 +202,7 @@ class FileJournal:
 
     def _check_file(self) -> None:
         """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
-        if self._files.were_replaced(write=True):
+        if self._files.were_replaced():
             self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
 

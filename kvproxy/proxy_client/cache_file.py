@@ -32,7 +32,8 @@ class StoreCache:
         chosen = _filter(where)
         pinned = set(self._store.pinned())
         rows = [
-            entry.summary() | {"pinned": entry.id in pinned} for entry in self._store.ls(chosen, limit=limit or None)
+            entry.summary() | {"pinned": entry.id in pinned}
+            for entry in self._store.list_entries(chosen, limit=limit or None)
         ]
         is_complete = not limit or len(rows) < limit
         return EntryList(rows, len(rows) if is_complete else len(self._store.ids(chosen)))

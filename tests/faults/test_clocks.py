@@ -61,7 +61,7 @@ def test_the_store_agrees_with_a_naive_one(
         assert served == alive
         assert {head.id for head in store.questions(list(naive)).values() if head.freshness == "fresh"} == alive
         assert store.count() == len(naive) <= 8
-    assert sum(entry.hits for entry in store.ls()) <= hits
+    assert sum(entry.hits for entry in store.list_entries()) <= hits
     store.close()
 
 

@@ -36,11 +36,11 @@ def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, colu
     with pytest.raises(StoreDamaged, match="one is damaged"):
         store.get("one")
     assert "is damaged" in (store.database.health.failure or "")
-    assert [entry.id for entry in store.entries()] == [entry.id for entry in store.ls()] == ["two"]
+    assert [entry.id for entry in store.entries()] == [entry.id for entry in store.list_entries()] == ["two"]
     assert [entry.id for entry in store.missing_vectors("e", 10)] == ["two"]
     # A fresh answer takes its place.
     store.put(make_entry("one", id="new"))
-    assert {entry.id for entry in store.ls()} == {"new", "two"}
+    assert {entry.id for entry in store.list_entries()} == {"new", "two"}
     store.close()
 
 
@@ -90,7 +90,9 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
     for read in (store.find, store.get):
         with pytest.raises(CacheStoreError, match="one"):
             read("one")
-    assert [entry.id for entry in (*store.entries(), *store.ls(), *store.missing_vectors("e", 9))] == ["two"] * 3
+    assert [entry.id for entry in (*store.entries(), *store.list_entries(), *store.missing_vectors("e", 9))] == [
+        "two"
+    ] * 3
     heads = store.questions(["one", "two"])
     assert heads["two"].prompt == "two"
     assert all(isinstance(head.prompt, str) for head in heads.values())

@@ -56,7 +56,7 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         lines = [record.levelname for record in told if record.getMessage().startswith("the store")]
         assert lines == ["ERROR", "WARNING"], caplog.text
         store = SqliteStore(tmp_path / "responses.db")
-        assert {entry.prompt for entry in store.ls()} == {"with room", *map(str, range(kept))}
+        assert {entry.prompt for entry in store.list_entries()} == {"with room", *map(str, range(kept))}
         assert store.check() == kept + 1
         store.close()
 
@@ -139,6 +139,6 @@ def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> Non
         store.flush()
     store.record_hit("a")
     away.rename(path)
-    (entry,) = store.ls()
+    (entry,) = store.list_entries()
     assert entry.hits == 2
     store.close()

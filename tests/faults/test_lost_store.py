@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_nothing_is_called_stored_in_a_deleted_file(
         assert health(url)["status"] == "ok"
         for file in tmp_path.glob("responses.db*"):
             shutil.rmtree(file) if file.is_dir() else file.unlink()
+        time.sleep(0.15)  # A check of the files is valid for 0.1 s of reads.
         for question in ("one", "two", "two"):
             answer = ask(url, question)
             assert answer.status_code == 200
@@ -76,11 +78,11 @@ def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     store.close()
     again = SqliteStore(path)
     # The log of the old file still stood there, and SQLite would have written it over the new one.
-    assert [entry.prompt for entry in again.ls()] == ["from the backup"]
+    assert [entry.prompt for entry in again.list_entries()] == ["from the backup"]
     assert again.check() == 1
     again.close()
     moved = SqliteStore(tmp_path / "moved.db")
-    assert [entry.prompt for entry in moved.ls()] == ["of today"]
+    assert [entry.prompt for entry in moved.list_entries()] == ["of today"]
     moved.close()
 
 

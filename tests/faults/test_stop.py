@@ -97,7 +97,7 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
     assert "Traceback" not in said
     assert "ERROR" not in said
     store = SqliteStore(data / "responses.db")
-    assert {entry.prompt for entry in store.ls()} == {"kept", *(f"soon {number}" for number in range(4))}
+    assert {entry.prompt for entry in store.list_entries()} == {"kept", *(f"soon {number}" for number in range(4))}
     store.close()
 
 
@@ -122,5 +122,5 @@ def test_a_second_ctrl_c_waits_for_nobody(upstream: tuple[str, Upstream], tmp_pa
     assert "Traceback" not in said
     assert "ERROR" not in said
     store = SqliteStore(data / "responses.db")
-    assert {entry.prompt for entry in store.ls()} == {"kept"}
+    assert {entry.prompt for entry in store.list_entries()} == {"kept"}
     store.close()

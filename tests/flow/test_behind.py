@@ -83,7 +83,7 @@ def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
         assert services.answerer.store.count() == 0
         go.set()
         until_stored(services)
-        (entry,) = services.answerer.store.ls()
+        (entry,) = services.answerer.store.list_entries()
         assert f'key="{entry.id}"' in first
 
 

@@ -88,7 +88,7 @@ class Proxy:
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
 
     def stored(self, question: str) -> Any:
-        (entry,) = self.services.answerer.store.ls(EntryFilter(prompt=question))
+        (entry,) = self.services.answerer.store.list_entries(EntryFilter(prompt=question))
         return entry
 
 

@@ -59,7 +59,7 @@ def test_a_request_sets_the_lifetime_within_the_limit(
 ) -> None:
     with run_proxy(settings(tmp_path, upstream[0], max_ttl=max_ttl)) as (url, services):
         assert "; stored" in ask(url, x_kvproxy_ttl=asked, cache_control="confirm").headers["cache-status"]
-        (entry,) = services.answerer.store.ls()
+        (entry,) = services.answerer.store.list_entries()
         assert entry.expires - entry.created == pytest.approx(kept)
         # How long an answer is kept is no part of the question.
         assert "hit" in ask(url).headers["cache-status"]
@@ -68,7 +68,7 @@ def test_a_request_sets_the_lifetime_within_the_limit(
 def test_the_settings_limit_those_who_do_not_ask(upstream: tuple[str, Seen], tmp_path: Path) -> None:
     with run_proxy(settings(tmp_path, upstream[0], max_ttl=10.0)) as (url, services):
         ask(url, cache_control="confirm")
-        (entry,) = services.answerer.store.ls()
+        (entry,) = services.answerer.store.list_entries()
         assert entry.expires - entry.created == pytest.approx(10.0)
 
 
@@ -134,7 +134,7 @@ def test_a_chain_of_proxies_hands_them_on(upstream: tuple[str, Seen], tmp_path: 
         ask(front, **OURS)
         for services in (behind, before):
             until_stored(services)
-            (entry,) = services.answerer.store.ls()
+            (entry,) = services.answerer.store.list_entries()
             assert (entry.tags, entry.expires - entry.created) == (("a",), pytest.approx(60.0))
         assert not [name for name in upstream[1][0] if name.startswith("x-kvproxy-")]
         # A fresh answer is fresh all the way.

@@ -206,7 +206,7 @@ def test_one_request_at_a_time(bench: Bench, case: tuple[str, bool, tuple[Script
     stored = bench.entries - before
     assert stored == 1 if good else stored in (0, 1)
     if stored:
-        entry = bench.services.answerer.store.ls(limit=1)[0]
+        entry = bench.services.answerer.store.list_entries(limit=1)[0]
         assert APIS[name].is_storable(json.loads(entry.response), {"max_tokens": 1}), "something partial was stored"
 
 
@@ -232,7 +232,7 @@ def test_many_at_once_some_of_which_leave(bench: Bench, seed: int) -> None:
 
     asyncio.run(all_of_them())
     bench.nothing_is_left()
-    for entry in bench.services.answerer.store.ls():
+    for entry in bench.services.answerer.store.list_entries():
         assert APIS[entry.endpoint].is_storable(json.loads(entry.response), {"max_tokens": 1})
 
 

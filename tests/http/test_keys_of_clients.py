@@ -60,7 +60,7 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
         assert "hit" in post(url, x_api_key=one).headers["cache-status"]
         # Another client's answers are its own.
         assert "; stored" in post(url, api_key=two, cache_control="confirm").headers["cache-status"]
-        assert {entry.tenant for entry in services.answerer.store.ls()} == {"client:one", "client:two"}
+        assert {entry.tenant for entry in services.answerer.store.list_entries()} == {"client:one", "client:two"}
         post(url, "/v1/rerank", authorization=f"Bearer {two}")
     assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
 
@@ -146,7 +146,7 @@ def test_users_of_one_client_share_no_answers(
             sent = {"x_api_key": key, "cache_control": "confirm"} | ({header: user} if user else {})
             assert "; stored" in post(url, **sent).headers["cache-status"]
             assert "hit" in post(url, **sent).headers["cache-status"]
-        tenants = {entry.tenant for entry in services.answerer.store.ls()}
+        tenants = {entry.tenant for entry in services.answerer.store.list_entries()}
         assert len(tenants) == 4
         assert {tenant.partition("/")[0] for tenant in tenants} == {"client:one", "client:two"}
         # An operator finds them by the client's name.
@@ -160,7 +160,7 @@ def test_users_of_one_client_share_what_it_may_store(tmp_path: Path, seen: tuple
     with run_proxy(found) as (url, services):
         for number in range(40):
             assert post(url, x_api_key=key, x_forwarded_user=str(number), cache_control="confirm").status_code == 200
-        kept = services.answerer.store.ls()
+        kept = services.answerer.store.list_entries()
         assert 0 < len(kept) < 40
         assert sum(NewEntry(entry).size for entry in kept) <= 4000
 

@@ -87,5 +87,5 @@ def test_tenants_share_responses_only_on_purpose(demo: Demo, tmp_path: Path) -> 
     with run_proxy(settings) as (url, services):
         assert 'hit; ttl=86400; detail="exact"' in second(url).replace("ttl=86399", "ttl=86400")
         until_stored(services)
-        (entry,) = services.answerer.store.ls()
+        (entry,) = services.answerer.store.list_entries()
         assert entry.tenant != "public"

@@ -84,7 +84,7 @@ def ask(
 
 def lifetime(services: Services, question: str) -> int:
     until_stored(services)
-    (entry,) = [entry for entry in services.answerer.store.ls() if entry.prompt == question]
+    (entry,) = [entry for entry in services.answerer.store.list_entries() if entry.prompt == question]
     return round(entry.expires - entry.created)
 
 
@@ -272,7 +272,7 @@ def test_a_rule_sets_stale_times_and_what_the_journal_keeps(upstream: str, tmp_p
         long = f"a question of many {'words ' * 60}"
         ask(url, f"{long} ours", x_team="ours")
         ask(url, f"{long} theirs")
-        (entry,) = [each for each in services.answerer.store.ls() if each.prompt.endswith("ours")]
+        (entry,) = [each for each in services.answerer.store.list_entries() if each.prompt.endswith("ours")]
         times = (round(entry.expires - entry.created), entry.stale_while_revalidate, entry.stale_if_error)
         assert times == (7, 8, 9)
         services.answerer.journal.latest(1)
@@ -290,7 +290,7 @@ def test_a_rule_says_which_edits_are_made(upstream: str, tmp_path: Path) -> None
         ask(url, "on 2026-11-20 ##", x_team="ours")
         ask(url, "on 2026-11-20 ##")
         until_stored(services)
-        assert {entry.prompt: entry.tags for entry in services.answerer.store.ls()} == {
+        assert {entry.prompt: entry.tags for entry in services.answerer.store.list_entries()} == {
             "on  ##": ("edit:date",),
             "on  ": ("edit:date", "edit:noise"),
         }

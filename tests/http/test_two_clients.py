@@ -95,7 +95,7 @@ def head_of(stack: Stack, path: bytes, *headers: bytes) -> bytes:
 def check_victim(stack: Stack, question: str) -> None:
     assert ask(stack, question) == f"answer to {question}"
     until_stored(stack.services)
-    entries = {entry.prompt: entry for entry in stack.services.answerer.store.ls()}
+    entries = {entry.prompt: entry for entry in stack.services.answerer.store.list_entries()}
     assert entries[question].tenant == "client:victim"
     assert f"answer to {question}".encode() in entries[question].response
     assert "smuggled" not in entries

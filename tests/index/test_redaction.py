@@ -69,15 +69,15 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
     store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=redact) as cache:
-        assert await cache.keep("what does the customer with mail a@b.c owe us", "nothing")
-        assert await cache.keep("what does the customer owe us", "it depends")
+        assert await cache.set("what does the customer with mail a@b.c owe us", "nothing")
+        assert await cache.set("what does the customer owe us", "it depends")
         # A redacted question has exact hits only.
-        assert await cache.ask("what does the customer with mail x@y.z owe us") is None
-        assert await cache.ask("what does the customer with mail [mail] owe us") is not None
-        equal = await cache.ask("what does the customer with mail a@b.c owe us")
+        assert await cache.get("what does the customer with mail x@y.z owe us") is None
+        assert await cache.get("what does the customer with mail [mail] owe us") is not None
+        equal = await cache.get("what does the customer with mail a@b.c owe us")
         assert equal is not None
         assert equal.answer == "nothing"
-        near = await cache.ask("what does the customer with mail owe us")
+        near = await cache.get("what does the customer with mail owe us")
         assert near is not None
         assert near.answer == "it depends"
         assert await cache.is_comparable("what is a block")
@@ -88,8 +88,8 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
 async def test_an_answer_with_text_to_redact_is_not_stored(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, None, redact=redact) as cache:
-        assert not await cache.keep("who asked", "It was a@b.c")
-        assert await cache.ask("who asked") is None
+        assert not await cache.set("who asked", "It was a@b.c")
+        assert await cache.get("who asked") is None
         assert await cache.insert_many([make_entry("one"), make_entry("two", response=b'{"x": "a@b.c"}')]) == 1
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
@@ -102,9 +102,9 @@ async def test_nothing_is_stored_or_compared_if_redaction_fails(tmp_path: Path) 
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=broken) as cache:
         with pytest.raises(RedactionFailed):
-            await cache.keep("what is a block", "sixteen tokens")
+            await cache.set("what is a block", "sixteen tokens")
         with pytest.raises(RedactionFailed):
-            await cache.ask("what is a block")
+            await cache.get("what is a block")
         assert store.count() == 0
 
 
@@ -130,7 +130,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
         return text
 
     async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
-        kept = asyncio.create_task(cache.keep("q", "a"))
+        kept = asyncio.create_task(cache.set("q", "a"))
         # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)
         go_on.set()

@@ -33,58 +33,58 @@ def similar(store: SqliteStore) -> SemanticCache:
 async def test_an_equal_question_wins_over_a_similar_one(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
-        assert await cache.ask("what is a block here") is None
-        assert await cache.keep("what is a block here", "sixteen tokens")
-        assert await cache.keep("what is a block there", "another thing")
-        hit = await cache.ask("what is a block there")
+        assert await cache.get("what is a block here") is None
+        assert await cache.set("what is a block here", "sixteen tokens")
+        assert await cache.set("what is a block there", "another thing")
+        hit = await cache.get("what is a block there")
         assert hit is not None
         assert (hit.answer, hit.question, hit.similarity) == ("another thing", "what is a block there", None)
-        near = await cache.ask("what is a block here then")
+        near = await cache.get("what is a block here then")
         assert near is not None
         assert near.answer == "sixteen tokens"
         assert near.similarity is not None
         assert near.similarity > 0.8
-        assert await cache.ask("the weather in Lisbon") is None
+        assert await cache.get("the weather in Lisbon") is None
 
 
 async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     async with ResponseCache(store, similar(store)) as cache:
         await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
-        assert await cache.ask("what is a block") is None
-        await cache.keep("what is a block", "one", namespace="a")
-        assert await cache.ask("what is a block", namespace="b") is None
-        assert await cache.ask("what is a block", namespace="") is None
+        assert await cache.get("what is a block") is None
+        await cache.set("what is a block", "one", namespace="a")
+        assert await cache.get("what is a block", namespace="b") is None
+        assert await cache.get("what is a block", namespace="") is None
         # A namespace and a question are not concatenated.
-        assert await cache.ask("", namespace="a") is None
-        await cache.keep("what is a block", "two", namespace="b")
-        assert [(await cache.ask("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
+        assert await cache.get("", namespace="a") is None
+        await cache.set("what is a block", "two", namespace="b")
+        assert [(await cache.get("what is a block", namespace=name)).answer for name in "ab"] == ["one", "two"]  # type: ignore[union-attr]
 
 
 async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
     now = [1000.0]
     store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
     async with ResponseCache(store, None, ttl=50, clock=lambda: now[0]) as cache:
-        await cache.keep("a", "first")
-        await cache.keep("a", "second")
-        await cache.keep("b", "short", ttl=5)
-        assert await cache.keep("c", "expired", ttl=0)
-        assert await cache.ask("c") is None
+        await cache.set("a", "first")
+        await cache.set("a", "second")
+        await cache.set("b", "short", ttl=5)
+        assert await cache.set("c", "expired", ttl=0)
+        assert await cache.get("c") is None
         assert store.count() == 3
-        assert (await cache.ask("a")).answer == "second"  # type: ignore[union-attr]
+        assert (await cache.get("a")).answer == "second"  # type: ignore[union-attr]
         now[0] += 10
-        assert await cache.ask("b") is None
-        assert await cache.ask("a") is not None
+        assert await cache.get("b") is None
+        assert await cache.get("a") is not None
         now[0] += 45
-        assert await cache.ask("a") is None
+        assert await cache.get("a") is None
 
 
 async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "r.db"
     async with open_response_cache(path, EXACT) as cache:
-        await cache.keep("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
+        await cache.set("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
     async with open_response_cache(path, EXACT) as cache:
-        hit = await cache.ask("a \U0001f642 question", namespace="n")
+        hit = await cache.get("a \U0001f642 question", namespace="n")
         assert hit is not None
         assert hit.answer == "an answer\u2028of two lines"
         document = next(cache.store.entries()).document()
@@ -95,8 +95,8 @@ async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> 
 async def test_an_answer_larger_than_the_capacity_is_not_stored(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     async with ResponseCache(store, None) as cache:
-        assert not await cache.keep("a", "x" * 3000)
-        assert await cache.ask("a") is None
+        assert not await cache.set("a", "x" * 3000)
+        assert await cache.get("a") is None
 
 
 def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ class Failing(HashEmbedder):
 
 async def test_exact_hits_work_without_the_embedder(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
-    await ResponseCache(store, similar(store)).keep("one question", "one answer")
+    await ResponseCache(store, similar(store)).set("one question", "one answer")
     async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
-        assert await cache.keep("a question", "an answer")
-        assert (await cache.ask("a question")).answer == "an answer"  # type: ignore[union-attr]
+        assert await cache.set("a question", "an answer")
+        assert (await cache.get("a question")).answer == "an answer"  # type: ignore[union-attr]
         with pytest.raises(EmbedderError, match="out of order"):
-            await cache.ask("another question")
+            await cache.get("another question")
 
 
 async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:
@@ -161,6 +161,6 @@ async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:
         store.record_hit(entries[0].id)
         now[0] = 1010.0
         cache.maintain()
-        assert [entry.prompt for entry in store.ls()] == ["and this"]
-        assert await cache.remove([store.ls()[0].id, "none"]) == 1
+        assert [entry.prompt for entry in store.list_entries()] == ["and this"]
+        assert await cache.remove([store.list_entries()[0].id, "none"]) == 1
         assert store.count() == 0

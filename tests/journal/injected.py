@@ -270,7 +270,7 @@ async def evicted(world: World) -> Cause:
 async def removed(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body, **{"x-kvproxy-tags": "doomed"})
-    await world.cache.remove([entry.id for entry in world.store.ls() if "doomed" in entry.tags])
+    await world.cache.remove([entry.id for entry in world.store.list_entries() if "doomed" in entry.tags])
     return await world.ask(body), "removed", "was removed"
 
 

@@ -236,7 +236,7 @@ def test_matches_can_be_judged_pinned_and_dropped(page: Page, url: str, store) -
 def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
     ask(url, "dora", "Shall this be dropped?")
     page.open(url, "stored")
-    every = store.ls()
+    every = store.list_entries()
     page.until(lambda: f"{len(every)} responses" in page.text(".filters"))
     page.find("input.first").send_keys("dropped?")
     page.until(lambda: page.texts(".grid .row[id] > :last-child") == ["Shall this be dropped?"])

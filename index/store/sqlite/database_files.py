@@ -28,7 +28,7 @@ class DatabaseFiles:
         self._inodes = self._read_inodes()
         self._next_check = 0.0
 
-    def were_replaced(self, *, write: bool) -> bool:
+    def were_replaced(self, *, write: bool = True) -> bool:
         """Return whether the database or its log was deleted or replaced."""
         now = time.monotonic()
         if not write and now < self._next_check:

@@ -58,7 +58,7 @@ async def list_entries(request: Request) -> Response:
     limit = int(number(query.get("limit", "100"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
     where = _filter(query)
-    entries = await asyncio.to_thread(store.ls, where, limit=limit or None, offset=offset)
+    entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
     if offset or (limit and total == limit):
         total = await asyncio.to_thread(store.count if where == EVERYTHING else lambda: len(store.ids(where)))

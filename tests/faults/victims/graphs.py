@@ -60,7 +60,7 @@ class Graphs:
             found |= {id.decode() for id in ids}
             if space in near.indexes:
                 assert near.indexes[space].numbers() == set(numbers.tolist()), "store and index differ"
-            for entry in store.ls(limit=3):
+            for entry in store.list_entries(limit=3):
                 if entry.namespace == space:
                     best = near.search(space, HashEmbedder().embed([entry.prompt])[0], 3)
                     assert best[0][1] > 0.999, "an entry is not found by its own question"

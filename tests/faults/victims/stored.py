@@ -60,7 +60,9 @@ class Stored:
             lost = by_sign["+"] - by_sign["~"] - kept
             assert not lost, f"{len(lost)} responses are lost that were acknowledged"
         assert {id.decode() for id in store.vector_ids("n", "e")[1]} <= kept
-        assert all(entry.response == b'"x"' * 700 for entry in store.ls() if entry.prompt.startswith("question"))
+        assert all(
+            entry.response == b'"x"' * 700 for entry in store.list_entries() if entry.prompt.startswith("question")
+        )
         assert store.stats()["tags"].get("t", 0) == sum(
             entry.prompt.startswith("question") for entry in store.entries()
         )

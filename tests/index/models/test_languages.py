@@ -96,7 +96,7 @@ async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp
         assert await english.insert(make_entry(text))
     assert (await english.lookup("n", "Wie öffne ich das Konto bitte?")).candidates == ()
     assert (await english.lookup("n", "How do I open the account please?")).entry is not None
-    assert [entry.semantic for entry in store.ls()].count(True) == 1
+    assert [entry.semantic for entry in store.list_entries()].count(True) == 1
     german = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en", "de"))
     assert await german.insert(make_entry("Wie öffne ich das neue Konto?"))
     assert (await german.lookup("n", "Wie öffne ich das neue Konto bitte?")).entry is not None

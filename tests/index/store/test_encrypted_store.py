@@ -145,8 +145,8 @@ def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
         EntryFilter(prompt="Even", model="other"),
         EntryFilter(search="7", tag="none"),
     ):
-        assert sealed.ls(where) == clear.ls(where)
-        assert sealed.ls(where, limit=3) == clear.ls(where, limit=3)
+        assert sealed.list_entries(where) == clear.list_entries(where)
+        assert sealed.list_entries(where, limit=3) == clear.list_entries(where, limit=3)
         assert sorted(sealed.ids(where)) == sorted(clear.ids(where))
     clear.close()
     sealed.close()

@@ -93,7 +93,7 @@ def test_a_store_agrees_with_a_dictionary(
                 went = before - {kept.entry.id for kept in model.kept.values()}
                 assert {gone.id for gone in store.expire()} == went
     kept = {each.entry.id: each.hits for each in model.kept.values()}
-    assert {entry.id: entry.hits for entry in store.ls()} == kept
+    assert {entry.id: entry.hits for entry in store.list_entries()} == kept
     assert store.count() == len(kept)
     assert store.stats()["entry_bytes"] == sum(each.size for each in model.kept.values())
     store.close()
@@ -141,7 +141,7 @@ def test_a_tenants_limit_holds_within_one_write(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(of_tenant={"t": 500}.get))
     entries = [make_entry(f"question {number}", tenant="tu"[number % 2]) for number in range(40)]
     store.put_many([NewEntry(entry) for entry in entries])
-    sizes = [NewEntry(entry).size for entry in store.ls(EntryFilter(tenant="t"))]
+    sizes = [NewEntry(entry).size for entry in store.list_entries(EntryFilter(tenant="t"))]
     assert 0 < sum(sizes) <= 500 < sum(sizes) + max(sizes)
     assert len(store.ids(EntryFilter(tenant="u"))) == 20
 
@@ -184,7 +184,7 @@ def test_entries_are_listed_and_deleted_by_a_filter(
     }.items():
         store.put(make_entry(**{"id": name} | fields))
     assert set(store.ids(where)) == expected
-    assert {entry.id for entry in store.ls(where)} == expected
+    assert {entry.id for entry in store.list_entries(where)} == expected
     assert {gone.id for gone in store.delete(store.ids(where))} == expected
     assert store.count() == 3 - len(expected)
 
@@ -209,7 +209,9 @@ def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
     other = make_store(clock=lambda: 2000.0)
     assert import_into(other, read_lines(lines)) == 7
     assert import_into(other, read_lines(lines)) == 0
-    assert other.ls() == sorted(map(Entry.from_document, map(json.loads, lines.splitlines())), key=lambda e: -e.created)
+    assert other.list_entries() == sorted(
+        map(Entry.from_document, map(json.loads, lines.splitlines())), key=lambda e: -e.created
+    )
     found = other.get(entries[0].id)
     assert (found.tags, found.backend, found.request_id, found.hits) == (("b", "a"), "up", "r0", 1)
     assert other.stats()["tags"] == {"a": 7, "b": 7}
@@ -221,10 +223,10 @@ def test_the_totals_of_tenants_match_their_entries(make_store: MakeStore) -> Non
     for number in range(40):
         puts = [NewEntry(make_entry(f"{chance.randrange(60)}", tenant=chance.choice("tuv"))) for _ in range(3)]
         store.put_many(puts)
-        store.delete([entry.id for entry in store.ls(EntryFilter(tenant="v"))[: number % 3]])
+        store.delete([entry.id for entry in store.list_entries(EntryFilter(tenant="v"))[: number % 3]])
     store.delete(store.ids(EntryFilter(tenant="u")))
     counted: dict[str, tuple[int, int]] = {}
-    for entry in store.ls():
+    for entry in store.list_entries():
         entries, size = counted.get(entry.tenant, (0, 0))
         counted[entry.tenant] = entries + 1, size + NewEntry(entry).size
     with store.database.transaction() as run:
@@ -239,7 +241,7 @@ def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) ->
     with store.database.transaction() as run:
         run("update totals set entries = 50", {})
     store.put_many([NewEntry(make_entry("two")), NewEntry(make_entry("three"))])
-    assert "three" in {entry.prompt for entry in store.ls()}
+    assert "three" in {entry.prompt for entry in store.list_entries()}
 
 
 def test_expired_entries_are_evicted_first(make_store: MakeStore) -> None:
@@ -254,7 +256,7 @@ def test_expired_entries_are_evicted_first(make_store: MakeStore) -> None:
     new = [make_entry(f"new {number}", completion_tokens=100) for number in range(3)]
     gone = store.put_many([NewEntry(entry) for entry in new]).removed
     assert ({each.why for each in gone}, len(gone)) == ({"expired"}, 3)
-    assert {entry.id for entry in store.ls()} == {entry.id for entry in lasting + new}
+    assert {entry.id for entry in store.list_entries()} == {entry.id for entry in lasting + new}
 
 
 def test_an_entry_evicted_by_a_later_one_of_its_write_is_reported(make_store: MakeStore) -> None:
@@ -266,7 +268,7 @@ def test_an_entry_evicted_by_a_later_one_of_its_write_is_reported(make_store: Ma
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     cheap = [make_entry(f"cheap {number}", completion_tokens=1) for number in range(5)]
     gone = store.put_many([NewEntry(entry) for entry in cheap]).removed
-    assert {entry.prompt for entry in store.ls()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
+    assert {entry.prompt for entry in store.list_entries()} == {"stored 900", "stored 901", "stored 902", "cheap 4"}
     assert {entry.id for entry in cheap[:4]} <= {each.id for each in gone if each.why == "evicted"}
     assert len(gone) == 5
     assert sorted(told) == sorted(each.id for each in gone)

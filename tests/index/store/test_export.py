@@ -60,7 +60,7 @@ def test_an_export_preserves_large_numbers_and_deep_nesting(tmp_path: Path) -> N
     lines = list(export_lines(store))
     assert [request in line for request, line in zip(odd, lines, strict=True)] == [True] * 3
     assert import_into(other, read_lines(lines[0])) == 1
-    assert other.ls()[0].document()["request"]["metadata"]["id"] == 123456789012345678901234567890
+    assert other.list_entries()[0].document()["request"]["metadata"]["id"] == 123456789012345678901234567890
     store.close()
     other.close()
 

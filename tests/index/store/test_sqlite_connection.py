@@ -90,11 +90,11 @@ def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
     with writer:
         writer.execute("create table one (id integer)")
     files = DatabaseFiles(path, writer)
-    assert not files.were_replaced
+    assert not files.were_replaced()
     with writer:
         writer.execute("insert into one values (7)")
     path.rename(moved)
-    assert files.were_replaced
+    assert files.were_replaced()
     # SQLite would apply the old log to a new file.
     for _ in range(2):
         files.checkpoint()
@@ -104,5 +104,5 @@ def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
     assert again.execute("select id from one").fetchall() == [(7,)]
     again.close()
     files = DatabaseFiles(tmp_path / "none.db", writer)
-    assert not files.were_replaced
+    assert not files.were_replaced()
     files.checkpoint()

@@ -76,7 +76,7 @@ def test_a_kill_loses_no_acknowledged_entry(tmp_path: Path, acknowledged: int) -
         writer.wait()
         ids += [line.strip() for line in writer.stdout if line.endswith("\n")]
     store = SqliteStore(path)
-    kept = {entry.id for entry in store.ls()}
+    kept = {entry.id for entry in store.list_entries()}
     assert set(ids) <= kept
     assert {id.decode() for id in store.vector_ids("n", "e")[1]} == kept
     store.close()

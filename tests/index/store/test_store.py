@@ -68,10 +68,13 @@ def test_listing_filters(make_store: MakeStore) -> None:
     for number in range(6):
         model = "a" if number % 2 else "b"
         store.put(make_entry(f"question {number}", model=model, created=1000.0 + number, namespace=f"{number % 3}x"))
-    assert [entry.prompt for entry in store.ls(EntryFilter(model="a"), limit=2)] == ["question 5", "question 3"]
-    assert len(store.ls(EntryFilter(search="QUESTION 4"))) == 1
-    assert len(store.ls(EntryFilter(namespace="1"))) == 2
-    assert len(store.ls(EntryFilter(older_than=998.0))) == 2
+    assert [entry.prompt for entry in store.list_entries(EntryFilter(model="a"), limit=2)] == [
+        "question 5",
+        "question 3",
+    ]
+    assert len(store.list_entries(EntryFilter(search="QUESTION 4"))) == 1
+    assert len(store.list_entries(EntryFilter(namespace="1"))) == 2
+    assert len(store.list_entries(EntryFilter(older_than=998.0))) == 2
 
 
 def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) -> None:
@@ -130,9 +133,9 @@ def test_pages_of_a_listing_are_complete(make_store: MakeStore, where: EntryFilt
     store = make_store(clock=lambda: 2000.0)
     for number in range(11):
         store.put(make_entry(f"question {number}", created=1000.0 + number % 4))
-    every = store.ls(where)
-    assert [entry for start in range(0, 11, 3) for entry in store.ls(where, limit=3, offset=start)] == every
-    assert store.ls(where, offset=4) == every[4:]
+    every = store.list_entries(where)
+    assert [entry for start in range(0, 11, 3) for entry in store.list_entries(where, limit=3, offset=start)] == every
+    assert store.list_entries(where, offset=4) == every[4:]
     going = store.eviction_order(100)
     assert [entry for start in range(0, 11, 4) for entry in store.eviction_order(4, offset=start)] == going
 
@@ -172,7 +175,7 @@ def test_a_store_full_of_pins_takes_new_entries(make_store: MakeStore) -> None:
     for number in range(3):
         store.put(make_entry(f"new {number}"))
     assert len(store.pinned()) == 1
-    assert "new 2" in {entry.prompt for entry in store.ls()}
+    assert "new 2" in {entry.prompt for entry in store.list_entries()}
 
 
 def test_clocks_may_differ_by_a_minute(make_store: MakeStore) -> None:

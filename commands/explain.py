@@ -127,7 +127,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
-            *((name, semantic[name]) for name in ("policy", "threshold", "level", "max_error") if semantic.get(name)),
+            *([("policy", _policy(semantic))] if semantic.get("policy") else []),
         ]
     )
     if semantic.get("learned"):
@@ -147,6 +147,16 @@ def _print_explanation(found: dict[str, Any]) -> None:
         typer.echo("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
         _print_prefix(prefix)
+
+
+def _policy(semantic: dict[str, Any]) -> str:
+    names = {
+        "min_similarity": "similarity at least",
+        "min_probability": "probability at least",
+        "max_error": "error at most",
+    }
+    limits = ", ".join(f"{text} {semantic[name]}" for name, text in names.items() if semantic.get(name))
+    return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
 
 
 def learned_lines(status: dict[str, Any]) -> list[str]:

@@ -52,8 +52,10 @@ def serve(
     policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None,
     max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None,
     max_bytes: Annotated[int | None, Flag(help="Maximum bytes of stored responses.")] = None,
-    threshold: Annotated[float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")] = None,
-    level: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None,
+    min_similarity: Annotated[
+        float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")
+    ] = None,
+    min_probability: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None,
     max_error: Annotated[float | None, Flag(help="Maximum share of wrong semantic hits under learned.")] = None,
     verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.")] = None,
     shadow: Annotated[
@@ -105,8 +107,8 @@ def serve(
         access=_given(open=open_ or None),
         cache=_given(
             policy=policy,
-            threshold=threshold,
-            level=level,
+            min_similarity=min_similarity,
+            min_probability=min_probability,
             max_error=max_error,
             verifier=verifier,
             shadow=shadow,

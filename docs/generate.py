@@ -31,7 +31,7 @@ def configuration() -> str:
         "",
         "[cache]",
         "ttl = 3600",
-        "threshold = 0.97",
+        "min_similarity = 0.97",
         "```",
     ]
 

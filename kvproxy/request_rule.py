@@ -20,7 +20,7 @@ class RequestRule:
         text: recorded text in the journal.
         edits: names of the active edits.
         pace: tokens per second of replayed streams.
-        sampled: response to requests for a random sample.
+        sampled_requests: response to requests for a random sample.
     """
 
     name: str | None = None
@@ -35,7 +35,7 @@ class RequestRule:
     text: str | None = None
     edits: tuple[str, ...] | None = None
     pace: float | None = None
-    sampled: Literal["fresh", "replay"] | None = None
+    sampled_requests: Literal["fresh", "replay"] | None = None
 
 
 NO_RULE = RequestRule()

@@ -90,7 +90,7 @@ def _semantic(
     load = cache(load_verifier)
 
     def named(policy: PolicyName) -> Policy:
-        own = {} if policy == settings.policy else {"policy": policy, "threshold": None}
+        own = {} if policy == settings.policy else {"policy": policy, "min_similarity": None}
         return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load)
 
     semantic = SemanticCache(
@@ -133,7 +133,9 @@ def build_policy(
     verifier = None if settings.verifier == NONE else load(settings.verifier, embedder, data=data)
     if settings.policy == "learned":
         checked = (
-            None if verifier is None else CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)
+            None
+            if verifier is None
+            else CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
         )
         return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards)
     if verifier is None:
@@ -141,4 +143,4 @@ def build_policy(
             "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",
             param="cache.verifier",
         )
-    return CheckedPolicy(verifier, settings.level, settings.least_similarity, guards)
+    return CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)

@@ -97,8 +97,8 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
         no_cache=control.no_cache or off,
         no_store=control.no_store or off,
         limits=Limits(
-            _stricter(max, limits.similarity, rule.similarity),
-            _stricter(max, limits.level, rule.level),
+            _stricter(max, limits.min_similarity, rule.min_similarity),
+            _stricter(max, limits.min_probability, rule.min_probability),
             _stricter(min, limits.max_error, rule.max_error),
         ),
         tags=tuple(sorted({*control.tags, *rule.tags})),
@@ -115,7 +115,7 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
             text=rule.journal_text,
             edits=rule.edits,
             pace=rule.pace,
-            sampled=rule.sampled,
+            sampled_requests=rule.sampled_requests,
         ),
     )
 

@@ -60,7 +60,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads the settings, the state or the models of whoever runs it."""
     with pytest.MonkeyPatch.context() as patch:
         # Whatever the machine is busy with: what is not a test of the budget finds its time.
-        patch.setenv("KVPROXY_CACHE__BUDGET", "30")
+        patch.setenv("KVPROXY_CACHE__LOOKUP_TIMEOUT", "30")
         # What is fastest differs between machines, and answers in bfloat16 may differ in near ties.
         patch.setenv("KVPROXY_ENGINE__DTYPE", "float32")
         # Nobody here is asked over TLS but with certificates of the test's own, and reading those of the world takes each of

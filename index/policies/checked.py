@@ -39,9 +39,9 @@ class CheckedPolicy:
     ) -> Ruling:
         if not self._verifier.reads(question):
             return Ruling([Decision("vetoed", "language") for _ in neighbours], None)
-        floor = max(self.floor, limits.similarity or 0.0)
-        level = max(self.level, limits.level or 0.0)
-        decisions = [Decision("passed over") for _ in neighbours]
+        floor = max(self.floor, limits.min_similarity or 0.0)
+        level = max(self.level, limits.min_probability or 0.0)
+        decisions = [Decision("not compared") for _ in neighbours]
         for place, neighbour in enumerate(neighbours):
             refusal = screen(question, neighbour, floor, self._guards)
             if refusal is not None:
@@ -51,7 +51,7 @@ class CheckedPolicy:
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return Ruling(decisions, place)
-            decisions[place] = Decision("below level", score=score)
+            decisions[place] = Decision("low probability", score=score)
             if score < _HOPELESS * level:
                 break
         return Ruling(decisions, None)

@@ -7,14 +7,14 @@ from typing import Literal, Protocol
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
     "accepted",
-    "below threshold",
+    "low similarity",
     "vetoed",
-    "below level",
+    "low probability",
     "uncertain",
     "explored",
     "expired",
     "rejected",
-    "passed over",
+    "not compared",
 ]
 
 
@@ -32,13 +32,13 @@ class Limits:
     """Limits of a request. Each can only make the policy stricter.
 
     Attributes:
-        similarity: least cosine.
-        level: least probability of the verifier.
+        min_similarity: least cosine.
+        min_probability: least probability of the verifier.
         max_error: largest expected error.
     """
 
-    similarity: float | None = None
-    level: float | None = None
+    min_similarity: float | None = None
+    min_probability: float | None = None
     max_error: float | None = None
 
 

@@ -13,7 +13,7 @@ def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[G
         floor: least cosine similarity.
     """
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
-        return Decision("below threshold")
+        return Decision("low similarity")
     for guard in guards:
         if guard.vetoes(question, neighbour.prompt):
             return Decision("vetoed", guard.name)

@@ -24,7 +24,7 @@ class ThresholdPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
-        floor = max(self.floor, limits.similarity or 0.0)
+        floor = max(self.floor, limits.min_similarity or 0.0)
         decisions = [
             screen(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
             for neighbour in neighbours

@@ -82,7 +82,7 @@ class Lookup:
         """The decisive verdict, `no neighbour`, or `skipped`; a label of metrics."""
         if self.skipped is not None:
             return "skipped"
-        considered = [candidate for candidate in self.candidates if candidate.verdict != "passed over"]
+        considered = [candidate for candidate in self.candidates if candidate.verdict != "not compared"]
         scored = max(
             (candidate for candidate in considered if candidate.score is not None),
             key=lambda candidate: candidate.score or 0.0,

@@ -85,7 +85,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
         confirm="confirm" in directives,
         max_age=age("max-age"),
         stale_if_error=age("stale-if-error"),
-        limits=Limits(score("similarity"), score("level"), score("max-error")),
+        limits=Limits(score("min-similarity"), score("min-probability"), score("max-error")),
         tags=_tags(headers.get(TAGS, "")),
         ttl=_header_number(headers, TTL, "seconds", "to disable storing"),
         priority=_priority(headers.get(PRIORITY, "0")),

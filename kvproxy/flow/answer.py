@@ -129,7 +129,7 @@ class Answerer:
     def _wants_sample(self, request: ApiRequest) -> bool:
         """Whether a request asks for a random sample and does not accept a stored response."""
         control = request.control
-        if (control.rule.sampled or self.settings.sampled) == "replay":
+        if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
         accepts_stored = control.only_if_cached or control.max_age is not None
         return not accepts_stored and requests_sample(request.body)

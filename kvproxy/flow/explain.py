@@ -84,8 +84,8 @@ class SemanticReport:
     """
 
     policy: str | None = None
-    threshold: float | None = None
-    level: float | None = None
+    min_similarity: float | None = None
+    min_probability: float | None = None
     max_error: float | None = None
     learned: LearningStatus | None = None
     shadow: bool = False
@@ -178,8 +178,8 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
     least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
     report = SemanticReport(
         policy=policy,
-        threshold=max(least, limits.similarity or 0.0),
-        level=max(settings.level, limits.level or 0.0) if policy == "checked" else None,
+        min_similarity=max(least, limits.min_similarity or 0.0),
+        min_probability=max(settings.min_probability, limits.min_probability or 0.0) if policy == "checked" else None,
         max_error=settings.max_error if policy == "learned" else None,
         learned=None if cache.learning is None else await cache.learning.status(key.namespace),
         shadow=settings.shadow,
@@ -217,7 +217,7 @@ def _shown(lookup: Lookup) -> list[Candidate]:
     return [
         candidate
         for place, candidate in enumerate(lookup.candidates)
-        if place < _NEAREST or candidate.verdict != "passed over"
+        if place < _NEAREST or candidate.verdict != "not compared"
     ]
 
 

@@ -129,7 +129,7 @@ class CacheLookup:
             if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
             # Without a backend to call, the lookup has no time limit.
-            seconds = None if failed or request.control.only_if_cached else self._settings.budget
+            seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
             lookup = await self._semantic.lookup(
                 key.namespace,
                 key.text,

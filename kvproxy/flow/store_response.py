@@ -82,7 +82,7 @@ class ResponseWriter:
             compare = partial(observer.compare, exchange.api_request, entry, late=True)
         pending = self._cache.begin(entry, deferred=skipped, on_lookup=compare)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
-        await pending.entry(self.settings.budget)
+        await pending.entry(self.settings.lookup_timeout)
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending

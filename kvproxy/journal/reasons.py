@@ -36,17 +36,17 @@ REASONS: dict[str, str] = {
     "miss-unstored": "An equal request was asked before, and its answer was not kept.",
     "miss-old": "An equal request is stored, but its answer is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed, so that nothing could be looked up.",
-    "below-threshold": "The nearest question is not similar enough.",
-    "below-level": "The verifier finds that the nearest question does not ask the same.",
+    "low-similarity": "The nearest question is not similar enough.",
+    "low-probability": "The verifier finds that the nearest question does not ask the same.",
     "uncertain": "The policy knows too little of such questions to serve the neighbour's answer.",
     "explored": "A neighbour's answer would serve, but the request was forwarded, so that the policy learns.",
     "rejected": "A person rejected the neighbour's answer.",
     "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
-    "skipped-timeout": "The semantic lookup exceeded its timeout (`cache.budget`).",
+    "skipped-timeout": "The semantic lookup exceeded its timeout (`cache.lookup_timeout`).",
     "skipped-queue-full": "Too many semantic lookups were waiting.",
     "miss-hidden": "The question holds characters that a reader does not see, or words of two alphabets: only an equal request"
     " would match.",
-    "asked-sample": "The request asked for a random sample: an explicit temperature above 0, and no seed (`cache.sampled`).",
+    "asked-sample": "The request asked for a random sample: a temperature above 0 and no seed (`cache.sampled_requests`).",
     "asked-fresh": "The request asked for a fresh answer (`Cache-Control: no-cache`).",
     "uncacheable": "No equal request may be given the same answer, see docs/http.md; the cache is off, or it holds state.",
     "bypass-unread": "The request could not be read here, and was passed on as it is.",
@@ -72,8 +72,8 @@ REASONS: dict[str, str] = {
 }  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {
-    "below threshold": "below-threshold",
-    "below level": "below-level",
+    "low similarity": "low-similarity",
+    "low probability": "low-probability",
     "uncertain": "uncertain",
     "explored": "explored",
     "rejected": "rejected",
@@ -154,7 +154,7 @@ def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
     """The chosen neighbour of a lookup, else the one with the highest score, else the nearest."""
     if lookup is None:
         return None
-    judged = [each for each in lookup.candidates if each.verdict not in ("passed over", "expired")]
+    judged = [each for each in lookup.candidates if each.verdict not in ("not compared", "expired")]
     scored = max((each for each in judged if each.score is not None), key=lambda each: each.score or 0.0, default=None)
     return lookup.chosen or scored or next(iter(judged), None)
 

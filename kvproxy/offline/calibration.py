@@ -28,7 +28,7 @@ def calibrate_pairs(file: Path, settings: Settings, target_error: float, progres
         SettingsError: the file or a setting is invalid.
     """
     cache = settings.cache
-    least = LEAST_SIMILARITY | ({cache.policy: cache.threshold} if cache.threshold is not None else {})
+    least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
         pairs = list(read_pairs(file))
         if not pairs:
@@ -38,7 +38,7 @@ def calibrate_pairs(file: Path, settings: Settings, target_error: float, progres
             pairs,
             embedder,
             verifier,
-            Levels(least["threshold"], cache.level, least["checked"]),
+            Levels(least["threshold"], cache.min_probability, least["checked"]),
             target_error=target_error,
             guards=_guards(settings),
             languages=cache.languages,
@@ -82,7 +82,7 @@ def calibrate_stream(
         stream = make_stream(lines, embedder, similarity, lambda share: progress("embedding", share))
         checked = None
         if verifier is not None:
-            checked = CheckedPolicy(verifier, cache.level, LEAST_SIMILARITY["checked"], guards)
+            checked = CheckedPolicy(verifier, cache.min_probability, LEAST_SIMILARITY["checked"], guards)
         return measure(
             stream,
             lambda: LearnedPolicy(ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards),

@@ -22,7 +22,7 @@ from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
 from kvproxy.settings import Settings
 
-_LOOKUP_BUDGET = 60.0
+_LOOKUP_TIMEOUT = 60.0
 _NO_USAGE = Usage(0, 0, 0)
 
 
@@ -88,7 +88,7 @@ async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], 
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend, clock = LoggedBackend(), _Clock()
         # No client waits for a response, so no lookup is skipped.
-        caching = settings.cache.model_copy(update={"budget": _LOOKUP_BUDGET})
+        caching = settings.cache.model_copy(update={"lookup_timeout": _LOOKUP_TIMEOUT})
         cache = await asyncio.to_thread(
             open_response_cache,
             Path(folder) / "responses.db",

@@ -15,14 +15,14 @@ class CacheSettings(Section):
     """The response cache."""
 
     enabled: bool = Field(True, description="Store responses, and answer from them.")
-    sampled: Literal["fresh", "replay"] = Field(
+    sampled_requests: Literal["fresh", "replay"] = Field(
         "fresh",
         description="Response to requests with a temperature above 0 and no seed: a fresh sample, or the stored one. Requests"
         " without a temperature, or with Cache-Control: max-age, receive the stored one.",
     )
     semantic: bool = Field(True, description="Search for similar questions after an exact miss.")
     policy: PolicyName = Field("learned", description="Policy of semantic hits, see docs/semantic-cache.md.")
-    threshold: float | None = Field(
+    min_similarity: float | None = Field(
         None,
         ge=0.0,
         le=1.0,
@@ -39,7 +39,7 @@ class CacheSettings(Section):
         description="Languages of the embedder and the verifier as ISO 639-1 codes, or * for all. Questions in other languages"
         " receive exact hits only.",
     )
-    level: float = Field(
+    min_probability: float = Field(
         0.8,
         ge=0.0,
         le=1.0,
@@ -51,7 +51,7 @@ class CacheSettings(Section):
         lt=1.0,
         description="Maximum share of wrong semantic hits, for the policy learned.",
     )
-    budget: float = Field(
+    lookup_timeout: float = Field(
         0.1,
         ge=0.0,
         description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
@@ -105,4 +105,4 @@ class CacheSettings(Section):
     @property
     def least_similarity(self) -> float:
         """The threshold, or the default of the policy."""
-        return LEAST_SIMILARITY[self.policy] if self.threshold is None else self.threshold
+        return LEAST_SIMILARITY[self.policy] if self.min_similarity is None else self.min_similarity

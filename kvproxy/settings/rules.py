@@ -21,7 +21,7 @@ class RuleSettings(Section):
     headers: dict[str, str] = Field({}, description="Patterns of headers by name; all must match.")
     tag: str | None = Field(None, description="Pattern of a tag of the request.")
     cache: bool | None = Field(None, description="False disables the response cache.")
-    sampled: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled.")
+    sampled_requests: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled_requests.")
     semantic: bool | None = Field(None, description="False allows exact hits only.")
     policy: PolicyName | None = Field(
         None, description="Overrides cache.policy; learned requires that cache.policy is learned, too."
@@ -29,8 +29,8 @@ class RuleSettings(Section):
     ttl: float | None = Field(None, gt=0, description="Overrides cache.ttl.")
     stale_while_revalidate: float | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
     stale_if_error: float | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")
-    similarity: float | None = Field(None, ge=0, le=1, description="Minimum cosine similarity of a semantic hit.")
-    level: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
+    min_similarity: float | None = Field(None, ge=0, le=1, description="Minimum cosine similarity of a semantic hit.")
+    min_probability: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
     max_error: float | None = Field(None, ge=0, le=1, description="Maximum probability of a wrong hit.")
     ignore: tuple[str, ...] = Field(
         (),

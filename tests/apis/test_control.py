@@ -19,7 +19,7 @@ from kvproxy.index.policies.policy import Limits
         ({"cache-control": "No-Store, unheard=5"}, Control(no_store=True)),
         ({"cache-control": " only-if-cached ,confirm"}, Control(only_if_cached=True, confirm=True)),
         ({"cache-control": 'max-age="0", stale-if-error=60'}, Control(max_age=0.0, stale_if_error=60.0)),
-        ({"cache-control": "similarity=0.5, level=0.75"}, Control(limits=Limits(0.5, 0.75, None))),
+        ({"cache-control": "min-similarity=0.5, min-probability=0.75"}, Control(limits=Limits(0.5, 0.75, None))),
         ({"cache-control": "max-error=0.25"}, Control(limits=Limits(None, None, 0.25))),
         ({"x-kvproxy-tags": " b,a ,,b"}, Control(tags=("a", "b"))),
         ({"x-kvproxy-ttl": "0"}, Control(ttl=0.0)),
@@ -29,7 +29,7 @@ from kvproxy.index.policies.policy import Limits
         ({"x-kvproxy-priority": "0"}, Control(priority=0)),
         ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MAX_TAGS))}, None),
         ({"x-kvproxy-tags": "x" * MAX_TAG_LENGTH}, Control(tags=("x" * 128,))),
-        ({"cache-control": "similarity=0, level=1, max-error=1"}, Control(limits=Limits(0.0, 1.0, 1.0))),
+        ({"cache-control": "min-similarity=0, min-probability=1, max-error=1"}, Control(limits=Limits(0.0, 1.0, 1.0))),
         ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, Control()),
     ],
 )
@@ -45,7 +45,7 @@ def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -
         ("cache-control", "stale-if-error=-1", "stale-if-error=60"),
         *[
             ("cache-control", f"{name}={value}", "from 0 to 1")
-            for name in ("similarity", "level", "max-error")
+            for name in ("min-similarity", "min-probability", "max-error")
             for value in ("2", "-0.1", "nan", "inf", "")
         ],
         ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),

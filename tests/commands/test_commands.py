@@ -80,7 +80,7 @@ def test_warm_fills_both_caches_and_can_be_continued(demo: Demo, tmp_path: Path)
         (["calibrate", "no-such-pairs"], 3, "no file"),
         (["calibrate", "README.md"], 2, "README.md, line 1"),
         (["serve", "--port", "99999"], 2, "port"),
-        (["serve", "--upstream", "http://x", "--threshold", "2"], 2, "threshold"),
+        (["serve", "--upstream", "http://x", "--min-similarity", "2"], 2, "min_similarity"),
         (["serve", "--upstream", "http://x", "--model", "m"], 2, "leave out --model"),
         (["serve", "--upstream", "http://x", "--lora", "a=b"], 2, "leave out --lora"),
         (["serve", "--model", "/no/such/model", "--no-semantic", "--port", "0"], 1, "cannot load model"),

@@ -20,7 +20,7 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str) -> None:
         settings = load_settings(
             data=tmp_path,
             upstream=upstream,
-            cache={"policy": "threshold", "threshold": 0.85},
+            cache={"policy": "threshold", "min_similarity": 0.85},
             journal={"text": text},
         )
         with run_proxy(settings) as (url, services):

@@ -158,7 +158,7 @@ def _look_at_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) ->
         data = store.get(name_of(number).key)
         payload = None if data is None else read_payload(data, name_of(number))
         assert payload is None or payload == bytes([number]) * _PAYLOAD, f"chunk {number} is torn"
-        finding.counts["whole" if payload is not None else "passed over"] += 1
+        finding.counts["whole" if payload is not None else "skipped"] += 1
 
 
 HARNESS = Harness("damage", 3000, run)

@@ -18,7 +18,7 @@ _HEADERS = (
     ),
     *(
         ("cache-control", f"{name}={value}")
-        for name in ("similarity", "level", "max-error")
+        for name in ("min-similarity", "min-probability", "max-error")
         for value in ("0.9", "nan", "2")
     ),
     *(("x-kvproxy-ttl", value) for value in ("0", "1", "-1", "inf", "1e400", "")),

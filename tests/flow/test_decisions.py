@@ -116,14 +116,14 @@ def compared(services: Services, count: int) -> None:
 def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Path) -> None:
     with proxy(tmp_path, checked()) as (url, _, _):
         ask(url, QUESTION)
-        assert "fwd=" in ask(url, CLOSE, "level=0.99, no-store").headers["cache-status"]
-        assert "fwd=" in ask(url, CLOSE, "similarity=0.9999, no-store").headers["cache-status"]
-        assert "semantic similarity=" in ask(url, CLOSE, "level=0.1").headers["cache-status"]
-        assert "fwd=" in ask(url, FAR, "level=0.1, similarity=0.1, no-store").headers["cache-status"]
+        assert "fwd=" in ask(url, CLOSE, "min-probability=0.99, no-store").headers["cache-status"]
+        assert "fwd=" in ask(url, CLOSE, "min-similarity=0.9999, no-store").headers["cache-status"]
+        assert "semantic similarity=" in ask(url, CLOSE, "min-probability=0.1").headers["cache-status"]
+        assert "fwd=" in ask(url, FAR, "min-probability=0.1, min-similarity=0.1, no-store").headers["cache-status"]
         assert " verifier=0.909" in ask(url, CLOSE).headers["cache-status"]
-        assert ask(url, NEAR, "level=nan").status_code == 400
+        assert ask(url, NEAR, "min-probability=nan").status_code == 400
         lookups = stats(url)["lookups"]
-        assert (lookups["no neighbour"], lookups["accepted"], lookups["below level"]) == (1, 2, 2)
+        assert (lookups["no neighbour"], lookups["accepted"], lookups["low probability"]) == (1, 2, 2)
         metrics = httpx.get(f"{url}/metrics").text
         assert 'kvproxy_semantic_lookups{outcome="accepted"} 2.0' in metrics
 
@@ -142,7 +142,7 @@ def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
         assert near["semantic"]["policy"] == "checked"
         (neighbour,) = near["semantic"]["neighbours"]
         assert (neighbour["verdict"], neighbour["score"], neighbour["served"]) == ("accepted", 1.0, True)
-        assert explained(FAR)["semantic"]["neighbours"][0]["verdict"] == "below level"
+        assert explained(FAR)["semantic"]["neighbours"][0]["verdict"] == "low probability"
         vetoed = explained(f"{QUESTION} not")["semantic"]["neighbours"][0]
         assert (vetoed["verdict"], vetoed["guard"], vetoed["score"]) == ("vetoed", "negation", None)
 

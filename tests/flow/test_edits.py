@@ -84,7 +84,7 @@ def test_a_pattern_needs_one_group(tmp_path: Path, pattern: str, fix: str) -> No
 
 def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     edit = {"name": "date", "action": "strip", "pattern": r"Today is (\d{4}-\d\d-\d\d)"}
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, edits=[edit], cache={"budget": 30.0})
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, edits=[edit], cache={"lookup_timeout": 30.0})
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
 
         def ask(day: int) -> httpx.Response:

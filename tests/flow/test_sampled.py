@@ -16,7 +16,7 @@ SAMPLE = {"temperature": 0.7}
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    rule = {"name": "replays", "model": "replayed", "sampled": "replay"}
+    rule = {"name": "replays", "model": "replayed", "sampled_requests": "replay"}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("sampled")
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, rules=[rule])

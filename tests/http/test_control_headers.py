@@ -109,7 +109,7 @@ def test_an_unknown_header_of_our_own_is_refused(upstream: tuple[str, Seen], tmp
             refused = ask(url, X_KVProxy_Tll="60")
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-kvproxy-tll")
             assert "did you mean x-kvproxy-ttl?" in refused.json()["error"]["message"]
-        out_of_range = ask(url, cache_control="similarity=2")
+        out_of_range = ask(url, cache_control="min-similarity=2")
         assert (out_of_range.status_code, out_of_range.json()["error"]["param"]) == (400, "Cache-Control")
         assert upstream[1] == []
 

@@ -144,12 +144,16 @@ def test_sighup_reads_them_again(upstream: str, tmp_path: Path) -> None:
 
 def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
-        "[[rules]]\nname = 'a'\nsimilarity = 0.9\nmax_error = 0.01\nsemantic = false\n"
+        "[[rules]]\nname = 'a'\nmin_similarity = 0.9\nmax_error = 0.01\nsemantic = false\n"
     )
     rules = Rules(load_settings(data=tmp_path))
-    headers = {"cache-control": "similarity=0.95, max-error=0.5, level=0.7"}
+    headers = {"cache-control": "min-similarity=0.95, max-error=0.5, min-probability=0.7"}
     control = rules.apply(api_request({"model": "m"}, headers=headers)).control
-    assert (control.limits.similarity, control.limits.max_error, control.limits.level) == (0.95, 0.01, 0.7)
+    assert (control.limits.min_similarity, control.limits.max_error, control.limits.min_probability) == (
+        0.95,
+        0.01,
+        0.7,
+    )
     assert not control.rule.semantic
 
 
@@ -248,15 +252,15 @@ def test_a_rule_says_which_fields_and_headers_make_a_key(upstream: str, tmp_path
 def test_a_rule_decides_how_similar_questions_are_judged(upstream: str, tmp_path: Path) -> None:
     one = "How do I open a port in the firewall of my server?"
     other = "How can I open a port in the firewall of my server?"
-    strict = rule(name="cosine", headers={"x-team": "theirs"}, policy="threshold", similarity=0.9999)
-    loose = rule(name="checked", policy="checked", level=0.9)
+    strict = rule(name="cosine", headers={"x-team": "theirs"}, policy="threshold", min_similarity=0.9999)
+    loose = rule(name="checked", policy="checked", min_probability=0.9)
     with ruled(tmp_path, upstream, loose, strict) as (url, _):
         ask(url, one, cache_control="confirm")
         told = ask(url, other, path="admin/explain", x_team="ours").json()["semantic"]
-        assert (told["policy"], told["level"], told["max_error"]) == ("checked", 0.9, None)
+        assert (told["policy"], told["min_probability"], told["max_error"]) == ("checked", 0.9, None)
         told = ask(url, other, path="admin/explain", x_team="theirs").json()["semantic"]
-        assert (told["policy"], told["threshold"]) == ("threshold", 0.9999)
-        assert told["neighbours"][0]["verdict"] == "below threshold"
+        assert (told["policy"], told["min_similarity"]) == ("threshold", 0.9999)
+        assert told["neighbours"][0]["verdict"] == "low similarity"
         assert told["neighbours"][0]["score"] is None
         assert "semantic" in ask(url, other, x_team="ours").headers["cache-status"]
         assert "hit" not in ask(url, other + " ", x_team="theirs").headers["cache-status"]

@@ -102,7 +102,7 @@ class World:
         assert isinstance(journal, FileJournal)
         self.journal = journal
         # However busy the machine is: all that is injected is to be looked up.
-        patient = CacheSettings(budget=60)
+        patient = CacheSettings(lookup_timeout=60)
         self.answerer = Answerer(Model(), self.cache, patient, clock, journal=journal)
         self.asked = 0
 
@@ -223,7 +223,7 @@ async def changed_question(world: World) -> Cause:
     await world.ask(body)
     other = copy.deepcopy(body)
     other["messages"][-1]["content"] = f"something else {world.random.getrandbits(40):x} entirely"
-    return await world.ask(other), "below-threshold", "messages[3] of the user, at character"
+    return await world.ask(other), "low-similarity", "messages[3] of the user, at character"
 
 
 async def changed_tenant(world: World) -> Cause:
@@ -302,7 +302,7 @@ async def below(world: World) -> Cause:
     again["messages"][-1]["content"] = (
         f"which is the longest winter that a garden of {world.random.getrandbits(40):x} can take"
     )
-    return await world.ask(again), "below-threshold", "not similar enough"
+    return await world.ask(again), "low-similarity", "not similar enough"
 
 
 async def too_old(world: World) -> Cause:

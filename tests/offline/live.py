@@ -37,7 +37,7 @@ def layers(
 
     found = Counter[str]()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
-        settings = load_settings(data=data, upstream=upstream, cache={"budget": 60.0} | cache)
+        settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0} | cache)
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer, semantic = services.answerer.observer, services.answerer.semantic
             coming = services.answerer.cache.pending_writes

@@ -70,7 +70,7 @@ def check(venv: Path, folder: Path) -> None:
         venv / "bin/kvproxy", "serve", "--port", str(port), "--data", str(folder / "data"),
         "--upstream", f"http://127.0.0.1:{upstream.server_port}",
     ]  # fmt: skip
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "KVPROXY_CACHE__BUDGET": "30"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "KVPROXY_CACHE__LOOKUP_TIMEOUT": "30"}
     with subprocess.Popen(program, env=environment, cwd=folder) as proxy:
         try:
             _wait(url)

@@ -89,7 +89,7 @@ def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
     todo = [*commands(text), *more]
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
-        settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"budget": 60})
+        settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
         with run_proxy(settings) as (url, _), terminal() as (screen, parts):
             lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

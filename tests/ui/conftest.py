@@ -57,7 +57,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
     settings = load_settings(
         data=data,
         engine={"num_blocks": 512},
-        cache={"policy": "threshold", "threshold": 0.85},
+        cache={"policy": "threshold", "min_similarity": 0.85},
         journal={"prices": {"demo": {"input": 2.5, "output": 10.0}}},
     )
     with run_proxy(settings) as (url, services):

@@ -54,12 +54,12 @@ def traffic(url: str, requests: int) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-    os.environ["KVPROXY_CACHE__BUDGET"] = "30"
+    os.environ["KVPROXY_CACHE__LOOKUP_TIMEOUT"] = "30"
     with tempfile.TemporaryDirectory() as data, browse(1280, 860) as page:
         settings = load_settings(
             data=Path(data),
             engine={"num_blocks": 300},
-            cache={"policy": "threshold", "threshold": 0.85},
+            cache={"policy": "threshold", "min_similarity": 0.85},
             journal={"prices": {"demo": {"input": 2.5, "output": 10.0}}},
         )
         with run_proxy(settings) as (url, _):

@@ -74,7 +74,7 @@ class LearnedPolicy:
         if estimate is None:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
         decision = self._decide_nearest(question, neighbours[estimate.place], estimate, learner, limits)
-        decisions = [Decision("passed over") for _ in neighbours]
+        decisions = [Decision("not compared") for _ in neighbours]
         decisions[estimate.place] = decision
         record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
@@ -90,8 +90,8 @@ class LearnedPolicy:
         self, question: str, nearest: Neighbour, estimate: Estimate, learner: Learner, limits: Limits
     ) -> Decision:
         error = estimate.error
-        if not nearest.similarity >= max(self.floor, limits.similarity or 0.0):  # A NaN is refused, too.
-            return Decision("below threshold", error=error)
+        if not nearest.similarity >= max(self.floor, limits.min_similarity or 0.0):  # A NaN is refused, too.
+            return Decision("low similarity", error=error)
         if not (error <= learner.level.limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
@@ -101,7 +101,7 @@ class LearnedPolicy:
         if vetoes and error > _LIFTED_ERROR * self.max_error:
             # The guard does not matter to the class, but the question may belong to another class.
             return Decision("vetoed", vetoes[0], error=error)
-        if not estimate.alone and limits.level is None:
+        if not estimate.alone and limits.min_probability is None:
             return Decision("accepted", error=error)
         # A single entry does not show what its answer depends on, so the verifier decides.
         if self._checked is None:
@@ -110,7 +110,7 @@ class LearnedPolicy:
         if decision.verdict == "accepted" and estimate.alone and not learner.checked_allowed:
             # The level of `checked` is enough only if it has proved to be right in this namespace.
             is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self._checked.level)
-            return decision if is_sure else replace(decision, verdict="below level")
+            return decision if is_sure else replace(decision, verdict="low probability")
         return decision
 
     def _decide_by_checked(
@@ -127,7 +127,7 @@ class LearnedPolicy:
         decisions = [
             decision if decision.score is None else replace(decision, error=error) for decision in ruling.decisions
         ]
-        decisions += [Decision("passed over") for _ in neighbours[len(decisions) :]]
+        decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
         if ruling.chosen is None:
             return Ruling(decisions, None, 0.0, record)
         if ruling.chosen == record.place:

@@ -48,7 +48,7 @@ def test_threshold_is_the_cosine_alone_without_guards() -> None:
     verdicts = [
         each.verdict for each in ThresholdPolicy(0.95, guards=()).decide("How do I disable 2FA?", near).decisions
     ]
-    assert verdicts == ["accepted", "accepted", "below threshold"]
+    assert verdicts == ["accepted", "accepted", "low similarity"]
     guarded = ThresholdPolicy(0.95).decide("How do I disable 2FA?", near)
     assert (guarded.decisions[0].verdict, guarded.decisions[0].guard) == ("vetoed", "opposites")
     assert guarded.chosen == 1
@@ -72,12 +72,12 @@ def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision(
         assert accepted == [place for place in [ruling.chosen] if place is not None]
         return [each.verdict for each in ruling.decisions]
 
-    below = "below level"
-    assert verdicts(b=0.95) == ["accepted", *["passed over"] * 4]
-    assert verdicts(b=0.6, c=0.95) == [below, "vetoed", "accepted", "passed over", "passed over"]
-    assert verdicts(b=0.6, c=0.6, d=0.6) == [below, "vetoed", below, below, "below threshold"]
+    below = "low probability"
+    assert verdicts(b=0.95) == ["accepted", *["not compared"] * 4]
+    assert verdicts(b=0.6, c=0.95) == [below, "vetoed", "accepted", "not compared", "not compared"]
+    assert verdicts(b=0.6, c=0.6, d=0.6) == [below, "vetoed", below, below, "low similarity"]
     # The score is so low that farther neighbours need not be read.
-    assert verdicts(b=0.2) == [below, *["passed over"] * 4]
+    assert verdicts(b=0.2) == [below, *["not compared"] * 4]
     assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, near[4:]).decisions[0].score is None
     assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, []).decisions == []
 
@@ -115,7 +115,7 @@ def near_class(*classes: str) -> list[Neighbour]:
 
 def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
     alone, together = near_class("a", "b", "b"), near_class("a", "a", "b")
-    for score, verdict in ((0.1, "below level"), (0.92, "below level"), (0.97, "accepted")):
+    for score, verdict in ((0.1, "low probability"), (0.92, "low probability"), (0.97, "accepted")):
         policy = taught(1.0, CheckedPolicy(Fixed(score), 0.9, 0.5, guards=()))
         assert policy.decide("how do I open the account", alone).decisions[0].verdict == verdict
         assert policy.decide("how do I open the account", together).chosen == 0

@@ -111,7 +111,7 @@ def test_vectors_of_a_wrong_shape_are_an_error(shape: tuple[int, ...]) -> None:
 
 def test_a_similarity_of_nan_is_not_a_hit() -> None:
     (served,) = ThresholdPolicy(0.5, guards=()).decide("one", [Neighbour("one", float("nan"))]).decisions
-    assert served.verdict == "below threshold"
+    assert served.verdict == "low similarity"
 
 
 @pytest.mark.parametrize("text", ["What does 👍 mean?", "Translate 貓 to English", "สวัสดี แปลว่าอะไร", "so on, " * 60])

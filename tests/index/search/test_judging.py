@@ -58,7 +58,7 @@ def decider(store: SqliteStore, chance: float) -> Decider:
     return Decider(store, FaissNeighbours(store, "e", 2), None, policy, None, lambda: chance)
 
 
-ACCEPTED = Ruling([Decision("passed over"), Decision("accepted", score=0.9), Decision("passed over")], 1, chance=0.3)
+ACCEPTED = Ruling([Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, chance=0.3)
 
 
 @pytest.mark.parametrize(("drawn", "explored"), [(0.0, True), (0.29, True), (0.3, False), (0.99, False), (None, False)])
@@ -77,12 +77,16 @@ def test_as_large_a_share_is_explored_as_the_policy_says(
 
 
 def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: SqliteStore) -> None:
-    decisions = [Decision("below level", score=0.2), Decision("below level", score=0.7), Decision("vetoed", "names")]
+    decisions = [
+        Decision("low probability", score=0.2),
+        Decision("low probability", score=0.7),
+        Decision("vetoed", "names"),
+    ]
     found, _ = looked_up(store, Ruling(decisions, None), 0.0)
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.accepted, found.observation.chance) == ("b", False, 1.0)
     assert found.observation.record == LearningRecord(1, None, 0.0, 0.0)
-    assert found.outcome == "below level"
+    assert found.outcome == "low probability"
     nothing, _ = looked_up(store, Ruling([Decision("vetoed", "names")] * 3, None), 0.0)
     assert nothing.observation is None
     assert nothing.outcome == "vetoed"
@@ -90,7 +94,7 @@ def test_without_a_note_the_neighbour_that_came_closest_is_compared(store: Sqlit
 
 def test_what_the_policy_notes_is_compared(store: SqliteStore) -> None:
     noted = LearningRecord(2, (1.0,), 0.1, 0.1)
-    found, _ = looked_up(store, Ruling([Decision("passed over")] * 3, None, 0.0, noted), 0.0)
+    found, _ = looked_up(store, Ruling([Decision("not compared")] * 3, None, 0.0, noted), 0.0)
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.record) == ("c", noted)
     assert found.outcome == "no neighbour"

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.health import Operation, StoreHealth
-from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
-from kvproxy.index.store.sqlite.database_files import DatabaseFiles
+from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from kvproxy.index.store.sqlite.schema import SCHEMA, VERSION
 
 _NO_VALUES: Mapping[str, Any] = {}

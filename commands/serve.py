@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 Flag = typer.Option
 _UPSTREAM_SECONDS = 1.0
-_ENGINE_FLAGS = {"policy": "eviction"}
-"""Flags whose names differ from their settings."""
 
 
 def serve(
@@ -43,7 +41,9 @@ def serve(
     ] = None,
     device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None,
-    eviction: Annotated[str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")] = None,
+    eviction_policy: Annotated[
+        str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")
+    ] = None,
     tier_host: TierHost = None,
     tier_disk: TierDisk = None,
     tier_disk_size: TierDiskSize = None,
@@ -84,11 +84,11 @@ def serve(
         kv_memory=kv_memory,
         device=device,
         threads=threads,
-        policy=eviction,
+        eviction_policy=eviction_policy,
         lora=_adapters(lora or []) or None,
     )
     if upstream and (model is not None or engine is not None):
-        flag = "model" if model is not None else _ENGINE_FLAGS.get(min(engine or {}), min(engine or {}))
+        flag = "model" if model is not None else min(engine or {})
         raise typer.BadParameter(
             f"--upstream replaces the embedded engine: leave out --{flag.replace('_', '-')}, or leave out --upstream"
         )

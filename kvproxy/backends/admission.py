@@ -22,14 +22,14 @@ class Admission:
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:
-            raise _overloaded("waiting", f"{self.active} requests are active and {self.waiting} wait")
+            raise _overloaded("queue_size", f"{self.active} requests are active and {self.waiting} wait")
         else:
             self.waiting += 1
             try:
                 async with asyncio.timeout(self._timeout):
                     await self._semaphore.acquire()
             except TimeoutError:
-                raise _overloaded("waiting_seconds", f"no place became free within {self._timeout:g} s") from None
+                raise _overloaded("queue_seconds", f"no place became free within {self._timeout:g} s") from None
             finally:
                 self.waiting -= 1
         self.active += 1

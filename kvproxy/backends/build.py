@@ -48,12 +48,12 @@ def _build_embedded(settings: Settings) -> Built:
     cipher = load_cipher(settings.encryption)
     worker = AsyncLLM.load(settings.engine, settings.model, settings.tiers, cipher, settings.data)
     # The engine's own queue is fair between tenants, so waiting requests are admitted to it.
-    limit = settings.engine.max_sequences + settings.limits.waiting
+    limit = settings.engine.max_num_seqs + settings.limits.queue_size
     backend = EmbeddedBackend(
         worker,
         shared_blocks=settings.cache.shared,
         global_priorities=settings.access.priorities == "all",
-        admission=Admission(limit, 0, settings.limits.waiting_seconds),
+        admission=Admission(limit, 0, settings.limits.queue_seconds),
     )
     return Built(backend, EmbeddedPrefix(backend), worker=worker)
 

@@ -129,7 +129,7 @@ def _chunk_key_prefix(settings: Settings) -> str | None:
     engine = settings.engine
     try:
         loaded = load_model(
-            settings.model, engine.device, engine.dtype, weights=engine.weights, cache_dir=settings.data
+            settings.model, engine.device, engine.dtype, weights=engine.quantization, cache_dir=settings.data
         )
     except KvproxyError:
         return None

@@ -83,14 +83,16 @@ class AsyncLLM:
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
         """
-        if settings.lora and settings.weights == "int8":
-            raise ModelUnsupported("LoRA adapters need plain weights: remove engine.weights = int8 or the adapters")
+        if settings.lora and settings.quantization == "int8":
+            raise ModelUnsupported(
+                "LoRA adapters need plain weights: remove engine.quantization = int8 or the adapters"
+            )
 
         def create() -> AsyncLLM:
             if settings.threads:
                 # The fastest dtype depends on the number of threads.
                 torch.set_num_threads(settings.threads)
-            loaded = load_model(model, settings.device, settings.dtype, weights=settings.weights, cache_dir=data)
+            loaded = load_model(model, settings.device, settings.dtype, weights=settings.quantization, cache_dir=data)
             if settings.lora:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)

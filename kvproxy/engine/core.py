@@ -66,15 +66,15 @@ class EngineCore:
         num_blocks = determine_num_blocks(loaded, backends, settings)
         self.tokenizer = loaded.tokenizer
         self.adapters = loaded.adapters.by_name if loaded.adapters else {}
-        chunked_prefill = ChunkedPrefill(block_size, settings.max_batch_tokens, strict=settings.strict)
+        chunked_prefill = ChunkedPrefill(block_size, settings.max_num_batched_tokens, strict=settings.batch_invariant)
         max_step_tokens = chunked_prefill.max_step_tokens
         # Strict hits end at chunk boundaries, which need not be the end of a prompt.
-        cached_windows: CachedWindows = "all" if settings.strict else settings.cached_windows
+        cached_windows: CachedWindows = "all" if settings.batch_invariant else settings.cached_windows
         self.manager = KVCacheManager(
             num_blocks,
             groups=[group.spec(block_size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
-            policy=settings.policy,
+            policy=settings.eviction_policy,
             keep_tokens=True,
             priorities=True,
             residency=ResidencyTracker(),
@@ -93,7 +93,7 @@ class EngineCore:
         pool = KVPool(shape, num_blocks, block_size, loaded.dtype, loaded.device)
         self.block_bytes = shape.block_bytes(block_size, loaded.dtype)
         self._runner = ModelRunner(loaded, pool, backends)
-        self._strict = settings.strict
+        self._strict = settings.batch_invariant
         # Captured steps do not support LoRA.
         use_graphs = settings.cuda_graphs and loaded.adapters is None
         if capture is None and use_graphs and loaded.device.type == "cuda" and backends.decode.supports_capture:
@@ -104,11 +104,11 @@ class EngineCore:
         self._waits_for_load = False
         self._scheduler = Scheduler(
             self.manager,
-            settings.max_batch_tokens,
-            settings.max_sequences,
+            settings.max_num_batched_tokens,
+            settings.max_num_seqs,
             chunked_prefill,
             # Strict mode computes output tokens one at a time.
-            num_draft_tokens=0 if settings.strict else settings.speculate,
+            num_draft_tokens=0 if settings.batch_invariant else settings.num_speculative_tokens,
             tiers=self.tiers,
         )
         self._output_processor = OutputProcessor(self._scheduler, self._request_finished, self._abort_failed_sequence)

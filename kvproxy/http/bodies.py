@@ -60,7 +60,7 @@ async def _read(request: Request, limit: int, reservation: Reservation | None) -
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body")
+    return TooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
 
 
 async def parsed(raw: bytes) -> JsonObject:

@@ -68,7 +68,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
-    raw = await whole_body(request, limits.body, limits.body_seconds, reservation)
+    raw = await whole_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
         parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant

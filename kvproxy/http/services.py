@@ -79,7 +79,7 @@ class Services:
     def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """A request that continues the client's trace at the upstream, if telemetry is on."""
         telemetry = self.settings.telemetry
-        return request if telemetry.endpoint is None else begin_trace(exchange, request, telemetry.share)
+        return request if telemetry.endpoint is None else begin_trace(exchange, request, telemetry.sample_rate)
 
     @property
     def prefix(self) -> PrefixCache:

@@ -58,7 +58,7 @@ REASONS: dict[str, str] = {
     "refused-key": "The client's key is missing or wrong.",
     "refused-access": "Who asks may not do this.",
     "refused-limit": "The client has used up its limit.",
-    "refused-size": "The body is larger than `limits.body`.",
+    "refused-size": "The body is larger than `limits.body_bytes`.",
     "refused-slow": "The body did not arrive in time.",
     "refused-busy": "Too many requests wait for the backend, or too many connections are open.",
     "error-upstream": "The upstream answered with an error, or could not be reached.",

@@ -239,7 +239,7 @@ class Writer:
 
     def prune(self) -> int:
         """Delete a batch of records beyond the retention; their number."""
-        oldest = self._clock() - self._settings.days * 86_400
+        oldest = self._clock() - self._settings.retention_days * 86_400
         # A scan of all records would block the records that arrive meanwhile, so only the oldest are read.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"
@@ -247,7 +247,7 @@ class Writer:
         )
         with self._connection:
             self._connection.execute("begin immediate")
-            rows = self._connection.execute(sql, [_PRUNE_BATCH, self._settings.rows, oldest]).fetchall()
+            rows = self._connection.execute(sql, [_PRUNE_BATCH, self._settings.max_rows, oldest]).fetchall()
             prompts = {prompt for (prompt,) in rows if prompt is not None}
             (least,) = self._connection.execute(
                 "select coalesce(min(number), ?) from records", [_MAX_NUMBER]

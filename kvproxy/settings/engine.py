@@ -16,8 +16,8 @@ class EngineSettings(Section):
     kv_memory: float = Field(
         0.5, gt=0, description="Memory of the pool: a share of free device memory up to 1, else bytes."
     )
-    max_batch_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
-    max_sequences: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
+    max_num_seqs: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")
     max_model_len: int | None = Field(
         None, ge=1, description="Maximum tokens of a sequence; by default the limit of the model."
     )
@@ -28,8 +28,8 @@ class EngineSettings(Section):
         " of float32 and"
         " bfloat16, measured at the first start.",
     )
-    weights: Literal["plain", "int8"] = Field(
-        "plain",
+    quantization: Literal["none", "int8"] = Field(
+        "none",
         description="int8 stores the weights of linear layers in 8 bits, which is faster on a CPU with few clients. Responses"
         " change slightly; the log reports the weight error.",
     )
@@ -49,18 +49,18 @@ class EngineSettings(Section):
         ge=1,
         description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core.",
     )
-    speculate: int = Field(
+    num_speculative_tokens: int = Field(
         0,
         ge=0,
         le=32,
-        description="Tokens per step of speculative decoding from the request's text; 0 and strict disable it.",
+        description="Tokens per step of speculative decoding from the request's text; 0 and batch_invariant disable it.",
     )
-    strict: bool = Field(
+    batch_invariant: bool = Field(
         False,
         description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
         " identical bit for bit. Slow.",
     )
-    policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
+    eviction_policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
         "lru", description="Eviction policy of unreferenced cached blocks."
     )
     cached_windows: Literal["all", "last"] = Field(

@@ -19,10 +19,10 @@ class JournalSettings(Section):
     """The journal of requests."""
 
     enabled: bool = Field(True, description="Record each request in journal.db in the data folder.")
-    rows: int = Field(
+    max_rows: int = Field(
         1_000_000, ge=1, description="Maximum number of records; the oldest are deleted first. Totals of savings stay."
     )
-    days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
+    retention_days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
         description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"

@@ -8,7 +8,9 @@ from kvproxy.settings.section import Section
 class LimitSettings(Section):
     """Limits on requests; `kvproxy_limited_total` counts rejections by the name of the setting."""
 
-    body: int = Field(32 * 2**20, ge=1, description="Maximum bytes of a body on cached routes; excess receives 413.")
+    body_bytes: int = Field(
+        32 * 2**20, ge=1, description="Maximum bytes of a body on cached routes; excess receives 413."
+    )
     items: int = Field(
         500_000,
         ge=100,
@@ -53,9 +55,9 @@ class LimitSettings(Section):
     cached_tokens: bool = Field(
         False, description="Count tokens of cache hits against a client's tokens_per_minute, too."
     )
-    waiting: int = Field(
+    queue_size: int = Field(
         256, ge=0, description="Maximum requests queued for the engine or an upstream; excess receives 503."
     )
-    waiting_seconds: float = Field(30.0, gt=0, description="Maximum seconds in this queue; then 503.")
+    queue_seconds: float = Field(30.0, gt=0, description="Maximum seconds in this queue; then 503.")
     connections: int = Field(4096, ge=1, description="Maximum client connections; excess receives 503.")
-    imports: int = Field(4 * 2**30, ge=1, description="Maximum bytes of a file imported into the cache.")
+    import_bytes: int = Field(4 * 2**30, ge=1, description="Maximum bytes of a file imported into the cache.")

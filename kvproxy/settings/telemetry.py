@@ -13,7 +13,7 @@ class TelemetrySettings(Section):
         description="OTLP collector over HTTP, such as http://127.0.0.1:4318. OTEL_EXPORTER_OTLP_HEADERS sets its headers.",
     )
     service: str = Field("kvproxy", description="Name of this proxy in traces and metrics (service.name).")
-    share: float = Field(
+    sample_rate: float = Field(
         1.0,
         ge=0,
         le=1,

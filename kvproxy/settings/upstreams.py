@@ -69,14 +69,14 @@ class RoutingSettings(Section):
 
     health_interval: float = Field(5.0, gt=0, description="Seconds between health probes.")
     health_timeout: float = Field(5.0, gt=0, description="Timeout of a health probe in seconds.")
-    figures_interval: float = Field(5.0, gt=0, description="Seconds between reads of an upstream's /metrics.")
+    metrics_interval: float = Field(5.0, gt=0, description="Seconds between reads of an upstream's /metrics.")
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
     pinned_tokens_per_minute: int = Field(
         20_000,
         ge=1,
         description="Maximum prompt tokens per minute to recompute evicted pinned chains.",
     )
-    predicted_share: float = Field(
+    prediction_sample_rate: float = Field(
         0.0625,
         ge=0,
         le=1,
@@ -97,6 +97,8 @@ class SlotSettings(Section):
         ByteSize(8 << 30),
         description="Maximum bytes of slots in the --slot-save-path of each server; 0 disables saving.",
     )
-    least_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
+    min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
     save_after: float = Field(2.0, ge=0, description="Seconds without a request until a slot is saved.")
-    wait: float = Field(30.0, ge=0, description="Maximum seconds to wait for a free slot before forwarding a request.")
+    queue_timeout: float = Field(
+        30.0, ge=0, description="Maximum seconds to wait for a free slot before forwarding a request."
+    )

@@ -103,4 +103,4 @@ def open_telemetry(settings: TelemetrySettings) -> Telemetry | None:
         raise SettingsError(
             f"telemetry.endpoint needs OpenTelemetry ({error}): pip install 'kvproxy[telemetry]'"
         ) from None
-    return Telemetry(Exporter(settings), settings.share)
+    return Telemetry(Exporter(settings), settings.sample_rate)

@@ -25,7 +25,7 @@ class UpstreamClient:
         self._settings = settings
         timeouts = Timeouts(settings.connect_timeout, settings.read_timeout)
         self._connections = ConnectionPool(server.url, timeouts, settings.max_connections + _PROBE_CONNECTIONS)
-        self.admission = Admission(settings.max_connections, limits.waiting, limits.waiting_seconds)
+        self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
 
     def open(self) -> None:
         """Open the connection pool; requires a running event loop."""

@@ -50,7 +50,7 @@ class Fleet:
         for engine in self.engines.values():
             await engine.start()
         self.run(self._repeat(FleetEngine.probe, self._settings.health_interval))
-        self.run(self._repeat(FleetEngine.check, self._settings.figures_interval))
+        self.run(self._repeat(FleetEngine.check, self._settings.metrics_interval))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -140,7 +140,7 @@ class Fleet:
         """Whether to predict the reuse of a single engine, to check a share of its mirror's predictions."""
         if engine.mirror is None or not _is_predictable(request):
             return False
-        self._owed_predictions += self._settings.predicted_share
+        self._owed_predictions += self._settings.prediction_sample_rate
         is_due = self._owed_predictions >= 1.0
         self._owed_predictions -= is_due
         return is_due

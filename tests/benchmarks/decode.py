@@ -30,7 +30,7 @@ def main() -> None:
 
         def ours(prompts: list[list[int]] = prompts, rows: int = rows) -> None:
             loaded = prepare_model("random", model, LetterTokenizer(), torch.device("cpu"))
-            engine = EngineCore(loaded, EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_sequences=64))
+            engine = EngineCore(loaded, EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_num_seqs=64))
             for prompt in prompts:
                 sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0)
                 engine.add_request(GenerationRequest(str(next(numbers)), tuple(prompt), sampling), lambda delta: None)

@@ -73,7 +73,7 @@ def size(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
         connection = open_file(path)
-        writer = Writer(connection, JournalSettings(rows=2 * count), time.time)
+        writer = Writer(connection, JournalSettings(max_rows=2 * count), time.time)
         began = time.perf_counter()
         asked: list[Exchange] = []
         for start in range(0, count, _BATCH):

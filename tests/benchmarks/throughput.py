@@ -73,7 +73,7 @@ def main() -> None:
     loaded = prepare_model("random", fifty_million(), LetterTokenizer(), torch.device("cpu"))
     # Without blocks to spare neither of the two would batch all of them.
     blocks = chosen.requests * (-(-(chosen.prompt + chosen.answer) // 16) + 1) + 1
-    engine = EngineCore(loaded, EngineSettings(num_blocks=blocks, max_sequences=chosen.requests))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=blocks, max_num_seqs=chosen.requests))
     peer = fifty_million()
     for kind, shared in (("nothing shared", 0), (f"{chosen.shared} tokens shared", chosen.shared)):
         seconds: dict[str, list[float]] = {"kvproxy": [], "generate_batch": []}

@@ -44,7 +44,7 @@ def tokens(count: int) -> list[int]:
 
 
 def make(loaded: LoadedModel, **tiers: Any) -> EngineCore:
-    return EngineCore(loaded, EngineSettings(num_blocks=600, max_batch_tokens=2048), TierSettings(**tiers))
+    return EngineCore(loaded, EngineSettings(num_blocks=600, max_num_batched_tokens=2048), TierSettings(**tiers))
 
 
 def first_token(engine: EngineCore, prompt: list[int]) -> float:

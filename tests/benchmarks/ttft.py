@@ -54,7 +54,7 @@ def main() -> None:
         f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}M parameters, {torch.get_num_threads()} threads"
     )
     loaded = prepare_model("random", model, LetterTokenizer(), torch.device("cpu"))
-    engine = EngineCore(loaded, EngineSettings(num_blocks=2000, block_size=16, max_batch_tokens=2048))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=2000, block_size=16, max_num_batched_tokens=2048))
     chance = random.Random(0)
     numbers = itertools.count()
 

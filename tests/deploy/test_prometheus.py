@@ -62,12 +62,12 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         engine={"num_blocks": 256},
         tiers={"host": "64MiB", "chunk_tokens": 16},
         clients=[client],
-        limits={"body": 4000},
+        limits={"body_bytes": 4000},
     )
     with contextlib.ExitStack() as opened:
         first, _ = opened.enter_context(run_proxy(embedded))
         upstream = opened.enter_context(run_app(Starlette(routes=ROUTES)))
-        front = load_settings(data=folder / "front", upstream=upstream, routing={"figures_interval": 0.2})
+        front = load_settings(data=folder / "front", upstream=upstream, routing={"metrics_interval": 0.2})
         second, _ = opened.enter_context(run_proxy(front))
         yield [first, second]
 

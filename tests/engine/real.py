@@ -102,7 +102,7 @@ def main() -> int:
           f" in {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
     size = 16
     longest = given.longest + given.tokens
-    roomy = EngineSettings(block_size=size, num_blocks=20_000, max_batch_tokens=STEP, max_sequences=8)
+    roomy = EngineSettings(block_size=size, num_blocks=20_000, max_num_batched_tokens=STEP, max_num_seqs=8)
     engine = EngineCore(loaded, roomy)
     tight = roomy.model_copy(update={"num_blocks": 1 + int(1.2 * engine.manager.max_blocks_in_use(longest, STEP))})
     wrong = 0

@@ -116,7 +116,7 @@ def check(schema: Schema, answer: str) -> None:
 def main() -> int:
     count, seed = (int(given) for given in [*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]])
     chance = random.Random(seed)
-    engine = EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=4000, max_sequences=16))
+    engine = EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=4000, max_num_seqs=16))
     schemas = [random_schema(chance) for _ in range(count)]
     ended = wrong = refused = 0
     for schema, (answer, how) in zip(schemas, answers(engine, schemas), strict=True):

@@ -67,7 +67,7 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
     adapters = LoraManager(model, {name: tmp_path / name for name in ("one", "two")})
     engine = EngineCore(
         replace(loaded, adapters=adapters),
-        EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=32, speculate=2),
+        EngineSettings(num_blocks=400, block_size=4, max_num_batched_tokens=32, num_speculative_tokens=2),
     )
     asked = [(name, number) for number in range(len(prompts)) for name in models]
     cold, warm = ask(engine, prompts, asked, "cold"), ask(engine, prompts, asked, "warm")

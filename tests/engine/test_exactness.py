@@ -46,7 +46,9 @@ def submit(engine: EngineCore, id: str, prompt: list[int], answers: dict[str, li
 def test_tokens_equal_generate(architecture: str) -> None:
     loaded, prompts, expected = load(architecture)
     for blocks, policy in ((400, "lru"), (40, "lru"), (26, "lru")):
-        settings = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, policy=policy)  # type: ignore[arg-type]
+        settings = EngineSettings(
+            num_blocks=blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=8, eviction_policy=policy
+        )  # type: ignore[arg-type]
         engine = EngineCore(loaded, settings)
         for round in ("cold", "warm"):
             answers: dict[str, list[int]] = {}
@@ -71,7 +73,9 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
     least = 1 + KVCacheManager(1000, groups=specs).max_blocks_in_use(92 + ANSWER, 32)
     pools: list[tuple[int, CachedWindows]] = [(20 * least, "last"), (2 * least, "all"), (least, "all"), (least, "last")]
     for blocks, kept in pools:
-        sizes = EngineSettings(num_blocks=blocks, block_size=4, max_batch_tokens=32, max_sequences=8, speculate=2)
+        sizes = EngineSettings(
+            num_blocks=blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=8, num_speculative_tokens=2
+        )
         engine = EngineCore(loaded, sizes.model_copy(update={"cached_windows": kept}))
         for round in ("cold", "warm"):
             answers: dict[str, list[int]] = {}
@@ -95,7 +99,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
 def test_cancellations_leave_the_others_exact() -> None:
     loaded, prompts, expected = load("llama")
     chance = random.Random(5)
-    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_num_batched_tokens=24, max_num_seqs=6))
     answers: dict[str, list[int]] = {}
     doomed = set()
     for turn in range(4):
@@ -118,7 +122,7 @@ def test_cancellations_leave_the_others_exact() -> None:
 
 def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
     loaded, prompts, expected = load("llama")
-    engine = EngineCore(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=64))
+    engine = EngineCore(loaded, EngineSettings(num_blocks=200, block_size=4, max_num_batched_tokens=64))
     answers: dict[str, list[int]] = {}
     submit(engine, "r", prompts[0], answers, n=3)
     most = 0
@@ -136,7 +140,7 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
     loaded, prompts, _ = load("llama")
 
     def draw(others: int) -> list[int]:
-        engine = EngineCore(loaded, EngineSettings(num_blocks=400, block_size=4, max_batch_tokens=256))
+        engine = EngineCore(loaded, EngineSettings(num_blocks=400, block_size=4, max_num_batched_tokens=256))
         answers: dict[str, list[int]] = {}
         engine.add_request(
             GenerationRequest("s", tuple(prompts[0]), SamplingParams(max_tokens=8, temperature=1.0, seed=3, top_k=5)),
@@ -154,7 +158,9 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
 def test_strict_hits_are_bit_exact() -> None:
     loaded, prompts, _ = load("llama")
     prompt = (prompts[0] * 4)[:150]
-    engine = EngineCore(loaded, EngineSettings(num_blocks=200, block_size=4, max_batch_tokens=32, strict=True))
+    engine = EngineCore(
+        loaded, EngineSettings(num_blocks=200, block_size=4, max_num_batched_tokens=32, batch_invariant=True)
+    )
     seen: list[list[float]] = []
     for round in range(2):
         values: list[float] = []

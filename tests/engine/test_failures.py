@@ -131,7 +131,7 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
 
 
 def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(max_batch_tokens=9, max_sequences=2)
+    desk = Desk(max_num_batched_tokens=9, max_num_seqs=2)
     desk.submit("before", PROMPTS["good"])
     desk.run()
     forward = ModelRunner.execute_model

@@ -53,16 +53,16 @@ def test_what_changes_keys_and_values_changes_it(loaded: LoadedModel, change: Ca
 
 
 def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(loaded: LoadedModel) -> None:
-    assert digest(loaded) == digest(loaded, max_batch_tokens=512)
-    assert digest(loaded, strict=True) != digest(loaded, strict=True, max_batch_tokens=512)
+    assert digest(loaded) == digest(loaded, max_num_batched_tokens=512)
+    assert digest(loaded, batch_invariant=True) != digest(loaded, batch_invariant=True, max_num_batched_tokens=512)
     assert digest(loaded, threads=1) == digest(loaded, threads=2)
-    assert digest(loaded, strict=True, threads=1) != digest(loaded, strict=True, threads=2)
+    assert digest(loaded, batch_invariant=True, threads=1) != digest(loaded, batch_invariant=True, threads=2)
     sizes = {model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
     assert len(sizes) == 2
 
 
 def test_our_own_arithmetic_counts_in_strict_mode_only(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, strict = digest(loaded), digest(loaded, strict=True)
+    plain, strict = digest(loaded), digest(loaded, batch_invariant=True)
     monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC_VERSION", 999)
     assert digest(loaded) == plain
-    assert digest(loaded, strict=True) != strict
+    assert digest(loaded, batch_invariant=True) != strict

@@ -15,7 +15,9 @@ from tests.engine.schemas import answers, check, random_schema
 
 @pytest.fixture(scope="module")
 def engine() -> EngineCore:
-    return EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=1500, max_sequences=16, speculate=3))
+    return EngineCore(
+        load_model("demo", "cpu"), EngineSettings(num_blocks=1500, max_num_seqs=16, num_speculative_tokens=3)
+    )
 
 
 def test_answers_to_random_schemas_validate(engine: EngineCore) -> None:

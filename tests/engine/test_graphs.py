@@ -121,7 +121,7 @@ def load() -> tuple[LoadedModel, list[list[int]], list[list[int]]]:
 def test_replayed_answers_equal_generate(most: int, n: int, replays: int) -> None:
     loaded, prompts, expected = load()
     recorder = Recorder()
-    settings = EngineSettings(num_blocks=100, block_size=4, max_batch_tokens=40, max_sequences=most)
+    settings = EngineSettings(num_blocks=100, block_size=4, max_num_batched_tokens=40, max_num_seqs=most)
     engine = EngineCore(loaded, settings, capture=recorder)
     answers = run(engine, prompts, n)
     assert answers == [tokens for tokens in expected for _ in range(n)]
@@ -133,7 +133,7 @@ def test_replayed_answers_equal_generate(most: int, n: int, replays: int) -> Non
 
 def test_padding_touches_no_block_but_the_first() -> None:
     loaded, prompts, _ = load()
-    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_sequences=8), capture=no_capture)
+    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_num_seqs=8), capture=no_capture)
     pool = engine._runner.pool.data
     pool[:, :, 1:] = 7.0
     run(engine, prompts[:3])
@@ -162,7 +162,7 @@ def test_steps_with_guesses_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
     prompts = [[7, 8, 9] * 10, [4, 5, 6, 1] * 8]
     expected = [reference(random_model("llama"), prompt, 40) for prompt in prompts]
     recorder = Recorder()
-    settings = EngineSettings(num_blocks=100, block_size=4, max_sequences=4, speculate=5)
+    settings = EngineSettings(num_blocks=100, block_size=4, max_num_seqs=4, num_speculative_tokens=5)
     assert run(EngineCore(loaded, settings, capture=recorder), prompts, answer=40) == expected
     assert recorder.captured[0] == 4 * 6
     assert eager == [[30, 32]], "only the prompts"
@@ -174,7 +174,7 @@ def test_a_short_end_of_a_prompt_joins_the_answers_of_a_replayed_step(monkeypatc
     loaded, prompts, _ = load()
     eager = count_eager(monkeypatch)
     recorder = Recorder()
-    engine = EngineCore(loaded, EngineSettings(num_blocks=100, block_size=4, max_sequences=32), capture=recorder)
+    engine = EngineCore(loaded, EngineSettings(num_blocks=100, block_size=4, max_num_seqs=32), capture=recorder)
     run(engine, [prompts[4]])
     eager.clear()
     # 40 of the first 41 tokens are cached; the second prompt is short as a whole, the third is not.
@@ -190,7 +190,7 @@ def test_prompt_logprobs_of_a_replayed_step_are_those_of_an_eager_one() -> None:
     loaded, _, _ = load()
     found = []
     for capture in (None, no_capture):
-        engine = EngineCore(loaded, EngineSettings(num_blocks=50, block_size=4, max_sequences=16), capture=capture)
+        engine = EngineCore(loaded, EngineSettings(num_blocks=50, block_size=4, max_num_seqs=16), capture=capture)
         pieces: list[Delta] = []
         params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
         engine.add_request(GenerationRequest("r", tuple(range(20, 32)), params), pieces.append)

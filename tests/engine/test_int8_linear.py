@@ -51,7 +51,7 @@ def test_it_is_refused_where_it_would_be_slower() -> None:
     with pytest.raises(ModelUnsupported, match="int8 weights"):
         load_model("demo", "cpu", "float32", weights="int8")
     with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):
-        AsyncLLM.load(EngineSettings(weights="int8", lora={"one": Path("nowhere")}), "demo")
+        AsyncLLM.load(EngineSettings(quantization="int8", lora={"one": Path("nowhere")}), "demo")
 
 
 def test_the_error_is_that_of_eight_bits() -> None:

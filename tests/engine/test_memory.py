@@ -64,7 +64,7 @@ def test_the_largest_step_is_what_is_measured(
 
     monkeypatch.setattr(ModelRunner, "run_eager", spy)
     monkeypatch.setattr(memory, "sample", drawn)
-    settings = EngineSettings(max_batch_tokens=batch, max_model_len=longest, max_sequences=20, block_size=16)
+    settings = EngineSettings(max_num_batched_tokens=batch, max_model_len=longest, max_num_seqs=20, block_size=16)
     assert profile_peak_memory(tiny(), SDPA, settings, meter) == 123
     assert meter.log == ["start", [tokens], (20, 300), "peak"]
 
@@ -81,7 +81,7 @@ def test_what_graphs_keep_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> No
 
     meter = Meter()
     backends = replace(SDPA, decode=Capturable())
-    settings = EngineSettings(max_batch_tokens=64, max_sequences=3, speculate=2, block_size=16)
+    settings = EngineSettings(max_num_batched_tokens=64, max_num_seqs=3, num_speculative_tokens=2, block_size=16)
     assert profile_peak_memory(tiny(), backends, settings, meter) == 2 * 123
     # Nine rows of the model's 512 tokens, after the prompt.
     assert meter.log == ["start", "peak", "start", (9, 32), "peak"]

@@ -281,7 +281,7 @@ def test_in_strict_mode_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(NgramProposer, "propose", lambda lookup, tokens, count: [1] * count)
     drafts: dict[bool, set[int]] = {}
     for strict in (False, True):
-        driven = Driven(tiny(), {}, strict=strict, speculate=3)
+        driven = Driven(tiny(), {}, batch_invariant=strict, num_speculative_tokens=3)
         seen = drafts[strict] = set()
         forward = driven.engine._runner.execute_model
 

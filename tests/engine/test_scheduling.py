@@ -41,7 +41,7 @@ class Log:
 
 
 def test_what_is_more_urgent_is_answered_first() -> None:
-    log = Log(Driven(tiny(), {}, max_sequences=1))
+    log = Log(Driven(tiny(), {}, max_num_seqs=1))
     for number, priority in enumerate((5, 0, -1, 5, 0)):
         log.submit(f"{priority}.{number}", prompt(20), priority=priority)
     log.driven.run()
@@ -49,7 +49,7 @@ def test_what_is_more_urgent_is_answered_first() -> None:
 
 
 def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
-    log = Log(Driven(tiny(), {}, max_sequences=1))
+    log = Log(Driven(tiny(), {}, max_num_seqs=1))
     for number in range(12):
         log.submit(f"pushy.{number}", prompt(20), tenant="pushy", own=-number)
     log.submit("calm", prompt(20), tenant="calm")
@@ -60,7 +60,7 @@ def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
 
 
 def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few() -> None:
-    log = Log(Driven(tiny(), {}, max_sequences=2))
+    log = Log(Driven(tiny(), {}, max_num_seqs=2))
     for number in range(20):
         log.submit(f"many{number}", prompt(30), tenant="many")
     for number in range(3):
@@ -70,7 +70,7 @@ def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few() -> None:
 
 
 def test_tenants_get_equal_shares_of_tokens_whatever_the_size_of_their_requests() -> None:
-    log = Log(Driven(tiny(), {}, max_sequences=2))
+    log = Log(Driven(tiny(), {}, max_num_seqs=2))
     for number in range(30):
         log.submit(f"large{number}", prompt(60), tenant="large", count=8)
         for part in range(3):
@@ -82,7 +82,7 @@ def test_tenants_get_equal_shares_of_tokens_whatever_the_size_of_their_requests(
 
 
 def test_idling_earns_no_claim() -> None:
-    log = Log(Driven(tiny(), {}, max_sequences=1))
+    log = Log(Driven(tiny(), {}, max_num_seqs=1))
     for number in range(8):
         log.submit(f"a{number}", prompt(30), tenant="a")
     while len(log.done) < 6:
@@ -96,7 +96,7 @@ def test_idling_earns_no_claim() -> None:
 
 def test_the_least_urgent_gives_way_and_every_answer_is_exact() -> None:
     model = random_model("llama")
-    log = Log(Driven(tiny(), {}, num_blocks=27, max_sequences=4))
+    log = Log(Driven(tiny(), {}, num_blocks=27, max_num_seqs=4))
     prompts = {f"{number}": prompt(24) for number in range(6)}
     for number, (id, tokens) in enumerate(prompts.items()):
         log.submit(id, tokens, priority=5 - number, count=24)
@@ -109,7 +109,7 @@ def test_the_least_urgent_gives_way_and_every_answer_is_exact() -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_the_answers_behind_it() -> None:
-    log = Log(Driven(tiny(), {}, max_batch_tokens=16, max_sequences=4))
+    log = Log(Driven(tiny(), {}, max_num_batched_tokens=16, max_num_seqs=4))
     for number in range(3):
         log.submit(f"answer{number}", prompt(8), count=40)
     for _ in range(6):
@@ -126,7 +126,7 @@ def test_a_long_prompt_does_not_hold_up_the_answers_behind_it() -> None:
 
 
 def test_a_step_never_has_more_sequences_than_it_may() -> None:
-    driven = Driven(tiny(), {}, max_sequences=4, num_blocks=400)
+    driven = Driven(tiny(), {}, max_num_seqs=4, num_blocks=400)
     most = []
     forward = driven.engine._runner.execute_model
     driven.engine._runner.execute_model = lambda plan: most.append(len(plan)) or forward(plan)  # type: ignore[method-assign,func-returns-value]

@@ -55,7 +55,7 @@ def test_greedy_tokens_equal_generate(architecture: str, monkeypatch: pytest.Mon
     model = random_model(architecture)
     prompts = [repetitive(seed) for seed in range(4)]
     for blocks in (300, 50):
-        driven = Driven(tiny(architecture), {"host": "64MiB"}, speculate=5, num_blocks=blocks)
+        driven = Driven(tiny(architecture), {"host": "64MiB"}, num_speculative_tokens=5, num_blocks=blocks)
         for round in range(2):
             for number, prompt in enumerate(prompts):
                 driven.submit(f"{round}.{number}", prompt, 40)
@@ -70,10 +70,10 @@ def test_greedy_tokens_equal_generate(architecture: str, monkeypatch: pytest.Mon
 
 def test_guesses_save_steps_where_text_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
-    for speculate in (0, 6):
+    for num_speculative_tokens in (0, 6):
         with monkeypatch.context() as patch:
             seen = count_guesses(patch)
-            driven = Driven(tiny(), {}, speculate=speculate)
+            driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
             # A random model's greedy answer ends in a cycle, which is text that repeats.
             driven.submit("a", repetitive(1), 200)
             driven.run()
@@ -82,8 +82,8 @@ def test_guesses_save_steps_where_text_repeats(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(speculate: int) -> dict[str, list[int]]:
-        driven = Driven(tiny(), {}, speculate=speculate)
+    def draw(num_speculative_tokens: int) -> dict[str, list[int]]:
+        driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
         for seed in range(4):
             driven.submit(str(seed), repetitive(seed), 60, temperature=0.3, seed=seed, top_k=4, n=2)
         driven.run()
@@ -100,9 +100,16 @@ def test_unseeded_draws_keep_the_distribution() -> None:
     loaded = tiny()
     prompt = repetitive(2)
 
-    def pairs(speculate: int) -> Counter[Sequence[int]]:
+    def pairs(num_speculative_tokens: int) -> Counter[Sequence[int]]:
         found: Counter[Sequence[int]] = Counter()
-        driven = Driven(loaded, {}, speculate=speculate, max_sequences=64, num_blocks=2000, max_batch_tokens=512)
+        driven = Driven(
+            loaded,
+            {},
+            num_speculative_tokens=num_speculative_tokens,
+            max_num_seqs=64,
+            num_blocks=2000,
+            max_num_batched_tokens=512,
+        )
         for number in range(40):
             driven.submit(str(number), prompt, 6, temperature=0.7, top_k=2, n=10)
         driven.run()
@@ -119,7 +126,7 @@ def test_unseeded_draws_keep_the_distribution() -> None:
 
 
 def test_an_answer_never_outgrows_its_limit() -> None:
-    driven = Driven(tiny(), {}, speculate=8)
+    driven = Driven(tiny(), {}, num_speculative_tokens=8)
     for count in range(1, 12):
         driven.submit(str(count), repetitive(3), count)
     driven.run()
@@ -127,8 +134,8 @@ def test_an_answer_never_outgrows_its_limit() -> None:
 
 
 def test_an_end_among_accepted_guesses_ends_the_answer() -> None:
-    def answer(speculate: int, **sampling: object) -> list[int]:
-        driven = Driven(tiny(), {}, speculate=speculate)
+    def answer(num_speculative_tokens: int, **sampling: object) -> list[int]:
+        driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
         driven.engine.tokenizer.eos_ids = frozenset(ends)
         driven.submit("a", prompt, 60, **sampling)
         driven.run()
@@ -151,7 +158,7 @@ def test_prompt_logprobs_are_the_models_own_whatever_is_cached() -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     expected = [float(logits[at, token]) for at, token in enumerate(prompt[1:])]
-    driven = Driven(tiny(), {"host": "64MiB"}, max_batch_tokens=16)
+    driven = Driven(tiny(), {"host": "64MiB"}, max_num_batched_tokens=16)
     found: list[list[float]] = []
 
     driven.submit("fills the cache", prompt, 4)

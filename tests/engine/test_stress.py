@@ -79,9 +79,9 @@ class Stress:
         sizes = {
             "num_blocks": self.chance.choice((54, 60, 90)),
             "max_model_len": 200,
-            "max_batch_tokens": self.chance.choice((7, 24, 64)),
+            "max_num_batched_tokens": self.chance.choice((7, 24, 64)),
         }
-        sizes |= {"max_sequences": self.chance.choice((3, 8)), "speculate": self.chance.choice((0, 4))}
+        sizes |= {"max_num_seqs": self.chance.choice((3, 8)), "num_speculative_tokens": self.chance.choice((0, 4))}
         self.driven = Driven(tiny(architecture), {"host": "1MiB", "load_timeout": 5.0}, **(sizes | engine))
         self.flaky = DictStore("redis", remote=True)
         stores: list[ChunkStore] = [HostStore(60_000), DiskStore(folder, 200_000), self.flaky]
@@ -190,7 +190,12 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
     worker = AsyncLLM(
         tiny(),
         EngineSettings(
-            num_blocks=60, block_size=4, max_batch_tokens=24, max_sequences=6, max_model_len=200, speculate=3
+            num_blocks=60,
+            block_size=4,
+            max_num_batched_tokens=24,
+            max_num_seqs=6,
+            max_model_len=200,
+            num_speculative_tokens=3,
         ),
         TierSettings(disk=tmp_path, chunk_tokens=16),
     )

@@ -51,7 +51,7 @@ def tokens(count: int) -> list[int]:
 
 
 def engine(tiers: dict[str, Any] | None = None, loaded: LoadedModel | None = None, **settings: Any) -> Driven:
-    return Driven(loaded or wide(), tiers or {}, **({"strict": True, "num_blocks": 300} | settings))
+    return Driven(loaded or wide(), tiers or {}, **({"batch_invariant": True, "num_blocks": 300} | settings))
 
 
 def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[list[float], list[int]]:
@@ -76,7 +76,7 @@ def alone(prompt: list[int], count: int = 8, loaded: LoadedModel | None = None) 
 
 
 def test_a_hit_in_company_is_bit_exact() -> None:
-    driven = engine(speculate=4)
+    driven = engine(num_speculative_tokens=4)
     shared = tokens(70)
     prompts = [shared[:length] + tokens(9) for length in (30, 40, 64, 70, 70)] + [tokens(7) * 8]
     for round in range(2):
@@ -110,7 +110,9 @@ def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
 
     def replayed(prompts: list[list[int]]) -> list[list[float]]:
         driven = engine()
-        settings = EngineSettings(strict=True, num_blocks=100, block_size=4, max_batch_tokens=32, max_sequences=8)
+        settings = EngineSettings(
+            batch_invariant=True, num_blocks=100, block_size=4, max_num_batched_tokens=32, max_num_seqs=8
+        )
         driven.engine = EngineCore(wide(), settings, capture=capture)
         found = [ask(driven, str(number), prompt, 6)[0] for number, prompt in enumerate(prompts)]
         driven.run()
@@ -133,7 +135,7 @@ def test_an_answer_is_no_ones_prefix_for_it_was_computed_in_other_pieces() -> No
 
 
 def test_a_preempted_answer_is_bit_exact() -> None:
-    driven = engine(num_blocks=40, max_sequences=4)
+    driven = engine(num_blocks=40, max_num_seqs=4)
     prompts = [tokens(30) for _ in range(4)]
     found = [ask(driven, str(number), prompt, 40)[0] for number, prompt in enumerate(prompts)]
     preempted = 0
@@ -149,7 +151,7 @@ def test_a_preempted_answer_is_bit_exact() -> None:
 def test_what_a_tier_gives_back_is_bit_exact(tmp_path: Path, ordinary: bool) -> None:
     """A chunk of a prompt's last, short piece, or one that was written without strict mode, is not used."""
     shared = tokens(64)
-    first = engine({"disk": tmp_path}, strict=not ordinary)
+    first = engine({"disk": tmp_path}, batch_invariant=not ordinary)
     for number, prompt in enumerate((shared[:50], shared + tokens(30))):
         ask(first, str(number), prompt)
         first.run()

@@ -59,7 +59,7 @@ def test_another_models_chunks_are_never_used(tmp_path: Path) -> None:
 def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:
     prompts, _ = prompts_of("llama")
     prompt = (prompts[0] * 4)[:150]
-    driven = Driven(tiny(), {"disk": tmp_path}, strict=True)
+    driven = Driven(tiny(), {"disk": tmp_path}, batch_invariant=True)
     seen: list[list[float]] = []
     for round in range(2):
         values: list[float] = []

@@ -33,7 +33,7 @@ def request(id: str, count: int, n: int = 1) -> GenerationRequest:
 
 
 def test_times_are_counted_from_the_request_on(clock: Clock) -> None:
-    made, pieces = engine(max_batch_tokens=8), []
+    made, pieces = engine(max_num_batched_tokens=8), []
     made.add_request(request("a", 3, n=2), pieces.append)
     clock.now = 105.0
     # The prompt takes three steps of 8, 8 and 4 tokens; the third gives both answers their first token.
@@ -49,7 +49,7 @@ def test_times_are_counted_from_the_request_on(clock: Clock) -> None:
 
 
 def test_who_waits_for_a_place_is_queued_so_long_and_a_preemption_changes_nothing(clock: Clock) -> None:
-    made, last = engine(max_sequences=1), {}
+    made, last = engine(max_num_seqs=1), {}
 
     def keep(id: str, piece: Delta) -> None:
         last[id] = piece.timing

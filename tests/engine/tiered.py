@@ -35,7 +35,7 @@ class Driven:
     def __init__(
         self, loaded: LoadedModel, tiers: dict[str, Any], *, capture: StepCapture | None = None, **engine: Any
     ) -> None:
-        sizes = {"num_blocks": 200, "block_size": 4, "max_batch_tokens": 32, "max_sequences": 8} | engine
+        sizes = {"num_blocks": 200, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8} | engine
         tiering = TierSettings(**({"chunk_tokens": 16} | tiers))
         self.engine = EngineCore(loaded, EngineSettings(**sizes), tiering, capture=capture)
         self.tokens: dict[str, list[int]] = {}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines
 
 
 def settings(data: Path, *engines: Vllm, **routing: object) -> object:
-    told = {"health_interval": 0.5, "predicted_share": 1.0} | routing
+    told = {"health_interval": 0.5, "prediction_sample_rate": 1.0} | routing
     upstreams = [engine.upstream() for engine in engines]
     return load_settings(data=data, upstreams=upstreams, cache={"enabled": False}, routing=told)
 

@@ -111,7 +111,7 @@ class Recipe:
             "PATH": f"{folder / 'bin'}:{path}",
             "KVPROXY_URL": self._proxy,
             "KVPROXY_DATA": str(folder / "data"),
-            "KVPROXY_ROUTING__FIGURES_INTERVAL": "0.2",
+            "KVPROXY_ROUTING__METRICS_INTERVAL": "0.2",
             "NO_COLOR": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",

@@ -33,7 +33,7 @@ _MOST_MEMORY = 300_000
 _SETTINGS = {
     "limits__header_seconds": 3.0,
     "limits__body_seconds": 1.0,
-    "limits__body": 1_000_000,
+    "limits__body_bytes": 1_000_000,
     "limits__header_bytes": 16_384,
     "limits__stalled_seconds": 10.0,
     "limits__drain_seconds": 1.0,

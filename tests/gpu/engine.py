@@ -27,7 +27,7 @@ def _answers_of(family: str, device: torch.device) -> str:
     expected = [reference(model, prompt, 12) for prompt in prompts]
     loaded = loaded_on(family, model, device)
     for blocks, guesses in ((400, 0), (40, 0), (400, 3)):
-        driven = Driven(loaded, {}, num_blocks=blocks, speculate=guesses)
+        driven = Driven(loaded, {}, num_blocks=blocks, num_speculative_tokens=guesses)
         for turn in ("cold", "warm"):
             for number, prompt in enumerate(prompts):
                 driven.submit(f"{turn}{number}", prompt)

@@ -61,7 +61,7 @@ def peak_memory(device: torch.device) -> Figures:
         raise NotHere("memory is measured on CUDA")
     seven.free()
     loaded = seven.model(device)
-    settings = EngineSettings(kv_memory=0.9, max_batch_tokens=8192)
+    settings = EngineSettings(kv_memory=0.9, max_num_batched_tokens=8192)
     backends = select_backends(device, loaded.dtype, loaded.shape.head_dim)
     expected = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
     engine = EngineCore(loaded, settings)
@@ -84,7 +84,7 @@ def large_chunks(device: torch.device) -> Figures:
     scale = scale_of(device)
     chunks = scale.context // scale.chunk
     tiers = {"host": 16 << 30, "chunk_tokens": scale.chunk}
-    engine = seven.engine(device, 4 * scale.context, tiers, max_batch_tokens=scale.context // 4)
+    engine = seven.engine(device, 4 * scale.context, tiers, max_num_batched_tokens=scale.context // 4)
     prompt = seven.random_tokens(device, scale.context + 1)
     first, cold = seven.answer(engine, prompt, 2)
     began = time.perf_counter()
@@ -118,7 +118,7 @@ def overlapping_copies(device: torch.device) -> Figures:
     scale = scale_of(device)
     took: dict[str, float] = {}
     for name, tiers in (("without", None), ("with", {"host": 16 << 30, "chunk_tokens": scale.chunk})):
-        engine = seven.engine(device, 6 * scale.context, tiers, max_batch_tokens=scale.context // 4)
+        engine = seven.engine(device, 6 * scale.context, tiers, max_num_batched_tokens=scale.context // 4)
         times = [seven.answer(engine, seven.random_tokens(device, scale.context))[1] for _ in range(4)][1:]
         took[name] = min(times)
         engine.close()

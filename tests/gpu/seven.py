@@ -75,7 +75,7 @@ def engine(device: torch.device, tokens: int, tiers: dict[str, Any] | None = Non
 
     free()
     check_memory(device, tokens)
-    sizes = {"num_blocks": tokens // 16 + 64, "max_batch_tokens": scale_of(device).context}
+    sizes = {"num_blocks": tokens // 16 + 64, "max_num_batched_tokens": scale_of(device).context}
     return EngineCore(model(device), EngineSettings(**(sizes | settings)), TierSettings(**(tiers or {})))
 
 

@@ -51,7 +51,7 @@ def engine_steps(device: torch.device) -> Figures:
     length = scale.context // 8
     figures: Figures = {}
     for rows in scale.rows:
-        engine = seven.engine(device, rows * (length + 200), max_sequences=rows, max_model_len=2 * length + 200)
+        engine = seven.engine(device, rows * (length + 200), max_num_seqs=rows, max_model_len=2 * length + 200)
         for _ in range(rows):
             seven.submit(engine, seven.random_tokens(device, length), 2 * scale.repeat + 8)
         while engine._scheduler.waiting or any(each.num_output_tokens < 2 for each in engine._scheduler.running):

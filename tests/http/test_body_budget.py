@@ -19,7 +19,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body": 2**20}
+    limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body_bytes": 2**20}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("budget")
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)

@@ -33,7 +33,9 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A proxy that takes bodies of 10,000 bytes."""
     data: Path = tmp_path_factory.mktemp("narrow")
     with run_proxy(
-        load_settings(data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body": 10_000})
+        load_settings(
+            data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body_bytes": 10_000}
+        )
     ) as (url, _):
         yield url
 
@@ -45,7 +47,7 @@ def test_a_body_beyond_the_limit_is_refused(narrow: str, announced: bool, path: 
     content = data if announced else (data[start : start + 1000] for start in range(0, len(data), 1000))
     answer = httpx.post(f"{narrow}{path}", content=content)
     assert answer.status_code == 413
-    assert "limits.body" in answer.json()["error"]["message"]
+    assert "limits.body_bytes" in answer.json()["error"]["message"]
     assert httpx.get(f"{narrow}/health").status_code == 200
 
 

@@ -48,7 +48,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[str, Slow]]:
             upstream=upstream,
             cache={"semantic": False},
             forward={"max_connections": 4},
-            limits={"waiting": 3, "waiting_seconds": 60.0},
+            limits={"queue_size": 3, "queue_seconds": 60.0},
         )
         with run_proxy(settings) as (url, _):
             yield url, server
@@ -108,7 +108,7 @@ def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
 
 def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None:
     settings = load_settings(
-        data=tmp_path, cache={"enabled": False}, engine={"max_sequences": 2}, limits={"waiting": 3}
+        data=tmp_path, cache={"enabled": False}, engine={"max_num_seqs": 2}, limits={"queue_size": 3}
     )
 
     async def ask(client: httpx.AsyncClient, number: int) -> int:

@@ -55,7 +55,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     recorder = Recorder()
     methods = ["GET", "POST", "PUT", "DELETE"]
     app = Starlette(routes=[Route("/{path:path}", recorder.answer, methods=methods)])
-    limits = {"body": 4096, "body_seconds": 1.0}
+    limits = {"body_bytes": 4096, "body_seconds": 1.0}
     with run_app(app) as upstream:
         data = tmp_path_factory.mktemp("framing")
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)

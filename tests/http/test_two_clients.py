@@ -60,7 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             cache={"semantic": False},
             # One connection to the upstream, so that each request follows the one before it.
             forward={"max_connections": 1},
-            limits={"body": 4096, "body_seconds": 0.3},
+            limits={"body_bytes": 4096, "body_seconds": 0.3},
         )
         attacker, victim = add_client(found, "attacker"), add_client(found, "victim")
         with run_proxy(found) as (proxy, services):

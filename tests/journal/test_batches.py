@@ -120,7 +120,7 @@ def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_pa
 def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
     now = NOW
     connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(days=1), lambda: now)
+    writer = Writer(connection, JournalSettings(retention_days=1), lambda: now)
     writer.write([finished("q", "first", arrived=NOW)])
     now += 2 * 86_400
     assert writer.prune() == 1

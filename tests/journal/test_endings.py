@@ -21,7 +21,7 @@ from tests.servers import until_stored
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
-    limits = {"body": 5_000}
+    limits = {"body_bytes": 5_000}
     with upstream() as url, proxy(tmp_path_factory.mktemp("journal"), url, limits=limits) as found:
         yield found
 

@@ -20,7 +20,7 @@ from tests.servers import run_app, run_proxy
 def test_the_strict_embedded_engine_has_no_different_responses(tmp_path_factory: pytest.TempPathFactory) -> None:
     settings = load_settings(
         data=tmp_path_factory.mktemp("strict"),
-        engine={"num_blocks": 256, "max_batch_tokens": 64, "strict": True},
+        engine={"num_blocks": 256, "max_num_batched_tokens": 64, "batch_invariant": True},
         cache={"semantic": False},
     )
     with run_proxy(settings) as (url, _):

@@ -204,7 +204,7 @@ def proxy(tmp_path: Path) -> Iterator[str]:
     app = Starlette(routes=[Route("/metrics", page), Route("/v1/chat/completions", answer, methods=["POST"])])
     with run_app(app) as url:
         settings = load_settings(
-            data=tmp_path, upstream=url, cache={"enabled": False}, routing={"figures_interval": 0.05}
+            data=tmp_path, upstream=url, cache={"enabled": False}, routing={"metrics_interval": 0.05}
         )
         with run_proxy(settings) as (proxy, _):
             yield proxy
@@ -230,7 +230,7 @@ def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("kvproxy.upstreams.engine_reports.mirror_monitor.GRACE_SECONDS", 0.1)
     with run_app(Starlette(routes=[])) as url:
         server = {"url": url, "kv_events": "tcp://127.0.0.1:9"}
-        settings = load_settings(data=tmp_path, upstreams=[server], routing={"figures_interval": 0.05})
+        settings = load_settings(data=tmp_path, upstreams=[server], routing={"metrics_interval": 0.05})
         with run_proxy(settings) as (proxy, _):
             until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["notes"])
             with pytest.raises(KvproxyError, match=r"nothing publishes at tcp://127\.0\.0\.1:9"):

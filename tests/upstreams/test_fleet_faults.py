@@ -50,7 +50,7 @@ def test_template_fields_are_sent_to_the_tokenizer(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     shaping = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
     try:
-        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, prediction_sample_rate=1.0) as running:
             (engine,) = running.engines.values()
             assert running.ask("hello", temperature=0.5, **shaping).status_code == 200
             assert engine.asked == {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | shaping
@@ -61,7 +61,7 @@ def test_template_fields_are_sent_to_the_tokenizer(tmp_path: Path) -> None:
 def test_unpredictable_requests_have_no_prediction(tmp_path: Path) -> None:
     sockets = Sockets(Model())
     try:
-        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, predicted_share=1.0) as running:
+        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, prediction_sample_rate=1.0) as running:
             (engine,) = running.engines.values()
             for options in ({"n": 2}, {"prompt_logprobs": 0}):
                 assert running.ask("hello", **options).status_code == 200

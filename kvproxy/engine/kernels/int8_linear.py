@@ -53,7 +53,7 @@ def quantize(model: Any) -> float:
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(
-            "int8 weights require a CPU and bfloat16: remove engine.weights, or set engine.dtype to bfloat16"
+            "int8 weights require a CPU and bfloat16: remove engine.quantization, or set engine.dtype to bfloat16"
         )
     errors, plain_seconds, int8_seconds = [], 0.0, 0.0
     for name, module in list(model.named_modules()):
@@ -71,5 +71,5 @@ def quantize(model: Any) -> float:
         len(errors), 100 * error, int8_seconds / max(1e-9, plain_seconds),
     )  # fmt: skip
     if int8_seconds >= plain_seconds:
-        _log.warning("int8 weights are not faster on this processor: remove engine.weights")
+        _log.warning("int8 weights are not faster on this processor: remove engine.quantization")
     return error

@@ -31,14 +31,14 @@ def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: Blo
         "shape": [shape.layers, shape.kv_heads, shape.head_dim, settings.block_size],
         "hashing": [hasher.algorithm, hasher.none_hash.hex()],
     }
-    if settings.strict:
+    if settings.batch_invariant:
         processor = (
             torch.cuda.get_device_name(loaded.device)
             if loaded.device.type == "cuda"
             else [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
         )
         kernels = [settings.prefill_attention, settings.decode_attention, settings.cuda_graphs]
-        parts["strict"] = [settings.max_batch_tokens, torch.__version__, processor, kernels, _ARITHMETIC_VERSION]
+        parts["strict"] = [settings.max_num_batched_tokens, torch.__version__, processor, kernels, _ARITHMETIC_VERSION]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).digest()
 
 

@@ -52,7 +52,7 @@ class LoadedModel:
 
 
 def load_model(
-    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "plain", cache_dir: Path | None = None
+    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "none", cache_dir: Path | None = None
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 

@@ -9,16 +9,16 @@ class ChunkedPrefill:
     By default a step takes as many tokens as the budget allows, and every computed block is cached. Rounding then depends
     on the batch size, so a hit can differ from a miss in the last bits of a logit.
 
-    In strict mode a hit equals a miss bit for bit. Prompts are computed in chunks aligned to `max_batch_tokens`, and output
+    In strict mode a hit equals a miss bit for bit. Prompts are computed in chunks aligned to `max_num_batched_tokens`, and output
     tokens one at a time. Only complete chunks of prompts are cached.
     """
 
-    def __init__(self, block_size: int, max_batch_tokens: int, *, strict: bool) -> None:
-        chunk = max(block_size, max_batch_tokens // block_size * block_size)
+    def __init__(self, block_size: int, max_num_batched_tokens: int, *, strict: bool) -> None:
+        chunk = max(block_size, max_num_batched_tokens // block_size * block_size)
         self.is_strict = strict
         self.alignment = chunk if strict else block_size
         """The length of a cache hit is a multiple of this number of tokens."""
-        self.max_step_tokens = max(max_batch_tokens, chunk) if strict else max_batch_tokens
+        self.max_step_tokens = max(max_num_batched_tokens, chunk) if strict else max_num_batched_tokens
         """Most tokens of one sequence in a step."""
 
     def num_new_tokens(self, sequence: SequenceState, start: int, budget: int) -> int:

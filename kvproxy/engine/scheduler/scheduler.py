@@ -16,8 +16,8 @@ class Scheduler:
 
     Args:
         manager: the block cache.
-        max_batch_tokens: token budget of a step.
-        max_sequences: sequences of a step.
+        max_num_batched_tokens: token budget of a step.
+        max_num_seqs: sequences of a step.
         chunked_prefill: divides sequences into steps.
         tiers: chunk stores beyond the pool.
         num_draft_tokens: most speculative tokens per sequence and step.
@@ -26,8 +26,8 @@ class Scheduler:
     def __init__(
         self,
         manager: KVCacheManager,
-        max_batch_tokens: int,
-        max_sequences: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
         chunked_prefill: ChunkedPrefill,
         *,
         tiers: TierConnector | None = None,
@@ -38,8 +38,8 @@ class Scheduler:
         self.loading: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._tiers = tiers
-        self._max_batch_tokens = max_batch_tokens
-        self._max_sequences = max_sequences
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
         self._chunked_prefill = chunked_prefill
         self._num_draft_tokens = num_draft_tokens
 
@@ -78,7 +78,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan the next step, allocate its blocks, and advance each sequence."""
         output = SchedulerOutput()
-        budget = self._max_batch_tokens
+        budget = self._max_num_batched_tokens
         for sequence in self._tiers.get_finished() if self._tiers else ():
             self.loading.remove(sequence)
             self.running.append(sequence)
@@ -86,11 +86,11 @@ class Scheduler:
         self.running.sort(key=lambda item: item.request.queue_priority)
         order = list(self.running)
         for place, sequence in enumerate(order):
-            if budget <= 0 or len(output) == self._max_sequences:
+            if budget <= 0 or len(output) == self._max_num_seqs:
                 break
             if sequence in self.running:
                 # A long prompt leaves one token to each sequence behind it, so that decoding goes on.
-                behind = min(len(order), self._max_sequences) - place - 1
+                behind = min(len(order), self._max_num_seqs) - place - 1
                 budget -= self._schedule_running(sequence, max(1, budget - behind), output)
         # Finish started prompts first: two half-computed prompts could block each other.
         if not any(sequence.num_remaining_tokens for sequence in self.running):
@@ -99,7 +99,7 @@ class Scheduler:
 
     def _schedule_waiting(self, budget: int, output: SchedulerOutput) -> None:
         for sequence in self.waiting:
-            if budget <= 0 or len(self.running) + len(self.loading) >= self._max_sequences:
+            if budget <= 0 or len(self.running) + len(self.loading) >= self._max_num_seqs:
                 return
             computed = self.manager.get_computed_blocks(sequence.cache_request)
             if self._tiers and self._tiers.is_loading_prefix(sequence, computed.num_tokens):

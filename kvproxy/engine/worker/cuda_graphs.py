@@ -100,8 +100,8 @@ def capture_sizes(max_rows: int) -> tuple[int, ...]:
 
 def max_captured_rows(settings: EngineSettings) -> int:
     """Return the rows of the largest captured step: one token and the draft tokens of each sequence."""
-    num_drafts = 0 if settings.strict else settings.speculate
-    return min(settings.max_sequences * (1 + num_drafts), settings.max_batch_tokens)
+    num_drafts = 0 if settings.batch_invariant else settings.num_speculative_tokens
+    return min(settings.max_num_seqs * (1 + num_drafts), settings.max_num_batched_tokens)
 
 
 class CapturedSteps:

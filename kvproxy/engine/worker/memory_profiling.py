@@ -63,7 +63,7 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
     if num_blocks < 2:
         raise SettingsError(
             f"{available / 2**20:.0f} MiB for keys and values hold {max(0, num_blocks)} blocks of {settings.block_size}"
-            " tokens: raise kv_memory, or lower max_batch_tokens"
+            " tokens: raise kv_memory, or lower max_num_batched_tokens"
         )
     return num_blocks
 
@@ -112,16 +112,17 @@ def profile_peak_memory(
 ) -> int:
     """Return the peak bytes of a step without weights and pool.
 
-    Runs a prompt of `max_batch_tokens` tokens, sampling of `max_sequences` rows, and the largest captured step. Log-probabilities
+    Runs a prompt of `max_num_batched_tokens` tokens, sampling of `max_num_seqs` rows, and the largest captured step.
+    Log-probabilities
     of a whole prompt may need more memory; such a step fails alone.
     """
     block_size = settings.block_size
     max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
-    num_tokens = min(settings.max_batch_tokens, max_len)
+    num_tokens = min(settings.max_num_batched_tokens, max_len)
     blocks = list(range(1, 1 - (-num_tokens // block_size)))
     pool = KVPool(loaded.shape, len(blocks) + 1, block_size, loaded.dtype, loaded.device)
     runner = ModelRunner(loaded, pool, backends)
-    num_rows = min(settings.max_sequences, num_tokens)
+    num_rows = min(settings.max_num_seqs, num_tokens)
     params = SamplingParams(top_p=0.9, logprobs=0)
     meter.start()
     # All groups write to the same blocks; the values are not used.

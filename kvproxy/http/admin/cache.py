@@ -174,7 +174,7 @@ async def export(request: Request) -> Response:
 async def import_(request: Request) -> Response:
     """Import the lines of an export, and skip stored keys."""
     app = services(request)
-    data = await whole_body(request, app.settings.limits.imports)
+    data = await whole_body(request, app.settings.limits.import_bytes)
     try:
         entries = await asyncio.to_thread(read_lines, data)
     except ImportFailed as error:

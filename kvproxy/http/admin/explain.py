@@ -21,7 +21,7 @@ async def explain_request(request: Request) -> Response:
     api = by_name(name)
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
-    raw = await whole_body(request, app.settings.limits.body)
+    raw = await whole_body(request, app.settings.limits.body_bytes)
     # The query belongs to this route, not to the explained request.
     asked = replace(await api_request(request, api, raw, app.settings, check=True), query="")
     return reply(await explain(app.answerer, app.prefix, app.apply_rules(asked)))

@@ -16,7 +16,7 @@ from kvproxy.http.services import services
 async def feedback(request: Request) -> Response:
     """Approve or reject an entry: `{"right": bool, "question": text}`. With the question, the policy learns, too."""
     app = services(request)
-    body = await parsed(await whole_body(request, app.settings.limits.body))
+    body = await parsed(await whole_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")
     if not isinstance(right, bool) or not isinstance(question, str | None):
         raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')

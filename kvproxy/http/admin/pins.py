@@ -29,7 +29,7 @@ async def pin(request: Request) -> Response:
     ttl = _seconds(query.get("ttl"))
     asked = None
     if not leaf:
-        raw = await whole_body(request, app.settings.limits.body)
+        raw = await whole_body(request, app.settings.limits.body_bytes)
         api = by_name(query.get("api", "chat"))
         if api is None:
             raise InvalidRequest(f"api is one of {', '.join(APIS)}, not {query['api'][:40]!r}", param="api")

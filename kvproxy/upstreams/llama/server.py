@@ -117,7 +117,7 @@ class LlamaServer:
             except (sqlite3.Error, OSError) as error:
                 _log.warning("slots of %s are not saved: cannot open %s: %s", self.url, path, error)
         if files is not None and can_save and info is not None:
-            disk_size, min_tokens = self.settings.disk_size, self.settings.least_tokens
+            disk_size, min_tokens = self.settings.disk_size, self.settings.min_tokens
             self.saver = SlotSaver(self.url, self.client, info, files, disk_size, min_tokens)
         elif files is not None:
             await asyncio.to_thread(files.close)
@@ -141,7 +141,7 @@ class LlamaServer:
         try:
             prompt = await self.client.prompt(request)
             await self.refresh()
-            leased = await self.table.lease(lambda free: self.choose(prompt, free), only, self.settings.wait)
+            leased = await self.table.lease(lambda free: self.choose(prompt, free), only, self.settings.queue_timeout)
         except KvproxyError as error:
             _log.debug("%s chooses the slot itself: %s", self.url, error.message)
             return None
@@ -169,7 +169,7 @@ class LlamaServer:
         """Choose one of these slots for a prompt, or a file to restore."""
         prefixes = self.saver.prefixes() if self.saver else []
         free = [FreeSlot(slot.id, slot.prefix, slot.used) for slot in slots]
-        return choose_slot(prompt, free, prefixes, self.settings.least_tokens)
+        return choose_slot(prompt, free, prefixes, self.settings.min_tokens)
 
     def release(self, slot: Slot) -> None:
         """Release a slot, and save it if it stays idle."""
@@ -190,7 +190,7 @@ class LlamaServer:
 
     async def _save_idle_slots(self, saver: SlotSaver) -> None:
         for slot in list(self.table.slots.values()):
-            if slot.is_free and saver.is_enabled and saver.unsaved_tokens(slot) >= self.settings.least_tokens:
+            if slot.is_free and saver.is_enabled and saver.unsaved_tokens(slot) >= self.settings.min_tokens:
                 await self.save(slot, saver)
 
     async def save(self, slot: Slot, saver: SlotSaver) -> str | None:

@@ -189,7 +189,7 @@ class SlotPrefix(ReportedPrefix):
             prompt = await self._servers()[0].client.prompt(request)
             found = [(common_prefix(each.tokens, prompt), each) for each in prefixes]
         tokens, best = max(found, key=lambda each: (each[0], each[1].slot is None), default=(0, None))
-        if best is None or best.server.saver is None or tokens < best.server.settings.least_tokens:
+        if best is None or best.server.saver is None or tokens < best.server.settings.min_tokens:
             raise NotFound("no slot or file has this prompt: send a request with it, then pin it")
         file = await self._find_or_save(best)
         if file is None:

@@ -19,7 +19,7 @@ def test_tokens_equal_generate() -> None:
     expected = [reference(model, prompt, 4) for prompt in prompts]
     attention.register()
     loaded = prepare_model("llama", model, LetterTokenizer(), torch.device("cpu"))
-    settings = EngineSettings(num_blocks=60, block_size=4, max_sequences=2, decode_attention="triton")
+    settings = EngineSettings(num_blocks=60, block_size=4, max_num_seqs=2, decode_attention="triton")
     assert run(EngineCore(loaded, settings), prompts, answer=4) == expected
     replaying = EngineCore(loaded, settings, capture=no_capture)
     for _ in ("cold", "warm"):

@@ -191,7 +191,7 @@ def test_slots_with_adapters_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_busy_slot_is_not_used_and_waiting_is_bounded(tmp_path: Path) -> None:
-    with llama(tmp_path, wait=0.3) as (server, running), concurrent.futures.ThreadPoolExecutor(3) as pool:
+    with llama(tmp_path, queue_timeout=0.3) as (server, running), concurrent.futures.ThreadPoolExecutor(3) as pool:
         for number in range(2):
             running.turn(conversation(str(number)), "hello")
         server.held = True

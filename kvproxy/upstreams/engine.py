@@ -191,10 +191,10 @@ class FleetEngine:
         if self._metrics is None:
             return None
         reported_at, metrics = self._metrics
-        return replace(metrics, age=round(time.monotonic() - reported_at, 1))
+        return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> Candidate:
-        """Return the engine as a candidate for a prompt with computed digests; see `mirror.match.compute_hashes`."""
+        """Return the engine as a candidate for a prompt with computed hashes."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
         return Candidate(self.url, matched, self.load.tokens, self.weight)
 

@@ -26,6 +26,7 @@ class EngineMetrics:
         usage: fraction of the pool that requests use.
         queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
         age: seconds since the report.
+        engine: the upstream's URL.
     """
 
     kind: Literal["vllm", "sglang", "llama.cpp"]
@@ -39,6 +40,7 @@ class EngineMetrics:
     hash_algorithm: str | None = None
     prefix_caching: bool | None = None
     age: float = 0.0
+    engine: str = ""
 
 
 class _Samples:

@@ -54,7 +54,7 @@ def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
         assert "fwd=uri-miss" in status
         assert 'detail="skipped"' in status
         assert stats(url)["lookups"]["skipped"] == 1
-        assert 'kvproxy_semantic_lookups{outcome="skipped"} 1.0' in httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_semantic_lookups_total{outcome="skipped"} 1.0' in httpx.get(f"{url}/metrics").text
         # It is stored all the same, and answers equal requests before anything is embedded.
         until(lambda: services.answerer.store.count() == 2)
         assert 'detail="exact"' in ask(url, CLOSE).headers["cache-status"]
@@ -79,4 +79,4 @@ def test_comparisons_that_are_dropped_behind_the_answers_are_counted(tmp_path: P
     with proxy(tmp_path, checked()) as (url, services, _):
         assert services.answerer.semantic is not None
         services.answerer.semantic.deferred.dropped = 3
-        assert 'kvproxy_compared_answers{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_comparisons_total{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text

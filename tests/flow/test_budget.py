@@ -46,7 +46,7 @@ def until(true: Callable[[], Any]) -> None:
 def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
     tmp_path: Path, slow: threading.Event
 ) -> None:
-    with proxy(tmp_path, checked(), budget=0.2) as (url, services, model):
+    with proxy(tmp_path, checked(), lookup_timeout=0.2) as (url, services, model):
         model.answers = {QUESTION: "A list.", CLOSE: "A list."}
         ask(url, QUESTION, "confirm")
         slow.clear()
@@ -68,7 +68,7 @@ def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
 
 
 def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: threading.Event) -> None:
-    with proxy(tmp_path, checked(), budget=0.05) as (url, _, _):
+    with proxy(tmp_path, checked(), lookup_timeout=0.05) as (url, _, _):
         ask(url, QUESTION, "confirm")
         slow.clear()
         threading.Timer(0.4, slow.set).start()

@@ -6,8 +6,7 @@ import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling
-from kvproxy.index.policies.screen import screen
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
 
 _HOPELESS = 0.25
 """Share of the level. After a lower score, farther neighbours are not read: fewer than 0.1% of them would be accepted."""

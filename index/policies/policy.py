@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kvproxy.index.policies.guards import Guard
+
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
     "accepted",
@@ -172,3 +174,17 @@ class Policy(Protocol):
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> Ruling:
         """Decide about neighbours, nearest first."""
+
+
+def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
+    """Return the refusal of a neighbour, or None if it passes.
+
+    Args:
+        floor: least cosine similarity.
+    """
+    if not neighbour.similarity >= floor:  # A NaN is refused, too.
+        return Decision("low similarity")
+    for guard in guards:
+        if guard.vetoes(question, neighbour.prompt):
+            return Decision("vetoed", guard.name)
+    return None

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling
-from kvproxy.index.policies.screen import screen
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
 
 
 class ThresholdPolicy:

@@ -1,6 +1,6 @@
 """Graphs in files beside the database, so that a start does not rebuild them.
 
-A graph has a file of FAISS, a file of numbers and ids, and a header with the checksums of both, which is renamed into place last.
+A graph has a file of FAISS, and a file of numbers and ids with the checksum of the first, which is renamed into place last.
 The database is the source of truth: files that are damaged or belong to another database or embedder are removed.
 """
 
@@ -10,18 +10,19 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.private_files import make_private_folder, restrict
 from kvproxy.index.search.faiss_segment import EF_SEARCH, Kind, Segment
 from kvproxy.index.store.sqlite.store import SqliteStore
 
 _MAX_UNUSED = 7 * 86_400.0  # Seconds. Another proxy with another embedder may use the same store.
-_VERSION = 2
+_VERSION = 3
 
 
 class SavedGraphs:
@@ -57,38 +58,29 @@ class SavedGraphs:
 
     def save(self, namespace: str, graph: Segment) -> None:
         """Save a graph, which must not change meanwhile. A failure leaves only the old files."""
+        import faiss
+
         if graph.on_gpu:
             return
         make_private_folder(self.folder)
-        name, generation = self._name(namespace), uuid.uuid4().hex[:8]
+        name = self._name(namespace)
+        index = self.folder / f"{name}.{uuid.uuid4().hex[:8]}.faiss"
         try:
-            self._write(namespace, graph, name, generation)
+            faiss.write_index(graph.index, str(index))
+            header = self._source(namespace) | {"index": index.name, "checksum": _checksum(index)}
+            partial = index.with_suffix(".partial.npz")
+            np.savez(partial, header=json.dumps(header), numbers=graph.numbers, ids=self._ids(namespace, graph.numbers))
+            partial.replace(self.folder / f"{name}.npz")
         except Exception:
             # Partial files of repeated attempts would fill the disk.
-            self._unlink(name, lambda file: f".{generation}." in file.name)
+            self._unlink(f"{index.stem}.*")
             raise
-        self._unlink(name, lambda file: file.suffix != ".json" and f".{generation}." not in file.name)
+        self._unlink(f"{name}.*", index.name, f"{name}.npz")
 
-    def _unlink(self, name: str, which: Callable[[Path], bool]) -> None:
-        for file in self.folder.glob(f"{name}.*"):
-            if which(file):
+    def _unlink(self, pattern: str, *kept: str) -> None:
+        for file in self.folder.glob(pattern):
+            if file.name not in kept:
                 file.unlink(missing_ok=True)
-
-    def _write(self, namespace: str, graph: Segment, name: str, generation: str) -> None:
-        import faiss
-
-        index, members = (self.folder / f"{name}.{generation}.{kind}" for kind in ("faiss", "npz"))
-        faiss.write_index(graph.index, str(index))
-        np.savez(members, numbers=graph.numbers, ids=self._ids(namespace, graph.numbers))
-        header = self._source(namespace) | {
-            "generation": generation,
-            "count": len(graph),
-            "index": _checksum(index),
-            "members": _checksum(members),
-        }
-        partial = self.folder / f"{name}.{generation}.partial"
-        partial.write_text(json.dumps(header))
-        partial.replace(self.folder / f"{name}.json")
 
     def _ids(self, namespace: str, numbers: np.ndarray) -> np.ndarray:
         stored, ids = self._store.vector_ids(namespace, self._embedder)
@@ -101,7 +93,10 @@ class SavedGraphs:
         """Load a graph and its numbers that the store deleted; None if no valid file exists."""
         try:
             found = self._read(namespace)
-        except (OSError, ValueError, KeyError, RuntimeError, EOFError):
+        except CacheStoreError:
+            raise
+        except Exception:
+            # NumPy and FAISS raise errors of many types for damaged and missing files.
             found = None
         if found is None:
             self.forget(namespace)
@@ -110,15 +105,13 @@ class SavedGraphs:
     def _read(self, namespace: str) -> tuple[Segment, np.ndarray] | None:
         import faiss
 
-        name = self._name(namespace)
-        header = json.loads((self.folder / f"{name}.json").read_text())
-        if {key: header[key] for key in self._source(namespace)} != self._source(namespace):
+        members = self.folder / f"{self._name(namespace)}.npz"
+        # NumPy leaks the file if the content is damaged.
+        with members.open("rb") as file, np.load(file) as saved:
+            header, numbers, ids = json.loads(str(saved["header"])), saved["numbers"], saved["ids"]
+        index = self.folder / header["index"]
+        if not self._source(namespace).items() <= header.items() or _checksum(index) != header["checksum"]:
             return None
-        index, members = (self.folder / f"{name}.{header['generation']}.{kind}" for kind in ("faiss", "npz"))
-        if _checksum(members) != header["members"] or _checksum(index) != header["index"]:
-            return None
-        with np.load(members) as kept:
-            numbers, ids = kept["numbers"], kept["ids"]
         dead = self._dead(namespace, numbers, ids)
         if dead is None:
             return None
@@ -126,7 +119,7 @@ class SavedGraphs:
         if graph.ntotal != len(numbers) or graph.d != self._dim:
             return None
         graph.hnsw.efSearch = EF_SEARCH
-        os.utime(self.folder / f"{name}.json")  # The time of last use, for `sweep`.
+        os.utime(members)  # The time of last use, for `sweep`.
         return Segment(self._dim, self._kind, graph=True, index=graph, numbers=numbers), dead
 
     def _dead(self, namespace: str, numbers: np.ndarray, ids: np.ndarray) -> np.ndarray | None:
@@ -136,9 +129,7 @@ class SavedGraphs:
             return None
         places = np.minimum(np.searchsorted(stored, numbers), len(stored) - 1)
         there = stored[places] == numbers
-        if (stored_ids[places][there] != ids[there]).any():
-            return None
-        if there.sum() != (stored <= numbers[-1]).sum():
+        if (stored_ids[places][there] != ids[there]).any() or there.sum() != (stored <= numbers[-1]).sum():
             return None
         dead: np.ndarray = numbers[~there]
         return dead
@@ -152,12 +143,12 @@ class SavedGraphs:
         for name in files.keys() - kept:
             with contextlib.suppress(OSError):
                 if max(file.stat().st_mtime for file in files[name]) < time.time() - _MAX_UNUSED:
-                    self._unlink(name, lambda file: True)
+                    self._unlink(f"{name}.*")
 
     def forget(self, namespace: str) -> None:
         """Remove the files of a namespace."""
         with contextlib.suppress(OSError):
-            self._unlink(self._name(namespace), lambda file: True)
+            self._unlink(f"{self._name(namespace)}.*")
 
 
 def _checksum(file: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_known
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
@@ -22,7 +22,6 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
-from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.lookup_queue import LookupQueue, QueueFull, model_threads

@@ -1,23 +1,21 @@
 """The response store: `protocol.py` is its seam, `sql_store.py` implements it for SQLite and PostgreSQL."""
 
-from kvproxy.index.store.listing import (
-    EVERYTHING,
-    EntryFilter,
-    EvictionCandidate,
-    Purge,
-    PurgeRequest,
-    StorageUsage,
-    UsageKey,
-)
 from kvproxy.index.store.opening import open_store
 from kvproxy.index.store.protocol import (
+    EVERYTHING,
     Capacity,
     ClassifiedAnswer,
+    EntryFilter,
+    EvictionCandidate,
     NewEntry,
+    Purge,
+    PurgeRequest,
     RemovalReason,
     RemovedEntry,
+    StorageUsage,
     Store,
     StoredQuestion,
+    UsageKey,
     WriteResult,
 )
 from kvproxy.index.store.sqlite.store import SqliteStore

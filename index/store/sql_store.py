@@ -13,8 +13,17 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
-from kvproxy.index.store.listing import EVERYTHING, EntryFilter, EvictionCandidate, Purge, StorageUsage, UsageKey
-from kvproxy.index.store.protocol import Capacity, NewEntry, StoredQuestion
+from kvproxy.index.store.protocol import (
+    EVERYTHING,
+    Capacity,
+    EntryFilter,
+    EvictionCandidate,
+    NewEntry,
+    Purge,
+    StorageUsage,
+    StoredQuestion,
+    UsageKey,
+)
 from kvproxy.index.store.row_codec import Cipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter

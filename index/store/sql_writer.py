@@ -10,12 +10,12 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
-from kvproxy.index.store.listing import PurgeRequest
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.protocol import (
     Capacity,
     ClassifiedAnswer,
     NewEntry,
+    PurgeRequest,
     RemovalReason,
     RemovedEntry,
     WriteResult,

@@ -15,7 +15,7 @@ from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.redaction import Redactor
-from kvproxy.index.store.sqlite.database_files import DatabaseFiles
+from kvproxy.index.store.sqlite.connection import DatabaseFiles
 from kvproxy.journal.history import Gone, Kept
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader

@@ -12,7 +12,7 @@ import numpy as np
 from kvproxy.index.evaluation.replay import StoredQuestions, Stream
 from kvproxy.index.evaluation.streams import make_stream, read_stream
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.features import FEATURES, REACH, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
 
 _WORTH = 300  # Questions that the covariance stands for.
 _LOOSE = 0.1  # Precision of weights of which nothing is known.

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.features import compute_features
+from kvproxy.index.policies.learned.error_model import compute_features
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observation

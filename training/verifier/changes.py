@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
-from kvproxy.index.policies.guards.antonyms import OPPOSITES
+from kvproxy.index.policies.guards.polarity import read_opposites
 from training.verifier.rewording import reword
 from training.verifier.templates import TEMPLATES
 from training.verifier.words import GROUPS
@@ -66,13 +66,14 @@ def negation(text: str, rng: random.Random) -> str | None:
 
 def antonym(text: str, rng: random.Random) -> str | None:
     """A word's opposite in its place."""
+    opposites = read_opposites("opposites.txt")
     found = [
-        match for match in re.finditer(r"[a-z]+", text) if match.group() in OPPOSITES and match.group() not in _WEAK
+        match for match in re.finditer(r"[a-z]+", text) if match.group() in opposites and match.group() not in _WEAK
     ]
     if not found:
         return None
     at = rng.choice(found)
-    return text[: at.start()] + rng.choice(sorted(OPPOSITES[at.group()])) + text[at.end() :]
+    return text[: at.start()] + rng.choice(sorted(opposites[at.group()])) + text[at.end() :]
 
 
 _WEAK = frozenset("in out on off over under like best good right up down long first last more most many like".split())

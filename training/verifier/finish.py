@@ -15,10 +15,15 @@ import torch
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.models.minilm.tokens import load_tokenizer
-from kvproxy.index.models.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
-from kvproxy.index.models.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.models.minilm.weights import (
+    Weights,
+    base_weights,
+    load_tokenizer,
+    merge,
+    packaged_model,
+    read_tensors,
+)
+from kvproxy.index.models.verifier.built_in import ADAPTER, ALONE, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
 from training.verifier.evaluate import cosines
 from training.verifier.network import CrossEncoder
 from training.verifier.quality import fit_scaling

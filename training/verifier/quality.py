@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.models.verifier.built_in import PlattScaling
 
 
 def fit_scaling(logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None = None) -> PlattScaling:

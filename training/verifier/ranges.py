@@ -49,8 +49,7 @@ def main() -> None:
 
     import torch
 
-    from kvproxy.index.models.minilm.tokens import load_tokenizer
-    from kvproxy.index.models.minilm.weights import base_weights, packaged_model
+    from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
     from training.verifier.network import CrossEncoder
     from training.verifier.tensors import pad, write_tensors
 

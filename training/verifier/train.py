@@ -20,8 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.models.minilm.tokens import load_tokenizer
-from kvproxy.index.models.minilm.weights import base_weights, packaged_model, read_tensors
+from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model, read_tensors
 from training.verifier.changes import from_questions, from_templates
 from training.verifier.implied import implied, some
 from training.verifier.network import CrossEncoder

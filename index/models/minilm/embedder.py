@@ -8,17 +8,17 @@ from functools import lru_cache
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files
+from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
 from kvproxy.index.models.minilm.graph import builder, embedder_graph
-from kvproxy.index.models.minilm.integers import keeps_integers
 from kvproxy.index.models.minilm.shipped import check_shipped
-from kvproxy.index.models.minilm.tokens import load_tokenizer, look_up
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     RANGES,
     WIDTH,
     Weights,
     base_weights,
+    load_tokenizer,
+    look_up,
     lookup_tables,
     packaged_model,
     read_tensors,

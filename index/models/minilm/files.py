@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.models.minilm.session import open_session
+from kvproxy.index.models.minilm.graph import builder, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
+from kvproxy.index.usage_reports import disable_usage_reports
 
 KEPT = 4
 """Files of one kind in a folder, so that two versions of kvproxy do not delete each other's files."""
@@ -118,3 +119,32 @@ def _tidy(folder: Path, kind: str) -> None:
     for _, file in finished[:-KEPT] + abandoned:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+def keeps_integers(files: GraphFiles) -> bool:
+    """Return whether products of the largest values are exact.
+
+    x86 processors without VNNI add two products in 16 bits, which saturates. ONNX Runtime documents this for AVX2.
+    """
+    largest = np.full((1, 1, 2), 255, np.float32)
+    product = files.open("probe", builder()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
+    return bool(product == 2 * 255 * 127)
+
+
+def open_session(model: bytes | str) -> Any:
+    """Open a session that computes on the calling thread. Several threads may use it.
+
+    Args:
+        model: a serialised graph, or its path, which needs less memory.
+    """
+    disable_usage_reports()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # The arena never returns memory, and is not faster.
+    options.enable_cpu_mem_arena = False
+    # The fusion of Add and LayerNormalization is three times slower than the two nodes.
+    slow = ["SkipLayerNormFusion"]
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=slow)

@@ -3,34 +3,51 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files
+from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
 from kvproxy.index.models.minilm.graph import builder, verifier_graph
-from kvproxy.index.models.minilm.integers import keeps_integers
 from kvproxy.index.models.minilm.shipped import check_shipped
-from kvproxy.index.models.minilm.tokens import load_tokenizer, look_up, sides
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,
     base_weights,
+    load_tokenizer,
+    look_up,
     lookup_tables,
     merge,
     packaged_model,
     read_tensors,
+    sides,
 )
-from kvproxy.index.models.verifier.english import is_english
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.policies.guards.lexicon import FUNCTION_WORDS
+from kvproxy.index.policies.guards.words import words
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
 ALONE = "alone"
 MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PlattScaling:
+    """The probability is the sigmoid of `slope * logit + cosine * c + offset`, where `c` is the cosine of the embeddings."""
+
+    slope: float
+    offset: float
+    cosine: float = 0.0
+
+    def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
+        """Return float32 `[n]` from logits and cosines `[n]`. The cosines may be None if their weight is 0."""
+        weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
+        exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
+        return (1 / (1 + np.exp(-exponent))).astype(np.float32)
 
 
 class BuiltInVerifier:
@@ -133,3 +150,20 @@ def _digest(adapter: Weights, scaling: PlattScaling) -> str:
     for name in sorted(adapter):
         digest.update(name.encode() + adapter[name].tobytes())
     return digest.hexdigest()[:8]
+
+
+_LEAST = 0.8
+
+
+def is_english(text: str, vocabulary: Container[str]) -> bool:
+    """Return whether enough words are in the vocabulary or are function words.
+
+    Args:
+        vocabulary: of a tokenizer trained on English. It splits most words of other languages.
+    """
+    tokens = words(text)
+    if not tokens:
+        return True
+    known = sum(all(part in vocabulary for part in word.split("'") if part) for word in tokens)
+    function_words = sum(word in FUNCTION_WORDS for word in tokens)
+    return (known + function_words) / len(tokens) >= _LEAST

@@ -1,12 +1,25 @@
 """Negation and opposites."""
 
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
 
 from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.antonyms import OPPOSITES, antonyms
 from kvproxy.index.policies.guards.words import bases, words
 
 _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
+
+
+@cache
+def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
+    """Return word -> opposites in a file of this folder: `opposites.txt`, or `antonyms.txt` with other pairs of WordNet."""
+    table: dict[str, set[str]] = {}
+    for line in (Path(__file__).parent / name).read_text().splitlines():
+        if not line.startswith("#"):
+            one, other = line.split()
+            table.setdefault(one, set()).add(other)
+            table.setdefault(other, set()).add(one)
+    return {word: frozenset(opposites) for word, opposites in table.items()}
 
 
 def negation_differs(question: str, cached: str) -> bool:
@@ -29,7 +42,7 @@ def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
 @lru_cache(maxsize=8192)
 def _opposites_of(word: str) -> frozenset[str]:
     """Return the opposites of a word, from the lists, its prefix, and its suffix."""
-    found = {*OPPOSITES.get(word, ()), *antonyms().get(word, ())}
+    found = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
     found |= {
         word.removeprefix(no) for no in lexicon.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
     }

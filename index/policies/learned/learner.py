@@ -3,6 +3,7 @@
 Two proxies on one store compute the same state, and so does a proxy after a crash.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvproxy.index.policies.learned.class_errors import ClassErrors
-from kvproxy.index.policies.learned.error_model import ErrorModel
-from kvproxy.index.policies.learned.features import compute_features
-from kvproxy.index.policies.learned.prior import Prior
+from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, Prior, compute_features
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
+
+_VERSION = 1
+
 
 ENOUGH = 8.0
 """Expected errors among the comparisons of a namespace from which the policy decides without `checked`."""
@@ -152,3 +154,41 @@ class Learner:
             self.error_model.learn(features, observation.right)
             self.class_errors.add_comparison(observation.answer, expected, observation.right)
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
+
+    def to_json(self) -> str:
+        """Return the state. Floats keep their exact values, so decisions do too."""
+        model, level, errors = self.error_model, self.level, self.class_errors
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "features": FEATURES,
+                "weights": model.weights.tolist(),
+                "covariance": model.covariance.tolist(),
+                "slips": [model.slipped, model.sure],
+                "served": level.served,
+                "risk": level.risk,
+                "seen": [level.wrong, level.expected],
+                "repeats": [level.repeats, level.slips],
+                "spread": level.spread.tolist(),
+                "odds": errors.odds,
+                "lifted": sorted(errors.lifted),
+                "counts": [self.observed, self.checked_seen, self.checked_wrong, self.number],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, max_error: float) -> "Learner | None":
+        """Return the learner of a state; None if another version with other features saved it.
+
+        Args:
+            max_error: the current bound.
+        """
+        state = json.loads(text)
+        if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
+            return None
+        level = ServingLevel(max_error, state["served"], state["risk"], *state["seen"], *state["repeats"])
+        level.spread = np.array(state["spread"])
+        level.update()
+        model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
+        errors = ClassErrors(state["odds"], {(name, guard) for name, guard in state["lifted"]})
+        return cls(model, level, errors, *state["counts"])

@@ -15,10 +15,8 @@ import numpy as np
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import REACH
+from kvproxy.index.policies.learned.error_model import REACH, Prior
 from kvproxy.index.policies.learned.learner import Estimate, Learner
-from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
@@ -202,7 +200,7 @@ class LearnedPolicy:
         return learner
 
     def _save(self, namespace: str, learner: Learner) -> None:
-        self._observations.save(namespace, learner.number, state.dump(learner))
+        self._observations.save(namespace, learner.number, learner.to_json())
         self._saved[namespace] = learner.number
 
     def _evict(self, namespace: str, learner: Learner) -> None:
@@ -213,14 +211,14 @@ class LearnedPolicy:
 
     def _load(self, namespace: str) -> Learner:
         snapshot = self._observations.snapshot(namespace)
-        learner = state.load(snapshot, self.max_error) if snapshot is not None else None
+        learner = Learner.from_json(snapshot, self.max_error) if snapshot is not None else None
         if learner is not None:
             return learner
         new = Learner.new(self._prior, self.max_error)
         # The observations of an incompatible snapshot may be pruned.
         new.number = self._observations.pruned(namespace)
         # The initial state depends on the prior, which other namespaces change.
-        self._observations.save(namespace, new.number, state.dump(new))
+        self._observations.save(namespace, new.number, new.to_json())
         return new
 
     def status(self, namespace: str) -> LearningStatus:

@@ -13,8 +13,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged, first_line
-from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.health import StoreHealth
+from kvproxy.index.store.database import Row, StoreHealth, Transaction
 from kvproxy.index.store.postgres.schema import create_schema
 
 _CONNECT_TIMEOUT = 5  # Seconds.

@@ -1,6 +1,7 @@
 """Connections to SQLite files, their permissions, and their schema version."""
 
 import contextlib
+import os
 import sqlite3
 import sys
 import time
@@ -14,6 +15,7 @@ from kvproxy.index.private_files import make_private_file, restrict
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
 
 _BUSY_TIMEOUT = 10.0  # Seconds to wait for a transaction of another process.
 
@@ -98,3 +100,53 @@ def _database(connection: sqlite3.Connection) -> "Database":
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("pragma user_version").fetchone()[0])
+
+
+_READ_SECONDS = 0.1
+"""Time for which a check is valid for reads. Each write is checked."""
+
+
+class DatabaseFiles:
+    """The files of a database in WAL mode.
+
+    Args:
+        path: of the database; its log has the suffix `-wal`.
+        writer: a connection that has read or written, so that the log exists.
+    """
+
+    def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
+        self._path = path
+        self._writer = writer
+        self._is_checkpointed = False
+        self._inodes = self._read_inodes()
+        self._next_check = 0.0
+
+    def were_replaced(self, *, now: bool = True) -> bool:
+        """Return whether the database or its log was deleted or replaced.
+
+        Args:
+            now: check even if the last check is still valid for reads.
+        """
+        if not now and time.monotonic() < self._next_check:
+            return False
+        if self._read_inodes() != self._inodes:
+            return True
+        self._next_check = time.monotonic() + _READ_SECONDS
+        return False
+
+    def checkpoint(self) -> None:
+        """Move the log into the open database. SQLite would later write it over the new file at this path."""
+        with contextlib.suppress(sqlite3.Error):
+            if not self._is_checkpointed:
+                self._is_checkpointed = True
+                self._writer.execute("pragma wal_checkpoint(truncate)")
+
+    def _read_inodes(self) -> tuple[int, ...]:
+        return tuple(_inode(f"{self._path}{suffix}") for suffix in ("", "-wal"))
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.health import Operation, StoreHealth
-from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
-from kvproxy.index.store.sqlite.database_files import DatabaseFiles
+from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from kvproxy.index.store.sqlite.schema import SCHEMA, VERSION
 
 _NO_VALUES: Mapping[str, Any] = {}
@@ -116,12 +114,12 @@ class SqliteDatabase:
             self._readers.pop().close()
 
     @contextlib.contextmanager
-    def checked(self, operation: Operation) -> Iterator[None]:
+    def checked(self, operation: Operation, *, now: bool = False) -> Iterator[None]:
         """Convert SQLite's errors, and raise an error if the open files are no longer at their path."""
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):
-            if self._files.were_replaced(write=operation == "write"):
+            if self._files.were_replaced(now=now or operation == "write"):
                 with self._write_lock:
                     self._files.checkpoint()
                 raise CacheStoreError(

@@ -47,7 +47,7 @@ class SqliteStore(SqlStore):
 
     def failure(self) -> str | None:
         # Detects a deleted file without waiting for the next request.
-        with contextlib.suppress(CacheStoreError):
+        with contextlib.suppress(CacheStoreError), self.database.checked("read", now=True):
             self.count()
         return super().failure()
 

@@ -11,10 +11,8 @@ import torch
 
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.models.minilm.files import GraphFiles, graph_files
-from kvproxy.index.models.minilm.integers import keeps_integers
-from kvproxy.index.models.minilm.tokens import load_tokenizer
-from kvproxy.index.models.minilm.weights import base_weights, packaged_model
+from kvproxy.index.models.minilm.files import GraphFiles, graph_files, keeps_integers
+from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore

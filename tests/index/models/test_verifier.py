@@ -9,11 +9,9 @@ import torch
 
 from kvproxy.index.errors import VerifierError
 from kvproxy.index.models.minilm.files import GraphFiles
-from kvproxy.index.models.minilm.tokens import load_tokenizer
-from kvproxy.index.models.minilm.weights import base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, merge, packaged_model, read_tensors
 from kvproxy.index.models.verifier import load_verifier
-from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
 from training.verifier.network import CrossEncoder
 from training.verifier.tensors import pad
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.models.verifier.built_in import PlattScaling
 from training.verifier.quality import brier, fit_scaling, most_served, reliability
 
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)

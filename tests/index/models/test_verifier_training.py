@@ -9,8 +9,7 @@ import torch
 
 from kvproxy.index.models.minilm.files import GraphFiles
 from kvproxy.index.models.minilm.weights import read_tensors
-from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier
-from kvproxy.index.models.verifier.scaling import PlattScaling
+from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port
 from training.verifier import train
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.feedback import ComparisonResult
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -142,8 +141,7 @@ def test_what_cannot_be_told_teaches_nothing_but_its_class(make_store: Callable[
 LEARNER = """
 import random, sys
 from pathlib import Path
-from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import compute_features
+from kvproxy.index.policies.learned.error_model import compute_features
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
 from kvproxy.index.policies.learned.policy import LearnedPolicy
@@ -158,7 +156,7 @@ while True:
     right = generator.random() < near[0]
     policy.record_served("n", 0.01)
     policy.learn([Observation("e", right, "answer", False, 0.0, "n", "a", tuple(seen.tolist()), 1 - near[0])])
-    print(policy.learner("n").number, state.dump(policy.learner("n")), flush=True)
+    print(policy.learner("n").number, policy.learner("n").to_json(), flush=True)
 """
 
 
@@ -180,5 +178,5 @@ def test_kill_loses_no_acknowledged_observation_and_the_same_is_decided_after_it
         # One that was written but not acknowledged may be there too.
         again = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
         if again.number == int(number):
-            assert state.dump(again) == acknowledged.strip()
+            assert again.to_json() == acknowledged.strip()
         log.close()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import SentenceEmbedder, load_embedder
+from kvproxy.index.models.embedder import EmbeddingCache, SentenceEmbedder, load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore, Store
 from tests.index.conftest import MakeStore

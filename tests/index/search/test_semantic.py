@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.embedding_cache import EmbeddingCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder

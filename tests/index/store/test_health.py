@@ -1,10 +1,11 @@
 """The health of a store and its log."""
 
+import time
+
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import health
-from kvproxy.index.store.health import Operation, StoreHealth
+from kvproxy.index.store.database import Operation, StoreHealth
 
 
 class Store:
@@ -24,7 +25,7 @@ def test_a_failure_and_its_end_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5000.0]
-    monkeypatch.setattr(health.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     store = Store()
 
     def told() -> list[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
-from kvproxy.index.store.sqlite.database_files import DatabaseFiles
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 
 OPENER = """
 import sys

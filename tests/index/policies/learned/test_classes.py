@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
-from kvproxy.index.policies.learned.features import FEATURES, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, compute_features
 
 CLASSES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
 

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned import state
 from kvproxy.index.policies.learned.class_errors import ClassErrors
 from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
-from kvproxy.index.policies.learned.error_model import ErrorModel
-from kvproxy.index.policies.learned.features import FEATURES, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
-from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
@@ -314,11 +311,11 @@ def test_a_state_comes_back_with_its_level() -> None:
         learner.add(observation(right=generator.random() > error / 50, number=number))
     learner.level.update()
     assert learner.level.limit > 0
-    again = state.load(state.dump(learner), 0.1)
+    again = Learner.from_json(learner.to_json(), 0.1)
     assert again is not None
     assert (again.level.limit, again.level.factor) == (learner.level.limit, learner.level.factor)
     assert again.number == 399
-    stricter = state.load(state.dump(learner), 0.01)
+    stricter = Learner.from_json(learner.to_json(), 0.01)
     assert stricter is not None
     assert 0 <= stricter.level.limit < learner.level.limit
-    assert state.load(state.dump(learner).replace('"margin"', '"another"'), 0.1) is None
+    assert Learner.from_json(learner.to_json().replace('"margin"', '"another"'), 0.1) is None

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import policy as learned
-from kvproxy.index.policies.learned import state
-from kvproxy.index.policies.learned.features import compute_features
+from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.policies.learned.prior import Prior
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
@@ -61,18 +59,18 @@ def test_a_snapshot_and_what_came_after_it_give_the_same_as_the_whole_log(seed: 
         whole.learn(seen)
     for seen in log[:before]:
         half.learn(seen)
-    again = state.load(state.dump(half), 0.02)
+    again = Learner.from_json(half.to_json(), 0.02)
     assert again is not None
     for seen in log[before:]:
         again.learn(seen)
-    assert state.dump(again) == state.dump(whole)
+    assert again.to_json() == whole.to_json()
     assert again.level.limit == whole.level.limit
     assert again.level.factor == whole.level.factor
 
 
 def test_a_state_of_another_version_is_learned_anew() -> None:
-    kept = state.dump(Learner.new(Prior(), 0.02))
-    assert state.load(kept.replace('"version": 1', '"version": 0'), 0.02) is None
+    kept = Learner.new(Prior(), 0.02).to_json()
+    assert Learner.from_json(kept.replace('"version": 1', '"version": 0'), 0.02) is None
 
 
 def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_later(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_lat
     first.flush()
     second.flush()
     third = LearnedPolicy(open_observations(path), None, 0.05, 0.5)
-    states = {state.dump(policy.learner("n")) for policy in (first, second, third)}
+    states = {policy.learner("n").to_json() for policy in (first, second, third)}
     assert len(states) == 1
     assert first.status("n") == third.status("n")
     assert first.status("n").observations == 450
@@ -105,7 +103,7 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
             seen = observation(generator)
             policy.learn([seen])
             whole.learn([seen])
-        assert state.dump(policy.learner("n")) == state.dump(whole.learner("n"))
+        assert policy.learner("n").to_json() == whole.learner("n").to_json()
         pruned += log.prune(0)
         assert len(log.since("n", 0, 10_000)) <= 240
     assert pruned >= 400
@@ -122,14 +120,14 @@ def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_pa
     assert log.prune(0) > 0
     behind.learn([observation(generator)])
     ahead.flush()
-    assert state.dump(behind.learner("n")) == state.dump(ahead.learner("n"))
+    assert behind.learner("n").to_json() == ahead.learner("n").to_json()
     assert behind.status("n").observations == 261
 
 
 def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
     log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
-    log.save("n", 20, state.dump(Learner.new(Prior(), 0.02)).replace('"version": 1', '"version": 0'))
+    log.save("n", 20, Learner.new(Prior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
     log.prune(0)
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
 
@@ -152,7 +150,7 @@ def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest
             assert len(bounded.statuses()) <= 3
         log.prune(0)
     for name in names:
-        assert state.dump(bounded.learner(name)) == state.dump(whole.learner(name))
+        assert bounded.learner(name).to_json() == whole.learner(name).to_json()
 
 
 WRITER = """
@@ -196,7 +194,7 @@ def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_dec
     generator, whole = random.Random(7), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
     for _ in range(learner.observed):
         whole.learn([observation(generator)])
-    assert state.dump(learner) == state.dump(whole.learner("n"))
+    assert learner.to_json() == whole.learner("n").to_json()
     log.prune(0)
     assert len(log.since("n", 0, 10_000)) <= 200
 

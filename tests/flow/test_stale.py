@@ -150,8 +150,8 @@ def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_fligh
     reasons = Counter(record.reason for record in records(proxy, "first of all"))
     assert reasons == {"miss-new": 1, "stale-while-revalidate": 8, "renewed": 1, "hit-exact": 1}
     metrics = httpx.get(f"{proxy.url}/metrics").text
-    assert 'kvproxy_stale{of="stale-while-revalidate"} 8.0' in metrics
-    assert 'kvproxy_stale{of="renewed"} 1.0' in metrics
+    assert 'kvproxy_stale_total{reason="stale-while-revalidate"} 8.0' in metrics
+    assert 'kvproxy_stale_total{reason="renewed"} 1.0' in metrics
 
 
 def records(proxy: Proxy, question: str) -> list[Record]:

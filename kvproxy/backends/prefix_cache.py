@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.blocks.pool_map import PoolMap
@@ -13,8 +13,30 @@ from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.tiers.store import TierStats
 
-if TYPE_CHECKING:
-    from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Metrics of one engine; None if it does not report one.
+
+    Attributes:
+        usage: fraction of the pool that requests use.
+        queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
+        age: seconds since the report.
+        engine: the upstream's URL.
+    """
+
+    kind: Literal["vllm", "sglang", "llama.cpp"]
+    num_blocks: int | None = None
+    block_size: int | None = None
+    usage: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    queries: int | None = None
+    hits: int | None = None
+    hash_algorithm: str | None = None
+    prefix_caching: bool | None = None
+    age: float = 0.0
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +55,7 @@ class PrefixFigures:
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
-    told: "tuple[EngineMetrics, ...]" = ()
+    told: tuple[EngineMetrics, ...] = ()
     slots: bool = False
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.backends.protocol import Relayed, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
@@ -15,7 +16,7 @@ from kvproxy.mirror.status import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.engine_reports.metrics import EngineMetrics, read_metrics
+from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from kvproxy.upstreams.health import Health

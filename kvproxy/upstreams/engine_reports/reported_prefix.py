@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvproxy.backends.prefix_cache import PrefixCache, PrefixFigures, no_events
+from kvproxy.backends.prefix_cache import EngineMetrics, PrefixCache, PrefixFigures, no_events
 from kvproxy.blocks.rows import PoolReport
 from kvproxy.upstreams.engine import FleetEngine
-from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
 from kvproxy.upstreams.fleet import Fleet
 
 if TYPE_CHECKING:

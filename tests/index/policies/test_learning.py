@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.policies.learned.feedback import ComparisonResult
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import ClassifiedAnswer, Store
-from kvproxy.index.store.observations import ReplayObservations
+from kvproxy.index.store.observations import Observation, ReplayObservations
 from kvproxy.index.store.opening import open_observations
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -31,7 +30,7 @@ class Shop:
         self.said: dict[str, str] = {}
         self.asked: list[str] = []
 
-    async def answer(self, prompt: str, said: str) -> tuple[Entry, ComparisonResult | None]:
+    async def answer(self, prompt: str, said: str) -> tuple[Entry, Observation | None]:
         """Ask a question that is forwarded, and learn from its answer."""
         lookup = await self.cache.lookup("n", prompt)
         fresh = make_entry(prompt)
@@ -63,8 +62,10 @@ def test_answers_that_agree_share_a_class_and_others_do_not(make_store: Callable
         assert nothing is None
         second, found = await shop.answer("how do I open my account now", "yes two")
         third, other = await shop.answer("how do I open my account then", "no")
-        assert found == ComparisonResult(True, shop.answer_class(first))
-        assert other == ComparisonResult(False, third.id)
+        assert found is not None
+        assert (found.right, found.joined) == (True, shop.answer_class(first))
+        assert other is not None
+        assert (other.right, other.joined) == (False, third.id)
         assert shop.answer_class(first) == shop.answer_class(second) != shop.answer_class(third)
         # The same words are the same answer, however far the question.
         far, _ = await shop.answer("bananas", "NO!")
@@ -119,7 +120,7 @@ def test_a_rejected_entry_leaves_its_class_and_what_goes_takes_its_answer_along(
         second, _ = await shop.answer("how do I open my account now", "yes two")
         await shop.cache.feedback(second, right=False, question="how do I open my account now")
         assert shop.answer_class(second) == second.id != shop.answer_class(first)
-        await shop.cache.remove([first.id])
+        shop.store.delete([first.id])
         assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
         shop.store.classify(ClassifiedAnswer(first.id, "n", "x", "t"))
         assert shop.store.answer_class("n", "t") is None

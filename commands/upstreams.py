@@ -73,7 +73,7 @@ def upstream_columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
     if any(each["streams"] for each in upstreams):
         columns["Blocks#"] = [each["cached_blocks"] for each in upstreams]
         columns["Mirror"] = [_mirror(each) for each in upstreams]
-    figures = [each["figures"] or {} for each in upstreams]
+    figures = [each["metrics"] or {} for each in upstreams]
     if any(figures):
         columns["Pool used#"] = [_percent(each.get("usage")) for each in figures]
         columns["Waiting#"] = [each.get("waiting") for each in figures]

@@ -124,12 +124,15 @@ def metrics() -> str:
         "Dashboards, New, Import. All of them are tried against a real Prometheus by `make test-deploy`. OpenTelemetry gets the",
         "most important ones, and traces, see [telemetry](telemetry.md).",
         "",
-        "A histogram has three series: `_bucket` (with the label `le`), `_sum` and `_count`. A gauge that counts begins at 0",
-        "when the proxy starts, except `kvproxy_saved`, which counts from the journal's first day on.",
+        "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters end in `_total` and start",
+        "at 0 with the proxy. A group has several metrics with the same labels. `kvproxy_savings` covers the whole journal.",
     ]
     for metric in Metrics().described:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "no labels"
         lines += ["", f"## {metric.name}", "", f"{metric.text} {metric.kind.capitalize()}; {labels}."]
+        if metric.members:
+            lines += ["", "| metric | meaning |", "|---|---|"]
+            lines += [f"| `{metric.name}_{member}` | {text} |" for member, text in metric.members.items()]
         for name, each in asked.items():
             if _metric_of(name) == metric.name:
                 lines += ["", f"{each['asks']}:", "", "```promql", each["query"], "```"]

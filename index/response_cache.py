@@ -128,7 +128,7 @@ class ResponseCache:
         pending = self.pending_writes.get(key)
         entry = await pending.entry() if pending is not None else None
         if entry is not None:
-            return entry if entry.freshness(self._clock()) != "over" else None
+            return entry if entry.freshness(self._clock()) != "expired" else None
         # Reading a file takes less time than starting a thread.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 

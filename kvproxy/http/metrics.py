@@ -1,10 +1,12 @@
 """Prometheus metrics, in a registry per app."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from kvproxy.blocks.stats import PoolStats
 from kvproxy.errors import KvproxyError
@@ -24,12 +26,59 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Description of a metric, for the docs."""
+    """Description of a metric, or of metrics with a common prefix and labels, for the docs.
+
+    Attributes:
+        members: descriptions of the metrics of a group by the rest of their names.
+    """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "group"]
     text: str
     labels: tuple[str, ...]
+    members: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics."""
+        return [f"{self.name}_{member}" for member in self.members] or [self.name]
+
+
+class _Group(Collector):
+    """Metrics with a common prefix and labels, whose values are read elsewhere. Those that end in `_total` are counters."""
+
+    def __init__(self, described: Described) -> None:
+        self._described = described
+        self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
+
+    def set(self, values: Mapping[str, float | None], *labels: str) -> None:
+        """Set the values by name, without `_total`. Other names are ignored."""
+        self._values[labels] = values
+
+    def collect(self) -> Iterator[Metric]:
+        described = self._described
+        for member, text in described.members.items():
+            kind = CounterMetricFamily if member.endswith("_total") else GaugeMetricFamily
+            family = kind(f"{described.name}_{member}", text, labels=described.labels)
+            for labels, values in self._values.items():
+                value = values.get(member.removesuffix("_total"))
+                if value is not None:
+                    family.add_metric(labels, value)
+            yield family
+
+
+class _Counts(Collector):
+    """A counter with one label, whose counts are kept elsewhere."""
+
+    def __init__(self, described: Described) -> None:
+        self._described = described
+        self.counts: Mapping[str, int] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._described.name, self._described.text, labels=self._described.labels)
+        for label, count in self.counts.items():
+            family.add_metric((label,), count)
+        yield family
 
 
 class Metrics:
@@ -45,56 +94,92 @@ class Metrics:
         self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
-        self._totals = self._gauge(
-            "prefix_cache", "Totals of the prefix cache: prompt tokens looked up and found, blocks evicted.", "of"
+        self._prefix_cache = self._group(
+            "prefix_cache",
+            "The prefix cache of the embedded engine.",
+            queries_total="Prompt tokens that were looked up.",
+            hits_total="Prompt tokens that were found.",
+            evictions_total="Evicted blocks.",
         )
         self._queue = self._histogram("queue", "Time until a request is scheduled.")
         self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
         self._per_token = self._histogram("tpot", "Time per output token after the first.")
         self._tokens = self._counter("tokens", "Tokens: prompt (pool, tier, computed) and generated.", "kind")
-        self._tiers = self._gauge(
+        self._tiers = self._group(
             "tier",
-            "Statistics of each tier: chunks, bytes, hits, misses, damaged, errors, dropped.",
+            "Tiers of KV chunks.",
             "tier",
-            "of",
+            available="1 if the tier works, else 0.",
+            chunks="Chunks.",
+            bytes="Bytes of the chunks.",
+            hits_total="Chunks that were found.",
+            misses_total="Chunks that were not found.",
+            damaged_total="Invalid chunks, which were deleted.",
+            errors_total="Failed calls.",
+            dropped_total="Chunks that were not written, because too many were pending.",
+            evictions_total="Evicted chunks.",
         )
-        self._lookups = self._gauge("semantic_lookups", "Semantic lookups by result.", "outcome")
-        self._stale = self._gauge("stale", "Stale responses by reason, and revalidations by result.", "of")
-        self._compared = self._gauge(
-            "compared_answers", "Comparisons of fresh and cached responses by result.", "result"
+        self._lookups = self._counts("semantic_lookups", "Semantic lookups by outcome.", "outcome")
+        self._stale = self._counts("stale", "Stale responses by reason, and revalidations by result.", "reason")
+        self._compared = self._counts("comparisons", "Fresh responses compared with cached ones.", "result")
+        self._learned = self._group(
+            "learned_policy",
+            "The policy learned.",
+            namespaces="Namespaces in memory.",
+            serving="Namespaces in which it decides without the policy checked.",
+            observations="Observations.",
+            served="Served responses.",
+            expected_wrong="Expected number of wrong ones among the served responses.",
+            would_serve="Share of the similar questions that it would answer.",
+            bound="Bound on the share of wrong responses.",
+            max_error="The setting cache.max_error; 0 without namespaces.",
         )
-        self._learned = self._gauge(
-            "learned",
-            "State of the policy learned: namespaces, serving, observations, served, expected_wrong, would_serve, bound,"
-            " max_error.",
-            "of",
-        )
-        self._upstreams = self._gauge(
+        self._upstreams = self._group(
             "upstream",
-            "Upstreams: up (1 or 0), requests in flight, load in tokens, requests sent, ejections.",
+            "Upstreams.",
             "upstream",
-            "of",
+            up="1 if the upstream is up, else 0.",
+            requests="Requests in flight.",
+            load="Tokens of work in flight.",
+            sent_total="Requests sent.",
+            ejections_total="Ejections.",
+            cached_blocks="Blocks in its prefix cache.",
         )
-        self._engines = self._gauge(
+        self._engines = self._group(
             "engine",
-            "Statistics that upstreams report: num_blocks, usage, running, waiting, queries, hits, age in seconds.",
+            "Statistics that upstreams report.",
             "upstream",
-            "of",
+            num_blocks="Blocks in the pool.",
+            usage="Share of the pool in use.",
+            running="Running requests.",
+            waiting="Waiting requests.",
+            queries_total="Prompt tokens that were looked up.",
+            hits_total="Prompt tokens that were found.",
+            age="Seconds since the last report.",
         )
-        self._slots = self._gauge(
-            "slots",
-            "Slots of llama.cpp upstreams: slots, cached tokens, files that can be restored (saved), saved_bytes, saves,"
-            " restores, and restores that a response confirmed (shown).",
+        self._slots = self._group(
+            "llama_cpp",
+            "Slots of llama.cpp upstreams.",
             "upstream",
-            "of",
+            slots="Slots.",
+            cached_tokens="Tokens in slots.",
+            saved="Files that can be restored.",
+            saved_bytes="Bytes of these files.",
+            saves_total="Slots that were saved.",
+            restores_total="Slots that were restored.",
+            confirmed_total="Restores that a response confirmed.",
         )
-        self._reuse = self._gauge(
+        self._reuse = self._group(
             "reported_reuse",
-            "Reuse that upstreams report: responses with a report (reports), prompt_tokens, cached_tokens; predictions,"
-            " and those that were exact, too_high, and too_low.",
-            "upstream",
-            "model",
-            "of",
+            "Reuse that upstreams report, and its prediction.",
+            ("upstream", "model"),
+            reports_total="Responses with a report.",
+            prompt_tokens_total="Prompt tokens of these responses.",
+            cached_tokens_total="Reused tokens of these responses.",
+            predictions_total="Predictions.",
+            exact_total="Exact predictions.",
+            too_high_total="Predictions that were too high.",
+            too_low_total="Predictions that were too low.",
         )
         self._entries = self._gauge("cache_entries", "Stored responses.")
         self._client_requests = self._counter(
@@ -103,25 +188,44 @@ class Metrics:
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
-        self._saved = self._gauge(
-            "saved",
-            "Savings since the journal began: answered (requests), prompt_tokens, completion_tokens, reused_tokens,"
-            " seconds, money.",
+        self._savings = self._group(
+            "savings",
+            "Savings since the journal began.",
             "layer",
-            "of",
+            answered="Requests that a cache answered.",
+            prompt_tokens="Prompt tokens of these.",
+            completion_tokens="Response tokens of these.",
+            reused_tokens="Prompt tokens that the backend did not compute.",
+            seconds="Seconds of the backend.",
+            money="Price of the tokens.",
         )
 
+    def _describe(self, described: Described) -> Described:
+        self.described.append(described)
+        return described
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        self.described.append(Described(f"kvproxy_{name}_total", "counter", text, labels))
+        self._describe(Described(f"kvproxy_{name}_total", "counter", text, labels))
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        self.described.append(Described(f"kvproxy_{name}", "gauge", text, labels))
+        self._describe(Described(f"kvproxy_{name}", "gauge", text, labels))
         return Gauge(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        self.described.append(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
+        self._describe(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
+
+    def _counts(self, name: str, text: str, label: str) -> _Counts:
+        counts = _Counts(self._describe(Described(f"kvproxy_{name}_total", "counter", text, (label,))))
+        self._registry.register(counts)
+        return counts
+
+    def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _Group:
+        labels = (labels,) if isinstance(labels, str) else labels
+        group = _Group(self._describe(Described(f"kvproxy_{name}", "group", text, labels, members)))
+        self._registry.register(group)
+        return group
 
     def client(self, name: str, status: int) -> None:
         """Count a response to a client."""
@@ -173,61 +277,31 @@ class Metrics:
         """Set the statistics of the pool."""
         for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
             self._blocks.labels(state).set(count)
-        for name, total in (("queries", stats.queries), ("hits", stats.hits), ("evictions", stats.evictions)):
-            self._totals.labels(name).set(total)
+        self._prefix_cache.set(asdict(stats))
 
     def tiers(self, rows: Sequence[TierStats]) -> None:
         """Set the statistics of the tiers."""
         for row in rows:
-            figures = {
-                "chunks": row.chunks,
-                "bytes": row.bytes,
-                "hits": row.hits,
-                "misses": row.misses,
-                "damaged": row.damaged,
-                "errors": row.errors,
-                "dropped": row.dropped,
-                "evictions": row.evictions,
-                "available": row.available,
-            }
-            for name, value in figures.items():
-                self._tiers.labels(row.name, name).set(value)
+            self._tiers.set(asdict(row), row.name)
 
     def upstream(self, status: EngineStatus) -> None:
         """Set the statistics of an upstream."""
-        figures = {
-            "up": status.state == "up",
-            "requests": status.requests,
-            "load": status.load,
-            "sent": status.sent,
-            "ejections": status.ejections,
-            "cached_blocks": status.cached_blocks,
-        }
-        for name, value in figures.items():
-            if value is not None:
-                self._upstreams.labels(status.url, name).set(value)
-        for name, value in (asdict(status.figures) if status.figures is not None else {}).items():
-            if isinstance(value, int | float):
-                self._engines.labels(status.url, name).set(value)
-        for name, value in (asdict(status.slots) if status.slots is not None else {}).items():
-            self._slots.labels(status.url, name).set(value)
+        values = {name: getattr(status, name) for name in ("requests", "load", "sent", "ejections", "cached_blocks")}
+        self._upstreams.set({"up": status.state == "up", **values}, status.url)
+        if status.metrics is not None:
+            self._engines.set(asdict(status.metrics), status.url)
+        if status.slots is not None:
+            self._slots.set(asdict(status.slots), status.url)
         for model, reuse in status.reuse.items():
-            for name, value in asdict(reuse).items():
-                self._reuse.labels(status.url, model, name).set(value)
+            self._reuse.set(asdict(reuse), status.url, model)
 
     def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
         """Set the counts of semantic lookups, comparisons, and stale responses."""
-        for name, count in stale.items():
-            self._stale.labels(name).set(count)
-        for outcome, count in lookups.items():
-            self._lookups.labels(outcome).set(count)
-        for result, count in compared.items():
-            self._compared.labels(result).set(count)
+        self._lookups.counts, self._compared.counts, self._stale.counts = dict(lookups), dict(compared), dict(stale)
 
     def learned(self, overall: LearningSummary) -> None:
         """Set the state of the policy `learned`."""
-        for name, value in asdict(overall).items():
-            self._learned.labels(name).set(value)
+        self._learned.set(asdict(overall))
 
     def entries(self, count: int) -> None:
         """Set the number of stored responses."""
@@ -236,10 +310,7 @@ class Metrics:
     def saved(self, savings: Sequence[Saving]) -> None:
         """Set the savings of the journal."""
         for saving in savings:
-            for name in ("answered", "prompt_tokens", "completion_tokens", "reused_tokens", "seconds", "money"):
-                value = getattr(saving, name)
-                if value is not None:
-                    self._saved.labels(saving.name, name).set(value)
+            self._savings.set(asdict(saving), saving.name)
 
     def render(self) -> bytes:
         """The metrics in text format."""

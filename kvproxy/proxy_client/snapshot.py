@@ -9,7 +9,8 @@ from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "gone", "error")
-"""Layers of `flow.outcome.Layer` in display order."""
+"""Values of `exchange.Layer` in display order."""
+_LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 
 
 @dataclass(slots=True)
@@ -58,16 +59,16 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
                     found.seconds[labels["layer"]] = found.seconds.get(labels["layer"], 0.0) + value
                 case "kvproxy_cache_entries":
                     found.entries = int(value)
-                case "kvproxy_learned":
-                    found.learned[labels["of"]] = value
-                case "kvproxy_semantic_lookups":
+                case name if name.startswith(_LEARNED):
+                    found.learned[name.removeprefix(_LEARNED)] = value
+                case "kvproxy_semantic_lookups_total":
                     found.lookups[labels["outcome"]] = int(value)
-                case "kvproxy_compared_answers":
+                case "kvproxy_comparisons_total":
                     found.compared[labels["result"]] = int(value)
                 case "kvproxy_limited_total":
                     found.limited[labels["limit"]] = int(value)
-                case "kvproxy_saved":
-                    found.saved.setdefault(labels["layer"], {})[labels["of"]] = value
+                case name if name.startswith(_SAVINGS):
+                    found.saved.setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
     found.at = time.monotonic()
     found.blocks = get_optional(client, "/admin/blocks/stats")
     found.tiers = get_optional(client, "/admin/blocks/tiers") or []

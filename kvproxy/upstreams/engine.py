@@ -61,7 +61,7 @@ class EngineStatus:
     complete: bool | None
     streams: tuple[StreamStatus, ...]
     reuse: dict[str, ReuseFigures]
-    figures: EngineMetrics | None
+    metrics: EngineMetrics | None
     notes: tuple[str, ...]
     advice: tuple[str, ...]
     slots: "SlotsStatus | None"
@@ -214,7 +214,7 @@ class FleetEngine:
             complete=None if mirror is None else mirror.complete,
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
-            figures=self.metrics(),
+            metrics=self.metrics(),
             notes=(*self._problems, *(self.llama.problems() if self.llama else ())),
             advice=tuple(self.llama.advice()) if self.llama else (),
             slots=self.llama.status() if self.llama else None,

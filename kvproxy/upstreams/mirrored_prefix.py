@@ -83,7 +83,7 @@ class MirroredPrefix(ReportedPrefix):
         snapshots = [view.snapshot_pools(mirror.state(), engine.url) for engine, mirror in self._mirrors()]
         rows = await asyncio.to_thread(lambda: [row for each in snapshots for row in view.list_chains(each)])
         texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
-        spelled = [replace(chain, begins=text) for chain, text in zip(rows, texts, strict=False)]
+        spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
 
     async def show(self, name: str) -> BlockContent | None:
@@ -140,7 +140,7 @@ class MirroredPrefix(ReportedPrefix):
         engine, mirror, rank, match = max(found, key=lambda item: item[3].matched_tokens)
         reason = (
             "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
-            if match.named_alike is False
+            if match.hashes_match is False
             else None
         )
         return PrefixReport(
@@ -153,7 +153,7 @@ class MirroredPrefix(ReportedPrefix):
             rank=rank,
             engines={each.url: best.matched_tokens for each, _, _, best in found},
             complete=mirror.complete,
-            named_alike=match.named_alike,
+            hashes_match=match.hashes_match,
             digests=tuple(digest.hex() for digest in match.digests),
         )
 

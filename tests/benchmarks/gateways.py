@@ -116,7 +116,7 @@ def _lookups(target: Target) -> tuple[float, float]:
     if target.process is None:
         return 0.0, 0.0
     figures = httpx.get(f"{target.url}/metrics").text
-    counts = dict(re.findall(r'kvproxy_semantic_lookups\{outcome="([^"]+)"\} (\S+)', figures))
+    counts = dict(re.findall(r'kvproxy_semantic_lookups_total\{outcome="([^"]+)"\} (\S+)', figures))
     return float(counts.get("skipped", 0)), sum(map(float, counts.values()))
 
 

@@ -97,7 +97,7 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         process.wait()
 
 
-ELSEWHERE = ("kvproxy_slots", "kvproxy_stale")
+ELSEWHERE = ("kvproxy_llama_cpp", "kvproxy_stale")
 """No data here: llama.cpp alone has slots, and no such upstream is behind these proxies; nothing is given past its time."""
 
 

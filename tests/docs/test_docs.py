@@ -31,18 +31,19 @@ def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
     from kvproxy.http.metrics import Metrics
 
     described = {metric.name for metric in Metrics().described}
+    names = {name for metric in Metrics().described for name in metric.names}
     asked = {name: generate._metric_of(name) for name in generate.queries()}
     assert set(asked.values()) == described
     for name, query in generate.queries().items():
         assert set(re.findall(r"kvproxy_\w+", query["query"])) <= {
-            f"{metric}{end}" for metric in described for end in ("", "_bucket", "_sum", "_count")
+            f"{metric}{end}" for metric in names for end in ("", "_bucket", "_sum", "_count")
         }, name
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
     from kvproxy.http.metrics import Metrics
 
-    described = {metric.name for metric in Metrics().described}
+    described = {name for metric in Metrics().described for name in metric.names}
     rules = (ROOT / "deploy/prometheus/alerts.yml").read_text()
     used = set(re.findall(r"\bkvproxy_\w+", rules))
     assert len(used) > 5

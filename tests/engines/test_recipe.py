@@ -92,7 +92,7 @@ class Recipe:
         while time.monotonic() - since < 0.7 and time.monotonic() < end:
             (each,) = httpx.get(f"{self._proxy}/admin/upstreams").raise_for_status().json()
             pins = httpx.get(f"{self._proxy}/admin/blocks/pins").raise_for_status().json()
-            known = each["figures"] and each["figures"]["queries"]
+            known = each["metrics"] and each["metrics"]["queries"]
             now = ([stream["next"] for stream in each["streams"]], known, each["reuse"], [pin["held"] for pin in pins])
             if now != before or not each["complete"] or any(pin["held"] < pin["tokens"] for pin in pins):
                 before, since = now, time.monotonic()

@@ -36,7 +36,7 @@ _SETTINGS = {
     "cache__ttl": _TTL,
     "cache__stale_if_error": 3600,
     "cache__policy": "threshold",
-    "cache__threshold": 0.8,
+    "cache__min_similarity": 0.8,
     "cache__judge": "none",
     "routing__health_interval": 0.5,
 }

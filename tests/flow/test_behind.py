@@ -74,7 +74,7 @@ def when(monkeypatch: pytest.MonkeyPatch, place: object, name: str, go: threadin
 def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
     tmp_path: Path, go: threading.Event
 ) -> None:
-    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
+    with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, services, _):
         first, again = status(url, QUESTION), status(url, QUESTION)
         assert makes_entry(first)
         assert "stored" not in first
@@ -100,13 +100,13 @@ def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when(monkeypatch, semantic.SemanticCache, "_is_near", go)
-    with held_proxy(tmp_path, go, budget=PATIENT) as (url, _, _):
+    with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, _, _):
         assert makes_entry(status(url, QUESTION))
         assert "semantic" in status(url, CLOSE)
 
 
 def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: threading.Event) -> None:
-    with held_proxy(tmp_path, go, budget=0.05) as (url, _, _):
+    with held_proxy(tmp_path, go, lookup_timeout=0.05) as (url, _, _):
         status(url, QUESTION)
         assert "fwd=uri-miss" in status(url, CLOSE)
         assert not go.is_set()
@@ -116,7 +116,7 @@ def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(semantic, "_WRITES_SECONDS", PATIENT)
-    with held_proxy(tmp_path, go, budget=PATIENT) as (url, services, _):
+    with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
         assert makes_entry(status(url, "when does the next train to Oslo leave"))
         assert not go.is_set()
@@ -125,7 +125,7 @@ def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
 
 def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "_MAX_BYTES", 1)
-    with held_proxy(tmp_path, go, budget=0.05) as (url, services, _):
+    with held_proxy(tmp_path, go, lookup_timeout=0.05) as (url, services, _):
         status(url, QUESTION)
         when(monkeypatch, PendingWrites, "wait_for_space", go)
         status(url, FAR)
@@ -249,7 +249,7 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
                 raise RedactionFailed("it cannot be told")
         return text
 
-    with proxy(tmp_path, checked(), budget=0.05) as (url, services, _):
+    with proxy(tmp_path, checked(), lookup_timeout=0.05) as (url, services, _):
         services.answerer.cache._redact = redact
         # What may not be kept has no name.
         assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"

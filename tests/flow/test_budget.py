@@ -46,7 +46,7 @@ def until(true: Callable[[], Any]) -> None:
 def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
     tmp_path: Path, slow: threading.Event
 ) -> None:
-    with proxy(tmp_path, checked(), budget=0.2) as (url, services, model):
+    with proxy(tmp_path, checked(), lookup_timeout=0.2) as (url, services, model):
         model.answers = {QUESTION: "A list.", CLOSE: "A list."}
         ask(url, QUESTION, "confirm")
         slow.clear()
@@ -54,7 +54,7 @@ def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
         assert "fwd=uri-miss" in status
         assert 'detail="skipped"' in status
         assert stats(url)["lookups"]["skipped"] == 1
-        assert 'kvproxy_semantic_lookups{outcome="skipped"} 1.0' in httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_semantic_lookups_total{outcome="skipped"} 1.0' in httpx.get(f"{url}/metrics").text
         # It is stored all the same, and answers equal requests before anything is embedded.
         until(lambda: services.answerer.store.count() == 2)
         assert 'detail="exact"' in ask(url, CLOSE).headers["cache-status"]
@@ -68,7 +68,7 @@ def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(
 
 
 def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: threading.Event) -> None:
-    with proxy(tmp_path, checked(), budget=0.05) as (url, _, _):
+    with proxy(tmp_path, checked(), lookup_timeout=0.05) as (url, _, _):
         ask(url, QUESTION, "confirm")
         slow.clear()
         threading.Timer(0.4, slow.set).start()
@@ -79,4 +79,4 @@ def test_comparisons_that_are_dropped_behind_the_answers_are_counted(tmp_path: P
     with proxy(tmp_path, checked()) as (url, services, _):
         assert services.answerer.semantic is not None
         services.answerer.semantic.deferred.dropped = 3
-        assert 'kvproxy_compared_answers{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text
+        assert 'kvproxy_comparisons_total{result="dropped"} 3.0' in httpx.get(f"{url}/metrics").text

@@ -125,7 +125,7 @@ def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Pa
         lookups = stats(url)["lookups"]
         assert (lookups["no neighbour"], lookups["accepted"], lookups["low probability"]) == (1, 2, 2)
         metrics = httpx.get(f"{url}/metrics").text
-        assert 'kvproxy_semantic_lookups{outcome="accepted"} 2.0' in metrics
+        assert 'kvproxy_semantic_lookups_total{outcome="accepted"} 2.0' in metrics
 
 
 def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
         assert told["observations"] == figures["learning"]["observations"] > 10
         assert told["max_error"] == 0.2
         metrics = httpx.get(f"{url}/metrics").text
-        assert 'kvproxy_learned{of="observations"}' in metrics
+        assert "kvproxy_learned_policy_observations" in metrics
         classes = services.answerer.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
         assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
 

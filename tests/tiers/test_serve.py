@@ -117,13 +117,13 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     assert " tier disk:" in kvproxy("blocks", url=url).stdout
     metrics = httpx.get(f"{url}/metrics").text
     assert f'kvproxy_tokens_total{{kind="tier"}} {tier_tokens}.0' in metrics
-    assert 'kvproxy_tier{of="hits",tier="disk"}' in metrics
+    assert 'kvproxy_tier_hits_total{tier="disk"}' in metrics
     for name in ("queue", "ttft", "tpot"):
         assert f"kvproxy_{name}_seconds_count 1.0" in metrics
     warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
     assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
     chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
-    assert 'kvproxy_tier{of="dropped",tier="disk"} 0.0' in metrics
+    assert 'kvproxy_tier_dropped_total{tier="disk"} 0.0' in metrics
     assert "Tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout
     cleared = result("blocks", "clear-tier", "disk", url=url)
     assert cleared == {"tier": "disk", "models": "own", "cleared": chunks}

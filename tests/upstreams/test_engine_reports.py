@@ -212,15 +212,15 @@ def proxy(tmp_path: Path) -> Iterator[str]:
 
 def test_metrics_are_shown_with_their_age(proxy: str) -> None:
     httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}).raise_for_status()
-    until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["figures"])
+    until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["metrics"])
     stats = httpx.get(f"{proxy}/admin/blocks/stats").raise_for_status().json()
     assert (stats["num_blocks"], stats["used"], stats["usage"], stats["hits"]) == (200, 50, 0.25, 17344)
     assert (stats["cached"], stats["complete"]) == (None, None)
-    assert 0 <= stats["told"][0]["age"] < 20
+    assert 0 <= stats["engines"][0]["age"] < 20
     assert httpx.get(f"{proxy}/admin/blocks").status_code == 409
     metrics = httpx.get(f"{proxy}/metrics").text
-    assert 'kvproxy_engine{of="usage",upstream=' in metrics
-    assert 'kvproxy_reported_reuse{model="m",of="cached_tokens"' in metrics
+    assert "kvproxy_engine_usage{upstream=" in metrics
+    assert 'kvproxy_reported_reuse_cached_tokens_total{model="m"' in metrics
     shown = kvproxy("upstreams", url=proxy).stdout
     assert "25.0%" in shown
     assert "1,500 of 2,000 prompt tokens reused, as reported" in shown

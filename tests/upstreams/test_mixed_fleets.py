@@ -39,12 +39,12 @@ def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     assert "6 cached blocks" in shown
     assert "slot 0" in shown
-    assert mixed.vllm not in shown.partition("begins")[2]
+    assert mixed.vllm not in shown.partition("first_text")[2]
 
     metrics = httpx.get(f"{mixed.url}/metrics").text
-    assert f'kvproxy_slots{{of="slots",upstream="{mixed.llama}"}} 2.0' in metrics
-    assert f'kvproxy_slots{{of="restores",upstream="{mixed.llama}"}} 0.0' in metrics
-    assert 'kvproxy_upstream{of="cached_blocks",upstream="' + mixed.vllm in metrics
+    assert f'kvproxy_llama_cpp_slots{{upstream="{mixed.llama}"}} 2.0' in metrics
+    assert f'kvproxy_llama_cpp_restores_total{{upstream="{mixed.llama}"}} 0.0' in metrics
+    assert 'kvproxy_upstream_cached_blocks{upstream="' + mixed.vllm in metrics
 
 
 def test_requests_follow_their_prefix_with_llama_cpp_first(mixed: Mixed) -> None:

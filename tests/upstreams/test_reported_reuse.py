@@ -126,8 +126,8 @@ def test_every_stream_is_counted_at_its_end(proxy: str, model: str, control: str
     assert new == {"reports": 1, "prompt_tokens": told[0], "cached_tokens": told[1]} | {
         name: 0 for name in new if name not in ("reports", "prompt_tokens", "cached_tokens")
     }
-    labels = f'model="{model}",of="cached_tokens"'
-    assert f"kvproxy_reported_reuse{{{labels},upstream=" in httpx.get(f"{proxy}/metrics").text
+    labels = f'model="{model}"'
+    assert f"kvproxy_reported_reuse_cached_tokens_total{{{labels},upstream=" in httpx.get(f"{proxy}/metrics").text
 
 
 def test_the_number_of_reported_models_is_bounded(proxy: str) -> None:

@@ -86,7 +86,7 @@ class LlamaServer:
             return SlotsStatus(len(slots), tokens, 0, 0, 0, 0, 0)
         files = saver.files
         saved = len(files.saved(saver.identity))
-        return SlotsStatus(len(slots), tokens, saved, files.total_bytes, saver.saves, saver.restores, saver.shown)
+        return SlotsStatus(len(slots), tokens, saved, files.total_bytes, saver.saves, saver.restores, saver.confirmed)
 
     async def identify(self) -> None:
         """Detect llama.cpp and its configuration; never raises."""

@@ -26,7 +26,7 @@ class SlotSaver:
     """Saves and restores the slots of one server. The caller has locked the slot.
 
     Attributes:
-        shown: restores confirmed by the reuse of the next response.
+        confirmed: restores confirmed by the reuse of the next response.
         failed: consecutive restores without reuse.
     """
 
@@ -35,7 +35,7 @@ class SlotSaver:
     ) -> None:
         self.files = files
         self.identity = info.identity
-        self.saves = self.restores = self.shown = self.failed = 0
+        self.saves = self.restores = self.confirmed = self.failed = 0
         self._url = url
         self._client = client
         self._max_bytes = max_bytes
@@ -117,7 +117,7 @@ class SlotSaver:
     def verify_restore(self, file: SlotFile, prompt: Tokens, reused: int) -> None:
         """Compare the reported reuse with the restored file."""
         if reused >= reusable_tokens(common_prefix(file.tokens or b"", prompt), prompt) // 2:
-            self.shown += 1
+            self.confirmed += 1
             self.failed = 0
             return
         self.failed += 1

@@ -65,16 +65,16 @@ class SlotsStatus:
 
     Attributes:
         saved, saved_bytes: restorable files, and bytes of all files.
-        shown: restores confirmed by the reuse of the next response.
+        confirmed: restores confirmed by the reuse of the next response.
     """
 
     slots: int
-    tokens: int
+    cached_tokens: int
     saved: int
     saved_bytes: int
     saves: int
     restores: int
-    shown: int
+    confirmed: int
 
 
 class SlotTable:

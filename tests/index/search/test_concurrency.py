@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_back_does_not_extend_a_lifetime(make_store: MakeSto
     assert store.find(entry.key) is not None
     now += seconds
     assert store.find(entry.key) is None
-    assert store.questions([entry.id])[entry.id].freshness == "over"
+    assert store.questions([entry.id])[entry.id].freshness == "expired"
     # A fresh response replaces it for its full lifetime.
     fresh = make_entry(created=now, expires=now + 600)
     store.put(fresh)

@@ -62,7 +62,7 @@ def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         talk(running.turn)
         status = running.status()["slots"]
-        assert (status["restores"], status["shown"]) == (30, 30)
+        assert (status["restores"], status["confirmed"]) == (30, 30)
         assert server.wrong == []
         through = server.computed
 

@@ -30,7 +30,7 @@ const rate = (figures) => (figures?.queries && figures.hits !== null ? percent(f
 function serversOf(engines) {
   const rows = engines.map((each) => [
     each.url, h("span", { class: "state", "data-state": each.state }, each.state), count(each.requests), count(each.load), count(each.sent), count(each.ejections),
-    percent(each.figures?.usage), count(each.figures?.waiting), rate(each.figures),
+    percent(each.metrics?.usage), count(each.metrics?.waiting), rate(each.metrics),
   ]);
   return section("Servers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Servers" }, table("Servers", [
     ["upstream", ""], ["state", ""], ["running", "number"], ["tokens to do", "number"], ["sent", "number"], ["ejected", "number"],
@@ -71,7 +71,7 @@ function mirrorsOf(engines) {
 
 function slotsOf(slots, chains) {
   if (!slots.length) return null;
-  const begins = new Map(chains.map((chain) => [chain.leaf, chain.begins]));
+  const begins = new Map(chains.map((chain) => [chain.leaf, chain.first_text]));
   const rows = slots.slice(0, MOST).map((slot) => [
     slot.medium, slot.state, count(slot.num_tokens), slot.hash?.slice(0, 12), slot.engine, h("span", { class: "clip" }, begins.get(slot.hash) ?? "–"),
   ]);

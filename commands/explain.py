@@ -118,7 +118,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
     if exact["id"] is not None and exact["freshness"] != "fresh":
-        stored += f", expired ({exact['freshness']})"
+        stored += ", expired" if exact["freshness"] == "expired" else f", expired ({exact['freshness']})"
     if found["other_tenants"]:
         stored += ", but another tenant stored an identical request: give its key with --api-key"
     print_facts(

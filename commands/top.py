@@ -178,7 +178,7 @@ def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
-    engines = [("Engine", engine_line(engine)) for engine in blocks["told"]]
+    engines = [("Engine", engine_line(engine)) for engine in blocks["reported"]]
     if blocks["cached"] is None:
         return engines
     # Without a mirror, the statistics count the prefixes of llama.cpp.

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "over"]
+Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
 """The state of an entry; `over` is expired. A stale-while-revalidate entry may be served after an error too."""
 
 
@@ -58,7 +58,7 @@ class Entry:
             return "fresh"
         if self.expires + self.stale_while_revalidate > now:
             return "stale-while-revalidate"
-        return "stale-if-error" if self.expires + self.stale_if_error > now else "over"
+        return "stale-if-error" if self.expires + self.stale_if_error > now else "expired"
 
     def row(self) -> dict[str, Any]:
         """Return the columns of the table `responses`."""

@@ -152,7 +152,7 @@ def _print(result: "Sweep", bytes_per_token: int | None) -> None:
     columns = ["Blocks#", *(["GiB#"] if bytes_per_token else []), *(f"{name}#" for name in names)]
     print_table(columns, rows)
     typer.echo(
-        f"{result.requests:,} requests, {result.blocks:,} blocks; hit rate of an unlimited pool {result.infinite:.4f}"
+        f"{result.requests:,} requests, {result.blocks:,} blocks; hit rate of an unlimited pool {result.unlimited:.4f}"
     )
     for name in names:
         enough = result.sufficient_size(name)
@@ -173,8 +173,8 @@ def _document(result: "Sweep", bytes_per_token: int | None) -> dict[str, Any]:
         "blocks": result.blocks,
         "block_tokens": result.block_tokens,
         "bytes_per_token": bytes_per_token,
-        "infinite": result.infinite,
+        "unlimited": result.unlimited,
         "sizes": list(result.sizes),
         "rates": {name: list(rates) for name, rates in result.rates.items()},
-        "enough": {name: result.sufficient_size(name) for name in result.rates},
+        "sufficient_size": {name: result.sufficient_size(name) for name in result.rates},
     }

@@ -20,6 +20,6 @@ def chains(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -
     names = ("leaf", "num_blocks", "num_tokens", "in_use")
     print_table(
         (digest("Leaf"), "Blocks#", "Tokens#", "In use#", text("Text")),
-        ((*(chain[name] for name in names), repr(chain["begins"])) for chain in found),
+        ((*(chain[name] for name in names), repr(chain["first_text"])) for chain in found),
         empty="no prefix is cached",
     )

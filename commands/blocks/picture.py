@@ -34,7 +34,7 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
-    elif stats["engines"]:
+    elif stats["reported"]:
         if not stats["slots"] or stats["complete"] is not None:
             _print_mirrors(stats)
         if stats["slots"]:
@@ -51,7 +51,7 @@ def _print_mirrors(stats: dict[str, Any]) -> None:
             f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
             f" {stats['evictions']:,} evictions, from KV events"
         )
-    for engine in stats["told"]:
+    for engine in stats["reported"]:
         typer.echo(f"  {engine_line(engine)}")
     for stream in stats["streams"]:
         state = "following" if stream["connected"] else "not connected to"

@@ -11,7 +11,7 @@ def slot_rows(blocks: Sequence[Mapping[str, Any]], chains: Sequence[Mapping[str,
 
     Mirrored blocks of other engines have neither an id nor the medium `disk`, and are left out.
     """
-    begins = {chain["leaf"]: repr(chain["begins"]) for chain in chains}
+    begins = {chain["leaf"]: repr(chain["first_text"]) for chain in chains}
     return [
         (
             block["medium"],

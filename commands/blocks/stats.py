@@ -22,5 +22,5 @@ def stats(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
         found |= {f"residency {name}": value for name, value in residency.items() if value is not None}
     facts = {name: value for name, value in found.items() if value is not None and not isinstance(value, list)}
     print_facts((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in facts.items())
-    for line in [*map(engine_line, found["told"]), *group_lines(found["groups"])]:
+    for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
         typer.echo(line)

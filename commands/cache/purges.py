@@ -29,7 +29,13 @@ def purges(
     print_table(
         ("Time", "Responses#", "Action", "Operator", text("Filter")),
         (
-            (moment(row["time"]), row["entries"], "expired" if row["soft"] else "removed", row["who"], row["what"])
+            (
+                moment(row["time"]),
+                row["entries"],
+                "expired" if row["soft"] else "removed",
+                row["operator"],
+                row["filter"],
+            )
             for row in rows
         ),
         empty="no removals",

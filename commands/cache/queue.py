@@ -33,7 +33,7 @@ def queue(
         (
             (
                 entry["id"],
-                entry["why"],
+                entry["reason"],
                 f"{entry['priority']:.4g}",
                 age(entry["created"]),
                 duration(entry["expires"] - time.time()),

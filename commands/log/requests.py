@@ -97,7 +97,7 @@ def _print_lines(rows: "list[QuestionedRecord]") -> None:
 
 
 def _stored(row: "QuestionedRecord") -> str | None:
-    return row.near_question if row.record.layer == "semantic" else None
+    return row.stored_question if row.record.layer == "semantic" else None
 
 
 def _row(row: "QuestionedRecord") -> tuple[Any, ...]:

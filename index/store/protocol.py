@@ -48,8 +48,8 @@ class EntryFilter:
 class PurgeRequest:
     """Who removes which entries, as recorded in the list of purges."""
 
-    who: str
-    what: str
+    operator: str
+    filter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Purge:
     """
 
     time: float
-    who: str
-    what: str
+    operator: str
+    filter: str
     soft: bool
     entries: int
 
@@ -74,19 +74,19 @@ class EvictionCandidate:
     """An entry in the order in which a full store removes entries.
 
     Attributes:
-        why: `saves least` is the eviction by priority.
+        reason: `low priority` if the eviction policy chooses it.
         priority: see `eviction`.
         bytes: see `NewEntry.size`.
     """
 
     entry: Entry
-    why: Literal["expired", "saves least", "pinned"]
+    reason: Literal["expired", "low priority", "pinned"]
     priority: float
     bytes: int
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON object of listings."""
-        return self.entry.summary() | {"why": self.why, "priority": self.priority, "bytes": self.bytes}
+        return self.entry.summary() | {"reason": self.reason, "priority": self.priority, "bytes": self.bytes}
 
 
 EVERYTHING = EntryFilter()

@@ -19,9 +19,9 @@ SERVABLE_UNTIL = (
 IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
 """The entry is fresh or stale. Requires the values `:now` and `:soon`."""
 _FRESHNESS = (
-    f"case when not ({_HAS_VALID_TIME}) then 'over' when expires > :now then 'fresh'"
+    f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
     " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
-    " when expires + stale_if_error > :now then 'stale-if-error' else 'over' end"
+    " when expires + stale_if_error > :now then 'stale-if-error' else 'expired' end"
 )
 QUESTION = (
     f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"

@@ -152,10 +152,11 @@ class SqlStore(SqlWriter):
         ]
 
     def purges(self, limit: int) -> list[Purge]:
-        sql = "select time, who, what, soft, entries from purges order by number desc limit :limit"
+        sql = "select time, operator, filter, soft, entries from purges order by number desc limit :limit"
         rows = self.database.query(sql, {"limit": limit})
         return [
-            Purge(float(row["time"]), row["who"], row["what"], bool(row["soft"]), int(row["entries"])) for row in rows
+            Purge(float(row["time"]), row["operator"], row["filter"], bool(row["soft"]), int(row["entries"]))
+            for row in rows
         ]
 
     def pinned(self) -> list[str]:
@@ -292,7 +293,7 @@ class SqlStore(SqlWriter):
                 )
 
 
-def _reason(row: Row) -> Literal["expired", "saves least", "pinned"]:
+def _reason(row: Row) -> Literal["expired", "low priority", "pinned"]:
     if not row["servable"]:
         return "expired"
-    return "pinned" if row["priority"] >= eviction.PINNED else "saves least"
+    return "pinned" if row["priority"] >= eviction.PINNED else "low priority"

@@ -56,9 +56,7 @@ class SqlWriter:
 
     Args:
         database: see `Database`.
-        clock: seconds since the epoch.
-        capacity: the maximal size.
-        cipher: encrypts the texts; None stores them without encryption.
+        clock, capacity, cipher: see `open_store`.
     """
 
     def __init__(
@@ -144,8 +142,17 @@ class SqlWriter:
     def _record_purge(self, run: Transaction, by: PurgeRequest | None, entries: int, *, soft: bool) -> None:
         if by is None:
             return
-        values = {"time": self._clock(), "who": by.who, "what": by.what, "soft": int(soft), "entries": entries}
-        run("insert into purges (time, who, what, soft, entries) values (:time, :who, :what, :soft, :entries)", values)
+        values = {
+            "time": self._clock(),
+            "operator": by.operator,
+            "filter": by.filter,
+            "soft": int(soft),
+            "entries": entries,
+        }
+        run(
+            "insert into purges (time, operator, filter, soft, entries) values (:time, :operator, :filter, :soft, :entries)",
+            values,
+        )
         run("delete from purges where number <= (select max(number) from purges) - :max", {"max": MAX_PURGES})
 
     def pin(self, id: str, *, pinned: bool) -> None:

@@ -52,7 +52,7 @@ class EmbeddedPrefix(PrefixCache):
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(view.list_chains)
-        return [replace(chain, begins=await self._text(chain.first_tokens)) for chain in found]
+        return [replace(chain, first_text=await self._text(chain.first_tokens)) for chain in found]
 
     async def show(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):

@@ -47,7 +47,7 @@ class PrefixFigures:
         pool: the pool, or the sum over all upstreams.
         complete: whether the mirrors missed no event; None without mirrors.
         engines: URLs of the upstreams.
-        told: metrics reported by the upstreams.
+        reported: metrics reported by the upstreams.
         slots: whether the blocks are slots of llama.cpp, which differ in length.
     """
 
@@ -55,7 +55,7 @@ class PrefixFigures:
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
-    told: tuple[EngineMetrics, ...] = ()
+    reported: tuple[EngineMetrics, ...] = ()
     slots: bool = False
 
 
@@ -81,7 +81,7 @@ class PrefixReport:
         engine, rank: engine with the longest prefix, and its data-parallel rank.
         engines: cached tokens by engine.
         complete: whether the mirror missed no event.
-        named_alike: whether the engine's block hashes follow the configured algorithm and seed.
+        hashes_match: whether the engine's block hashes follow the configured algorithm and seed.
         digests: block hashes of the prompt.
         groups: reuse by attention group, for a model with limited attention in the embedded engine.
         slots: whether the engine caches prefixes in slots and files.
@@ -97,7 +97,7 @@ class PrefixReport:
     rank: int | None = None
     engines: dict[str, int] = field(default_factory=dict)
     complete: bool | None = None
-    named_alike: bool | None = None
+    hashes_match: bool | None = None
     digests: tuple[str, ...] = ()
     groups: tuple[GroupMatch, ...] = ()
     slots: bool = False

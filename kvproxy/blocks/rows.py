@@ -101,7 +101,7 @@ class ChainRow:
         in_use: number of blocks in use.
         last_accessed: ordinal of the leaf's last use.
         first_tokens: token ids of its first block.
-        begins: text of its first block.
+        first_text: text of its first block.
         place: location of a mirrored chain.
     """
 
@@ -113,7 +113,7 @@ class ChainRow:
     in_use: int | None
     last_accessed: int | None
     first_tokens: tuple[int, ...] | None
-    begins: str = ""
+    first_text: str = ""
     place: BlockLocation | None = None
 
 

@@ -57,7 +57,7 @@ class ExactReport:
 
     hit: bool
     id: str | None
-    freshness: Freshness = "over"
+    freshness: Freshness = "expired"
 
 
 @dataclass(frozen=True, slots=True)

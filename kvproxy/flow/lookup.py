@@ -106,7 +106,7 @@ class CacheLookup:
         """
         control, now = exchange.api_request.control, self._clock()
         freshness = entry.freshness(now)
-        if freshness in ("fresh", "over"):
+        if freshness in ("fresh", "expired"):
             return None
         if not failed:
             # A request with max-age accepts no expired response.

@@ -12,12 +12,12 @@ class QuestionedRecord:
 
     Attributes:
         question: the question of the request.
-        near_question: the stored question that was judged, or whose response a semantic hit served.
+        stored_question: the stored question that was judged, or whose response a semantic hit served.
     """
 
     record: Record
     question: str | None
-    near_question: str | None
+    stored_question: str | None
 
 
 def entry_ids(records: Sequence[Record]) -> list[str]:

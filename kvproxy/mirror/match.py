@@ -29,7 +29,7 @@ class MirrorMatch:
         matched_tokens: length of the cached prefix.
         blocks: cached blocks of the first KV cache group.
         digests: the prompt's block hashes.
-        named_alike: whether the engine's hashes equal ours; None if nothing matched.
+        hashes_match: whether the engine's hashes equal ours; None if nothing matched.
         divergence: the first difference from the closest cached chain.
     """
 
@@ -37,7 +37,7 @@ class MirrorMatch:
     matched_tokens: int
     blocks: list[MirroredBlock]
     digests: list[bytes]
-    named_alike: bool | None
+    hashes_match: bool | None
     divergence: Divergence | None
 
 

@@ -143,7 +143,7 @@ class RemoteJournal:
                 after=query.after,
                 before=before,
             )
-            found += [QuestionedRecord(_record(row), row["question"], row["near_question"]) for row in rows]
+            found += [QuestionedRecord(_record(row), row["question"], row["stored_question"]) for row in rows]
             if len(rows) < _PAGE:
                 break
             before = found[-1].record.number

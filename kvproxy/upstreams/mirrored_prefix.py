@@ -82,7 +82,7 @@ class MirroredPrefix(ReportedPrefix):
     async def chains(self) -> list[ChainRow]:
         rows = await asyncio.to_thread(view.list_chains, self._snapshots())
         texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
-        spelled = [replace(chain, begins=text) for chain, text in zip(rows, texts, strict=False)]
+        spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
 
     async def show(self, name: str) -> BlockContent | None:
@@ -137,7 +137,7 @@ class MirroredPrefix(ReportedPrefix):
         engine, mirror, rank, match = max(found, key=lambda item: item[3].matched_tokens)
         reason = (
             "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
-            if match.named_alike is False
+            if match.hashes_match is False
             else None
         )
         return PrefixReport(
@@ -150,7 +150,7 @@ class MirroredPrefix(ReportedPrefix):
             rank=rank,
             engines={each.url: best.matched_tokens for each, _, _, best in found},
             complete=mirror.complete,
-            named_alike=match.named_alike,
+            hashes_match=match.hashes_match,
             digests=tuple(digest.hex() for digest in match.digests),
         )
 

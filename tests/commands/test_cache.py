@@ -235,14 +235,14 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"removed": 3}
     assert result("cache", "rm", entries[0].id[:12], "--store", path) == {"removed": 1}
     listed = result("cache", "purges", "--store", path)
-    assert [(each["what"], each["soft"], each["entries"]) for each in listed] == [
+    assert [(each["filter"], each["soft"], each["entries"]) for each in listed] == [
         (f"id={entries[0].id}", False, 1),
         ("tag=t", True, 3),
     ]
-    assert "on the command line" in listed[0]["who"]
+    assert "on the command line" in listed[0]["operator"]
     assert "tag=t" in kvproxy("cache", "purges", "--store", path).stdout
     queue = result("cache", "queue", "--store", path)
-    assert [each["why"] for each in queue] == ["saves least"] * 2
+    assert [each["reason"] for each in queue] == ["low priority"] * 2
     assert all(each["expires"] <= time.time() for each in queue)
 
 
@@ -253,6 +253,6 @@ def test_soft_removals_in_a_running_proxy(demo: Demo) -> None:
     assert result("cache", "rm", entry["id"], "--dry-run", url=url) == {"would_remove": 1, "ids": [entry["id"]]}
     assert result("cache", "rm", entry["id"], "--soft", url=url) == {"removed": 1}
     (last,) = result("cache", "purges", "--limit", "1", url=url)
-    assert (last["what"], last["soft"], last["entries"]) == (f"id={entry['id']}", True, 1)
-    assert "admin at" in last["who"]
+    assert (last["filter"], last["soft"], last["entries"]) == (f"id={entry['id']}", True, 1)
+    assert "admin at" in last["operator"]
     assert "hit" not in ask(url, "What is a soft removal?", "For another test.").headers["cache-status"]

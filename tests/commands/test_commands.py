@@ -31,7 +31,7 @@ def test_blocks_commands_agree(demo: Demo) -> None:
     assert [block["computed"] for block in blocks] == [block["hash"] is not None for block in blocks]
     shown = result("blocks", "show", cached[0]["id"], url=url)
     assert len(shown["tokens"]) == stats["block_size"]
-    assert any("You are a helpful" in chain["begins"] for chain in result("blocks", "chains", url=url))
+    assert any("You are a helpful" in chain["first_text"] for chain in result("blocks", "chains", url=url))
     picture = kvproxy("blocks", url=url).stdout
     assert "▒ cached" in picture
     assert "\x1b[" not in picture
@@ -50,9 +50,9 @@ def test_warm_fills_both_caches_and_can_be_continued(demo: Demo, tmp_path: Path)
     plain.write_text("What is an idle block?\n\nWhat is usage?\n")
     first = result("warm", plain, "--system", "Warm me. " * 30, url=url)
     assert (first["computed_and_stored"], first["failed"]) == (2, 0)
-    assert first["of_them_from_blocks"] > 0 or first["prompt_tokens"] > 0
+    assert first["reused_prompt_tokens"] > 0 or first["prompt_tokens"] > 0
     again = result("warm", plain, "--system", "Warm me. " * 30, url=url)
-    assert (again["computed_and_stored"], again["stored_before"]) == (0, 2)
+    assert (again["computed_and_stored"], again["exact_hits"]) == (0, 2)
     batch = tmp_path / "batch.jsonl"
     body = {"messages": [{"role": "user", "content": "What is a salt?"}]}
     bad = {"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}

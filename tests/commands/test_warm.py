@@ -193,11 +193,11 @@ def test_reported_reuse_of_any_server_is_counted(tmp_path: Path) -> None:
     requests = lines(tmp_path / "requests.jsonl", said("one"), said("three"))
     with run_app(app) as url:
         report = result("warm", requests, url=url)
-        assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
+        assert (report["prompt_tokens"], report["reused_prompt_tokens"]) == (8, 2)
         # Through a proxy its Cache-Status tells the same.
         with run_proxy(load_settings(data=tmp_path / "data", upstream=url, cache={"semantic": False})) as (proxy, _):
             report = result("warm", requests, url=proxy)
-            assert (report["prompt_tokens"], report["of_them_from_blocks"]) == (8, 2)
+            assert (report["prompt_tokens"], report["reused_prompt_tokens"]) == (8, 2)
 
 
 def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path: Path) -> None:

@@ -306,10 +306,10 @@ def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(prox
     # The tags stay, whoever has it computed anew.
     assert proxy.stored("the ninth").tags == ("soft",)
     listed = httpx.get(f"{proxy.url}/admin/cache/purges").json()
-    assert listed[0] | {"who": ""} == {
+    assert listed[0] | {"operator": ""} == {
         "time": proxy.now - 1,
-        "who": "",
-        "what": "tag=soft",
+        "operator": "",
+        "filter": "tag=soft",
         "soft": True,
         "entries": 1,
     }
@@ -394,7 +394,7 @@ def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
     proxy.now += REVALIDATE
     assert told() == ("none", "stale-if-error", False)
     proxy.now += ERROR
-    assert told() == ("none", "over", False)
+    assert told() == ("none", "expired", False)
 
 
 def test_who_cannot_wait_gets_what_is_stored(proxy: Proxy) -> None:

@@ -54,7 +54,7 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
 
 def engine_chains(url: str) -> list[tuple[Any, ...]]:
     """Chains in a form that both views can give: the mirror knows the low 64 bits of each hash."""
-    names = ("num_blocks", "num_tokens", "complete", "begins")
+    names = ("num_blocks", "num_tokens", "complete", "first_text")
     return sorted((chain["leaf"][-16:], *(chain[name] for name in names)) for chain in get(url, "/admin/blocks/chains"))
 
 
@@ -90,7 +90,7 @@ def test_explain_predicts_the_reused_tokens(pair: tuple[str, str]) -> None:
     until(lambda: told(mirror)["matched_tokens"] == told(engine)["matched_tokens"] > 0)
     before = told(mirror)
     assert before["divergence"] == told(engine)["divergence"]
-    assert before["named_alike"]
+    assert before["hashes_match"]
     assert before["blocks"] == [digest[-16:] for digest in before["digests"]][: len(before["blocks"])]
     usage = ask(mirror, "What is evidence?").json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == before["matched_tokens"]

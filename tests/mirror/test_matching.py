@@ -136,7 +136,7 @@ def test_an_engine_with_other_hashes_is_matched_by_tokens(specs: list[GroupSpec]
     assert max(reused) > 0
     (pools,) = engine.state.ranks().values()
     found = match_prefix(pools, HashedPrompt([*prompts[reused.index(max(reused))], 9]), SEED)
-    assert found.named_alike is False
+    assert found.hashes_match is False
 
 
 def test_chunked_local_attention_is_never_overestimated() -> None:
@@ -155,7 +155,7 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     assert engine.predicted(tokens, "mine") == 8
     (pools,) = engine.state.ranks().values()
     found = match_prefix(pools, HashedPrompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
-    assert found.named_alike
+    assert found.hashes_match
     assert [block.hash for block in found.blocks] == [event_hash(found.digests[0])]
     assert found.divergence is not None
     assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
@@ -175,7 +175,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
     tokens = list(range(40))
     assert matched_tokens([], HashedPrompt(tokens), SEED) == 0
     found = match_prefix([], HashedPrompt(tokens), SEED)
-    assert (found.matched_tokens, found.blocks, found.named_alike, found.divergence) == (0, [], None, None)
+    assert (found.matched_tokens, found.blocks, found.hashes_match, found.divergence) == (0, [], None, None)
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     assert (mirror.matched_tokens(HashedPrompt(tokens)), mirror.match_prefix(HashedPrompt(tokens))) == (0, None)
     # An event without blocks, and a cleared pool, provide the block size only.
@@ -184,7 +184,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
     assert matched_tokens(state.ranks()[None], HashedPrompt(tokens), SEED) == 0
     state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2, 3, 4), 4), ClearedEvent()], None))
     found = match_prefix(state.ranks()[None], HashedPrompt(tokens), SEED)
-    assert (found.matched_tokens, found.named_alike, found.divergence) == (0, None, None)
+    assert (found.matched_tokens, found.hashes_match, found.divergence) == (0, None, None)
     assert match_prefix(state.ranks()[None], HashedPrompt([]), SEED).matched_tokens == 0
 
 
@@ -200,7 +200,7 @@ def test_the_best_rank_counts_without_other_media() -> None:
     assert mirror.matched_tokens(HashedPrompt(tokens)) == 12
     best = mirror.match_prefix(HashedPrompt(tokens))
     assert best is not None
-    assert (best[0], best[1].matched_tokens, best[1].named_alike) == (1, 12, True)
+    assert (best[0], best[1].matched_tokens, best[1].hashes_match) == (1, 12, True)
 
 
 async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:

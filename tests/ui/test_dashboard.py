@@ -84,7 +84,7 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
     page.click(rows)
     page.until(lambda: "The guard `numbers` found" in page.text(".beside .sentences"))
     assert wanted[0]["request_id"] in page.text(".beside")
-    assert page.texts(".beside .said") == [wanted[0]["question"], wanted[0]["near_question"]]
+    assert page.texts(".beside .said") == [wanted[0]["question"], wanted[0]["stored_question"]]
     # The address keeps it: it can be sent to somebody else.
     shared = page.driver.current_url
     page.driver.get("about:blank")
@@ -167,8 +167,8 @@ def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
     page.until(lambda: page.all("canvas.map"))
     page.hover(page.find(".mapbox"), 9 + 18, 9)
     block = httpx.get(f"{url}/admin/blocks/1").json()
-    page.until(lambda: block["hash"][:12] in page.text(".panes .told"))
-    assert block["text"].strip()[:20] in page.text(".panes .told")
+    page.until(lambda: block["hash"][:12] in page.text(".panes .hint"))
+    assert block["text"].strip()[:20] in page.text(".panes .hint")
     page.click("button", "tenant")
     page.until(lambda: any(count.startswith("none") for count in page.texts(".legend li")))
     pool = httpx.get(f"{url}/admin/blocks/map").json()
@@ -262,10 +262,10 @@ def test_stored_responses_say_why_they_are_kept_and_whose_they_are(page: Page, u
 
     page.click("button", "Next to go")
     queue = httpx.get(f"{url}/admin/cache/queue").json()
-    assert [each["why"] for each in queue][-2:] == ["saves least", "pinned"]
-    page.until(lambda: page.texts(".grid .row[id] > :nth-child(2)") == [each["why"] for each in queue])
+    assert [each["reason"] for each in queue][-2:] == ["low priority", "pinned"]
+    page.until(lambda: page.texts(".grid .row[id] > :nth-child(2)") == [each["reason"] for each in queue])
     page.click(".beside button", "Unpin")
-    page.until(lambda: set(page.texts(".grid .row[id] > :nth-child(2)")) == {"saves least"})
+    page.until(lambda: set(page.texts(".grid .row[id] > :nth-child(2)")) == {"low priority"})
 
     stats = httpx.get(f"{url}/admin/cache/stats").json()
     page.until(lambda: page.text("[data-figure=responses]") == f"{stats['entries']:,}")

@@ -79,7 +79,7 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
 
 def test_slots_and_files_are_listed_and_no_mirrored_block(page: Page, mixed: Mixed) -> None:
     page.open(mixed.url, "upstreams")
-    begins = {chain["leaf"]: chain["begins"] for chain in mixed.get("/blocks/chains")}
+    begins = {chain["leaf"]: chain["first_text"] for chain in mixed.get("/blocks/chains")}
 
     def wanted() -> list[list[str]]:
         blocks = [block for block in mixed.get("/blocks") if block["engine"] == mixed.llama]

@@ -135,7 +135,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
                 f"{running.url}/admin/explain",
                 json={"model": "m", "messages": [{"role": "user", "content": beginnings[1] + "x"}]},
             ).json()["prefix"]
-            assert (told["matched_tokens"], told["engine"], told["named_alike"]) == (96, urls[1], True)
+            assert (told["matched_tokens"], told["engine"], told["hashes_match"]) == (96, urls[1], True)
             assert told["engines"] == {urls[0]: 0, urls[1]: 96, urls[2]: 0}
 
             # After an eviction, requests go to the engine with the prefix.

@@ -39,7 +39,7 @@ def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     assert "6 cached blocks" in shown
     assert "slot 0" in shown
-    assert mixed.vllm not in shown.partition("begins")[2]
+    assert mixed.vllm not in shown.partition("first_text")[2]
 
     metrics = httpx.get(f"{mixed.url}/metrics").text
     assert f'kvproxy_llama_cpp_slots{{upstream="{mixed.llama}"}} 2.0' in metrics

@@ -44,12 +44,12 @@ class AdminGuard:
             await _refuse(refused, scope, receive, send)
             return
 
-        async def told(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
                 _tell(request, message["status"])
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_response)
 
 
 async def _refuse(error: KvproxyError, scope: Scope, receive: Receive, send: Send) -> None:

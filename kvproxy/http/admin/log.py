@@ -42,7 +42,7 @@ class Story:
 
     explained: MissExplanation
     question: str | None
-    near_question: str | None
+    stored_question: str | None
     meaning: str
     sentences: list[str]
 
@@ -85,7 +85,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
 
 
 def _flat(row: QuestionedRecord) -> dict[str, object]:
-    return {**named(row.record), "question": row.question, "near_question": row.near_question}
+    return {**named(row.record), "question": row.question, "stored_question": row.stored_question}
 
 
 async def log(request: Request) -> Response:
@@ -110,7 +110,7 @@ async def live(request: Request) -> Response:
 
 async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
     yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
-    told = time.monotonic()
+    last_sent = time.monotonic()
     while not app.lifetimes.stopping:
 
         def new(reader: Reader, last: int = last) -> tuple[list[QuestionedRecord], int]:
@@ -120,11 +120,11 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
         rows, last = await _read(app, new)
         if rows:
-            told = time.monotonic()
-            told_rows = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
-            yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(told_rows))
-        elif time.monotonic() - told > _QUIET:
-            told = time.monotonic()
+            last_sent = time.monotonic()
+            event = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
+            yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(event))
+        elif time.monotonic() - last_sent > _QUIET:
+            last_sent = time.monotonic()
             yield b": still here\n\n"
         await asyncio.sleep(_LOOK)
 
@@ -147,13 +147,13 @@ async def story(request: Request) -> Response:
     """Explain a request, by its id, a prefix of it, or its number."""
     app, name = services(request), request.path_params["id"]
 
-    def told(reader: Reader) -> Story:
+    def read_story(reader: Reader) -> Story:
         record = reader.find(name)
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])
-        return Story(found, row.question, row.near_question, meaning(record.reason), sentences(found, _moment))
+        return Story(found, row.question, row.stored_question, meaning(record.reason), sentences(found, _moment))
 
-    return reply(await _read(app, told))
+    return reply(await _read(app, read_story))
 
 
 def _moment(seconds: float) -> str:

@@ -30,12 +30,12 @@ class Strict:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def told(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_response)
 
 
 async def _page(request: Request) -> Response:

@@ -22,21 +22,21 @@ class Sweep:
     Attributes:
         sizes: pool sizes in blocks, ascending.
         rates: each policy's hit rates by size.
-        infinite: hit rate of an unlimited pool.
+        unlimited: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
         requests, blocks: size of the trace.
     """
 
     sizes: tuple[int, ...]
     rates: dict[str, tuple[float, ...]]
-    infinite: float
+    unlimited: float
     block_tokens: int
     requests: int
     blocks: int
 
     def sufficient_size(self, policy: str) -> int | None:
         """Return the smallest size with 90% of the unlimited pool's hit rate; None if no size suffices."""
-        target = _SUFFICIENT_SHARE * self.infinite
+        target = _SUFFICIENT_SHARE * self.unlimited
         return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
 
 
@@ -58,7 +58,7 @@ def sweep(
     """
     ordered = tuple(sorted(set(sizes)))
     cells = [(size, policy) for policy in policies for size in ordered]
-    infinite = simulate(requests, None, "lru")
+    unlimited = simulate(requests, None, "lru")
     found: dict[tuple[int, str], float] = {}
     # Each chunk includes the trace, so use few large chunks.
     chunk = max(1, len(cells) // (4 * (os.cpu_count() or 1)))
@@ -69,10 +69,10 @@ def sweep(
     return Sweep(
         sizes=ordered,
         rates={policy: tuple(found[size, policy] for size in ordered) for policy in policies},
-        infinite=infinite.hit_rate,
+        unlimited=unlimited.hit_rate,
         block_tokens=block_tokens,
         requests=len(requests),
-        blocks=infinite.blocks,
+        blocks=unlimited.blocks,
     )
 
 
@@ -121,7 +121,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
     for policy, rates in sweep.rates.items():
         linestyle = "--" if policy == BELADY else "-"
         axes.plot(sweep.sizes, rates, marker="o", markersize=4, label=policy, linestyle=linestyle)
-    axes.axhline(sweep.infinite, color="grey", linewidth=1, label="unlimited pool")
+    axes.axhline(sweep.unlimited, color="grey", linewidth=1, label="unlimited pool")
     axes.set_xscale("log")
     axes.set_xlabel(f"blocks of {sweep.block_tokens} tokens in the pool")
     axes.set_ylabel("hit blocks / all blocks")

@@ -33,7 +33,7 @@ class ReportedPrefix(PrefixCache):
             complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
             streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
             engines=tuple(self._fleet.engines),
-            told=metrics,
+            reported=metrics,
         )
 
 

@@ -29,7 +29,7 @@ def test_purges_are_listed_newest_first(make_store: MakeStore) -> None:
     assert store.expire_now([one.id], ME) == 0
     assert len(store.delete([other.id], PurgeRequest("you", "id"))) == 1
     store.delete([one.id])
-    told = [(each.who, each.what, each.soft, each.entries, each.time) for each in store.purges(10)]
+    told = [(each.operator, each.filter, each.soft, each.entries, each.time) for each in store.purges(10)]
     assert told == [
         ("you", "id", False, 1, 2000.0),
         ("me", "tag=old", True, 0, 2000.0),
@@ -41,12 +41,12 @@ def test_purges_are_listed_newest_first(make_store: MakeStore) -> None:
 def test_the_list_of_purges_is_bounded(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db")
     with sqlite3.connect(tmp_path / "r.db") as connection:
-        sql = "insert into purges (time, who, what, soft, entries) values (?, 'w', 'x', 0, 0)"
+        sql = "insert into purges (time, operator, filter, soft, entries) values (?, 'w', 'x', 0, 0)"
         connection.executemany(sql, [(number,) for number in range(MAX_PURGES + 5)])
     connection.close()
     store.delete([], ME)
     listed = store.purges(2 * MAX_PURGES)
-    assert (len(listed), listed[0].who, listed[-1].time) == (MAX_PURGES, "me", 6.0)
+    assert (len(listed), listed[0].operator, listed[-1].time) == (MAX_PURGES, "me", 6.0)
     store.close()
 
 
@@ -73,10 +73,10 @@ def test_the_eviction_order_is_listed_with_reasons(make_store: MakeStore) -> Non
     for entry in (over, stale, dear):
         store.put(entry)
     queue = store.eviction_order(9)
-    assert [(each.entry.prompt, each.why) for each in queue] == [
+    assert [(each.entry.prompt, each.reason) for each in queue] == [
         ("over", "expired"),
-        ("stale", "saves least"),
-        ("dear", "saves least"),
+        ("stale", "low priority"),
+        ("dear", "low priority"),
     ]
     assert queue[1].priority < queue[2].priority
     assert sum(each.bytes for each in queue) == store.stats()["entry_bytes"]

@@ -58,7 +58,7 @@ export class Api extends EventTarget {
       this.#tell("ok");
       return response;
     }
-    const message = await response.json().then((told) => told.error.message, () => response.statusText);
+    const message = await response.json().then((body) => body.error.message, () => response.statusText);
     if (response.status === 401 || response.status === 403) this.#tell("closed", message);
     else if (response.status === 502 || response.status === 504) this.#tell("lost");
     else this.#tell("ok");

@@ -36,10 +36,10 @@ export class Blocks {
     return this.#known.get(name);
   }
 
-  /** Fetch a block once the pointer rests on it, and call `told` then. */
-  rest(name, told) {
+  /** Fetch a block once the pointer rests on it, and call `callback` then. */
+  rest(name, callback) {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.get(name).then(told, () => {}), REST);
+    this.#timer = setTimeout(() => this.get(name).then(callback, () => {}), REST);
   }
 }
 

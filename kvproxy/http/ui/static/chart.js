@@ -34,8 +34,8 @@ export class Chart {
     this.canvas = h("canvas", {
       class: "chart", tabindex: 0, role: "slider", "aria-label": "Requests over time, a bar for each span", "aria-valuemin": 1,
     });
-    this.told = h("p", { class: "told", "aria-hidden": "true" });
-    this.node = h("div", { class: "chartbox" }, this.canvas, this.told);
+    this.hint = h("p", { class: "hint", "aria-hidden": "true" });
+    this.node = h("div", { class: "chartbox" }, this.canvas, this.hint);
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
     this.canvas.addEventListener("pointermove", (event) => this.#choose(this.#at(event)));
     this.canvas.addEventListener("pointerleave", () => this.#choose(-1));
@@ -77,7 +77,7 @@ export class Chart {
     const parts = this.#groups.filter(([, values]) => values[place]).map(([name, values]) => `${name} ${count(values[place])}`);
     const when = clock(this.#series.start + place * this.#series.step, this.#series.step < 60);
     const text = `${this.#current < 0 ? "now" : when}: ${parts.join(", ") || "no requests"}`;
-    this.told.textContent = text;
+    this.hint.textContent = text;
     this.canvas.setAttribute("aria-valuenow", place + 1);
     this.canvas.setAttribute("aria-valuetext", text);
   }

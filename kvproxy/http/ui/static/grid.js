@@ -118,7 +118,7 @@ export class Grid {
     const cells = this.#columns.map((each) => h("span", { role: "gridcell", class: each.kind ?? null }));
     const node = h("div", { class: "row", role: "row" }, cells);
     node.addEventListener("click", () => this.#choose(node.place));
-    // What does not fit is told by the pointer.
+    // Text that does not fit is in the title.
     node.addEventListener("pointerover", ({ target }) => { if (target.classList.contains("long")) target.title = target.textContent; });
     this.body.append(node);
     return node;

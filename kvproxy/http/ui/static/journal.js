@@ -29,7 +29,7 @@ export function journal(root, params, { api, signal, remember }) {
   let following = null;
   let opened = params.get("request");
 
-  const told = h("span", { class: "note grow", role: "status" });
+  const status = h("span", { class: "note grow", role: "status" });
   const pause = button("Pause", () => feed.pause(!feed.paused), { "aria-keyshortcuts": "p" });
   const beside = h("aside", { class: "beside", "aria-label": "One request", hidden: true });
   const names = { tenant: h("datalist", { id: "tenants" }), model: h("datalist", { id: "models" }), reason: h("datalist", { id: "reasons" }) };
@@ -70,7 +70,7 @@ export function journal(root, params, { api, signal, remember }) {
     pause.textContent = own.paused ? `Go on${own.held.length ? ` (${count(own.held.length)} new)` : ""}` : "Pause";
     pause.setAttribute("aria-pressed", String(own.paused));
     const gap = own.gap ? " More came at once than is shown here." : "";
-    told.textContent = own.refused ? own.refused : own.rows.length ? `${own.paused ? "Paused." : "Live."}${gap}` : "No request fits.";
+    status.textContent = own.refused ? own.refused : own.rows.length ? `${own.paused ? "Paused." : "Live."}${gap}` : "No request fits.";
   }
 
   function suggest(rows) {
@@ -108,7 +108,7 @@ export function journal(root, params, { api, signal, remember }) {
       field("Reason begins with", filters.reason, set("reason"), { list: "reasons", class: "first" }),
       field("Tenant", filters.tenant, set("tenant"), { list: "tenants" }),
       field("Model", filters.model, set("model"), { list: "models" }),
-      told, pause, Object.values(names)),
+      status, pause, Object.values(names)),
     h("div", { class: "split" }, grid.node, beside));
   follow();
   if (opened) open(opened);

@@ -34,7 +34,7 @@ export function match(record, api) {
   return h("div", { class: "match", "data-number": String(record.number) },
     h("div", { class: "pair" },
       question("Asked", record.question, "Its text was not kept: set journal.text in kvproxy.toml."),
-      question("Stored", record.near_question, "It is no longer stored.")),
+      question("Stored", record.stored_question, "It is no longer stored.")),
     h("div", { class: "foot" }, h("dl", { class: "scores" },
       figure("similarity", decimal(record.similarity)), figure("score", decimal(record.score)),
       figure("expected error", decimal(record.error)), figure("guard", record.guard ?? "–"),

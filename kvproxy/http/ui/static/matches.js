@@ -17,7 +17,7 @@ export function matches(root, params, { api, signal, remember }) {
   let following = null;
   const list = h("ol", { class: "matches" });
   const cards = new Map();
-  const told = h("span", { class: "note grow", role: "status" });
+  const status = h("span", { class: "note grow", role: "status" });
   const fresh = button("", () => feed.pause(false), { hidden: true });
   const older = button("Older", () => {
     shown += STEP;
@@ -36,7 +36,7 @@ export function matches(root, params, { api, signal, remember }) {
     nodes.forEach((node, place) => {
       if (list.children[place] !== node) list.insertBefore(node, list.children[place] ?? null);
     });
-    told.textContent = feed.refused ? feed.refused : rows.length ? "" : "No similar question was judged, as far as the journal goes.";
+    status.textContent = feed.refused ? feed.refused : rows.length ? "" : "No similar question was judged, as far as the journal goes.";
     older.hidden = rows.length < shown;
     fresh.hidden = !feed.held.length;
     fresh.textContent = `Show ${feed.held.length} new`;
@@ -65,7 +65,7 @@ export function matches(root, params, { api, signal, remember }) {
         shown = STEP;
         remember({ reason });
         follow();
-      }), told, fresh),
+      }), status, fresh),
     list, older);
   follow();
   return {};

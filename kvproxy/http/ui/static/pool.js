@@ -20,7 +20,7 @@ export function pool(root, params, { api, signal, remember }) {
   const blocks = new Blocks(api, signal);
   const figures = h("div", { class: "figures" });
   const legend = h("ul", { class: "legend", "aria-label": "What the colours mean" });
-  const told = h("p", { class: "told", role: "status" });
+  const hint = h("p", { class: "hint", role: "status" });
   const beside = h("aside", { class: "beside", "aria-label": "One block", hidden: true });
 
   const map = new PoolMap({
@@ -48,8 +48,8 @@ export function pool(root, params, { api, signal, remember }) {
   });
 
   function say() {
-    if (now === null || pointed < 0) told.textContent = "Point at a block, or go there with the arrow keys.";
-    else told.textContent = line(brief(now, pointed, blocks.at(nameOf(now, pointed))));
+    if (now === null || pointed < 0) hint.textContent = "Point at a block, or go there with the arrow keys.";
+    else hint.textContent = line(brief(now, pointed, blocks.at(nameOf(now, pointed))));
   }
 
   async function open(place) {
@@ -107,7 +107,7 @@ export function pool(root, params, { api, signal, remember }) {
   const order = h("p", { class: "note" });
   const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
   const panes = {
-    map: h("div", {}, h("div", { class: "filters" }, colours), legend, map.node, told),
+    map: h("div", {}, h("div", { class: "filters" }, colours), legend, map.node, hint),
     chains: h("div", {}, tree.node),
     queue: h("div", {}, order, queue.node),
   };

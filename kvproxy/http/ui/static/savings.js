@@ -23,8 +23,8 @@ function time(row) {
   return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
 }
 
-/** A section that is kept up to date; `told` gets the sum. */
-export function savings(api, signal, told) {
+/** A section that is kept up to date; `onTotal` gets the sum. */
+export function savings(api, signal, onTotal) {
   const place = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Savings" });
   const note = h("p", { class: "note" });
   let by = "layer";
@@ -33,7 +33,7 @@ export function savings(api, signal, told) {
     const asked = by;
     const found = await api.get("savings", { by: asked }, signal);
     if (asked !== by) return;
-    if (found.total !== null) told(found.total, found.currency);
+    if (found.total !== null) onTotal(found.total, found.currency);
     const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : row.name);
     const rows = found.rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
     // A request with two tags is counted under both: there is no sum of tags.

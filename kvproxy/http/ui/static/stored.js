@@ -14,7 +14,7 @@ const now = () => Date.now() / 1000;
 
 const COLUMN = {
   id: { title: "id", width: "13ch", kind: "code", cell: (row) => digest(row.id) },
-  why: { title: "why", width: "11ch", cell: (row) => row.why },
+  reason: { title: "reason", width: "12ch", cell: (row) => row.reason },
   worth: { title: "worth", width: "9ch", kind: "number", cell: (row) => decimal(row.priority) },
   age: { title: "age", width: "9ch", kind: "number", cell: (row) => duration(now() - row.created) },
   left: { title: "expires in", width: "10ch", kind: "number", cell: (row) => (row.expires > now() ? duration(row.expires - now()) : "–") },
@@ -30,7 +30,7 @@ const columns = (...names) => names.map((name) => COLUMN[name]);
 const spare = (columns) => columns.map((column) => ({ ...column, spare: true }));
 const COLUMNS = {
   [NEWEST]: columns("id", "age", "hits", "tokens", "kept", "model", "tenant", "question"),
-  [NEXT]: [...columns("id", "why", "worth", "left"), ...spare(columns("age", "hits", "tokens", "size", "model", "tenant")), COLUMN.question],
+  [NEXT]: [...columns("id", "reason", "worth", "left"), ...spare(columns("age", "hits", "tokens", "size", "model", "tenant")), COLUMN.question],
 };
 
 /** The view. `params` may name an `id` that is open, and the text that is searched. */
@@ -40,7 +40,7 @@ export function stored(root, params, { api, signal, remember }) {
   let opened = params.get("id");
   let pages = null;
   let top = 0;
-  const told = h("span", { class: "note grow", role: "status" });
+  const status = h("span", { class: "note grow", role: "status" });
   const beside = h("aside", { class: "beside", "aria-label": "One stored response", hidden: true });
   const grid = new Grid({
     label: "Stored responses", columns: COLUMNS[order], keyOf: (row) => row.id,
@@ -56,7 +56,7 @@ export function stored(root, params, { api, signal, remember }) {
     const own = new Pages(api, order, query, signal, () => {
       if (own !== pages) return;
       grid.show(own.total);
-      told.textContent = `${count(own.total)} responses${search && order === NEWEST ? " with this text" : ""}`;
+      status.textContent = `${count(own.total)} responses${search && order === NEWEST ? " with this text" : ""}`;
     });
     pages = own;
     grid.show(0);
@@ -97,12 +97,12 @@ export function stored(root, params, { api, signal, remember }) {
     h("div", { class: "filters" }, tabs("Order", ORDERS, order, (value) => {
       order = value;
       searching.hidden = value !== NEWEST;
-      listed.hidden = told.hidden = !(value in COLUMNS);
+      listed.hidden = status.hidden = !(value in COLUMNS);
       whose.node.hidden = !listed.hidden;
       if (listed.hidden) return;
       grid.take(COLUMNS[value]);
       show().catch(() => {});
-    }), searching, told),
+    }), searching, status),
     listed, whose.node);
   show().catch(() => {});
   if (opened) open(opened);

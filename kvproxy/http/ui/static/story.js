@@ -15,23 +15,23 @@ export async function story(node, name, { api, signal, close }) {
   node.dataset.request = name;
   const head = h("div", { class: "head" }, h("h2", {}, "Request"), h("span", { class: "grow" }), button("Close", close, { "aria-keyshortcuts": "Escape" }));
   fill(node, head, h("p", {}, "…"));
-  let told;
+  let details;
   try {
-    told = await api.get(`log/${encodeURIComponent(name)}`, {}, signal);
+    details = await api.get(`log/${encodeURIComponent(name)}`, {}, signal);
   } catch (error) {
     if (node.dataset.request === name) fill(node, head, h("p", { class: "note" }, error.message));
     return;
   }
   if (node.dataset.request !== name) return;
-  const record = told.explained.record;
+  const record = details.explained.record;
   fill(node, head,
     h("p", { class: "lead" }, layerName(record.layer), " ", h("code", {}, record.reason)),
-    told.question ? h("blockquote", {}, told.question) : null,
-    h("ul", { class: "sentences" }, told.sentences.map((sentence) => h("li", {}, sentence))),
-    differences(told.explained),
+    details.question ? h("blockquote", {}, details.question) : null,
+    h("ul", { class: "sentences" }, details.sentences.map((sentence) => h("li", {}, sentence))),
+    differences(details.explained),
     steps(record),
     record.near ? h("h3", {}, "The similar question") : null,
-    record.near ? match({ ...record, question: told.question, near_question: told.near_question }, api) : null,
+    record.near ? match({ ...record, question: details.question, stored_question: details.stored_question }, api) : null,
     h("h3", {}, "Record"),
     facts([
       ["time", clock(record.time)], ["request", record.request_id], ["number", count(record.number)],

@@ -71,7 +71,7 @@ function mirrorsOf(engines) {
 
 function slotsOf(slots, chains) {
   if (!slots.length) return null;
-  const begins = new Map(chains.map((chain) => [chain.leaf, chain.begins]));
+  const begins = new Map(chains.map((chain) => [chain.leaf, chain.first_text]));
   const rows = slots.slice(0, MOST).map((slot) => [
     slot.medium, slot.state, count(slot.num_tokens), slot.hash?.slice(0, 12), slot.engine, h("span", { class: "clip" }, begins.get(slot.hash) ?? "–"),
   ]);

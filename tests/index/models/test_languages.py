@@ -89,8 +89,7 @@ def test_any_text_has_one_language(text: str) -> None:
     assert is_known(text, (language_of(text),))
 
 
-async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(store: SqliteStore) -> None:
     english = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en",))
     for text in ("Wie öffne ich das Konto?", "How do I open the account?"):
         assert await english.insert(make_entry(text))
@@ -100,4 +99,3 @@ async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp
     german = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en", "de"))
     assert await german.insert(make_entry("Wie öffne ich das neue Konto?"))
     assert (await german.lookup("n", "Wie öffne ich das neue Konto bitte?")).entry is not None
-    store.close()

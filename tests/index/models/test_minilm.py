@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,15 +56,13 @@ def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> N
     assert embedder.name == "all-MiniLM-L6-v2-int8.2"
 
 
-async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(store: SqliteStore) -> None:
     elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
     store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
     semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))
     assert semantic.rebuild() == 1
     assert semantic.rebuild() == 0
     assert (await semantic.lookup("n", "What is a block?")).similarity == pytest.approx(1, abs=1e-3)
-    store.close()
 
 
 def test_a_vector_does_not_depend_on_what_else_is_embedded() -> None:

@@ -73,7 +73,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(
     store.close()
 
 
-def test_a_read_waits_for_no_other_read(store: SqliteStore) -> None:
+def test_reads_run_in_parallel(store: SqliteStore) -> None:
     entry = make_entry()
     store.put(entry)
     with store.database.reading(), store.database.reading():  # Two long reads.

@@ -188,8 +188,6 @@ class ResponseCache:
         Args:
             by: recorded in the list of purges.
         """
-        if self.semantic is not None:
-            return await self.semantic.remove(ids, by)
         return len(await asyncio.to_thread(self.store.delete, ids, by))
 
     async def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
@@ -198,12 +196,11 @@ class ResponseCache:
 
     def maintain(self) -> None:
         """Write counted hits and remove expired entries; called periodically."""
+        self.store.flush()
+        while self.store.expire():
+            pass
         if self.semantic is not None:
             self.semantic.maintain()
-        else:
-            self.store.flush()
-            while self.store.expire():
-                pass
 
     def close(self) -> None:
         """Write the counted hits and close the store."""

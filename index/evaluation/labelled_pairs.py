@@ -2,12 +2,14 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvproxy.index.errors import ImportFailed
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,16 @@ class Pair:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """Read the pairs of a file of JSON lines `{"a", "b", "same"}`, gzipped if its name ends in `.gz`.
+    """Read a file of lines `{"a", "b", "same"}`; see `read_json_lines`."""
+    return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
+
+
+def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], example: str) -> Iterator[Record]:
+    """Read a file of JSON lines, gzipped if its name ends in `.gz`.
+
+    Args:
+        parse: converts a line; raises a ValueError, KeyError, or TypeError if it is invalid.
+        example: of a line, for the error.
 
     Raises:
         ImportFailed: a line is invalid. The message names the file and the line.
@@ -31,12 +42,10 @@ def read_pairs(path: Path) -> Iterator[Pair]:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             for line in lines:
                 if line.strip():
-                    yield _pair(json.loads(line))
+                    yield parse(json.loads(line))
                 number += 1
     except (ValueError, KeyError, TypeError, OSError, EOFError):
-        raise ImportFailed(
-            f'{path}, line {number}: expected JSON such as {{"a": "..", "b": "..", "same": 1}}'
-        ) from None
+        raise ImportFailed(f"{path}, line {number}: expected JSON such as {example}") from None
 
 
 def _pair(record: dict[str, Any]) -> Pair:

@@ -1,7 +1,5 @@
 """Streams of questions and answers, and reports of policies on them."""
 
-import gzip
-import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import ImportFailed
+from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.replay import Outcome, Same, Stream, replay
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.learned.answer_classes import digest
@@ -93,25 +92,16 @@ def read_stream(path: Path) -> list[Line]:
     Raises:
         ImportFailed: a line is invalid, or the file is empty. The message names the line.
     """
-    lines: list[Line] = []
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as rows:
-            for row in rows:
-                number += 1
-                if row.strip():
-                    record = json.loads(row)
-                    text, answer = record["text"], record["answer"]
-                    if not (isinstance(text, str) and isinstance(answer, str)):
-                        raise ValueError
-                    lines.append(Line(text, answer))
-    except (ValueError, KeyError, TypeError, OSError, EOFError):
-        raise ImportFailed(
-            f'{path}, line {number}: expected JSON such as {{"text": "How do I ..", "answer": ".."}}'
-        ) from None
+    lines = list(read_json_lines(path, _line, '{"text": "How do I ..", "answer": ".."}'))
     if not lines:
         raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')
     return lines
+
+
+def _line(record: dict[str, Any]) -> Line:
+    if not (isinstance(record["text"], str) and isinstance(record["answer"], str)):
+        raise ValueError
+    return Line(record["text"], record["answer"])
 
 
 def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, progress: Progress) -> Stream:

@@ -1,13 +1,12 @@
 """Search for the neighbours of a question, and the decision of a policy about them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
-from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import hides_text
-from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling, Verdict
+from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling
 from kvproxy.index.search.lookup import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store import Store, StoredQuestion
@@ -87,19 +86,23 @@ class Decider:
         found = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
         ids = [head.id for head, _ in found]
         rejected = self._observations.rejected(ids) if self._observations is not None and ids else set()
-        barred = [_barred(head, rejected, request.served) for head, _ in found]
-        eligible = [place for place, verdict in enumerate(barred) if verdict is None]
+        decisions = {
+            place: Decision("rejected" if head.id in rejected else "expired")
+            for place, (head, _) in enumerate(found)
+            if head.id in rejected or head.freshness not in request.served
+        }
+        eligible = [place for place in range(len(found)) if place not in decisions]
         neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in eligible]
         ruling = Ruling([], None)
         if neighbours:
             ruling = policy.decide(request.question, neighbours, request.limits, request.namespace)
         chosen_place = None if ruling.chosen is None else eligible[ruling.chosen]
         explored = chosen_place is not None and request.explore and self.chance() < ruling.chance
-        decisions = dict(zip(eligible, ruling.decisions, strict=True))
+        decisions |= zip(eligible, ruling.decisions, strict=True)
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
         candidates = [
-            _candidate(head, cosine, decisions.get(place) or Decision(barred[place] or "expired"))
+            Candidate(head.id, head.prompt, cosine, head.answer, *astuple(decisions[place]))
             for place, (head, cosine) in enumerate(found)
         ]
         observation = _observation(ruling, [candidates[place] for place in eligible])
@@ -107,19 +110,6 @@ class Decider:
         # The entry may have been removed since the search.
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
-
-
-def _candidate(head: StoredQuestion, cosine: float, decision: Decision) -> Candidate:
-    return Candidate(
-        head.id,
-        head.prompt,
-        cosine,
-        decision.verdict,
-        decision.guard,
-        decision.score,
-        decision.error,
-        head.answer,
-    )
 
 
 def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservation | None:
@@ -139,10 +129,3 @@ def _closest(ruling: Ruling) -> int | None:
         return ruling.chosen
     scores = {place: decision.score for place, decision in enumerate(ruling.decisions) if decision.score is not None}
     return max(scores, key=scores.__getitem__, default=None)
-
-
-def _barred(head: StoredQuestion, rejected: set[str], served: Sequence[Freshness]) -> Verdict | None:
-    """Return the verdict on an entry that no policy may accept, else None."""
-    if head.id in rejected:
-        return "rejected"
-    return None if head.freshness in served else "expired"

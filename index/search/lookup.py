@@ -26,11 +26,11 @@ class Candidate:
     id: str
     prompt: str
     similarity: float
+    answer: str
     verdict: Verdict
     guard: str | None = None
     score: float | None = None
     error: float | None = None
-    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

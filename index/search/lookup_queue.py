@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-Request = TypeVar("Request")
-Result = TypeVar("Result")
+from kvproxy.index.pending_writes import PendingWrite
+from kvproxy.index.search.lookup import Lookup, LookupRequest
+
 Value = TypeVar("Value")
+LookupResult = Lookup | list[PendingWrite]
+"""The result of a lookup, or the pending writes that could change it."""
 _BATCH = 4
 _START_SHARE = 0.5
 """Share of the timeout after which a waiting lookup does not begin: it would time out before its result."""
@@ -31,12 +34,12 @@ class QueueFull(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting(Generic[Request, Result]):
+class _Waiting:
     """A waiting lookup. It does not begin after `start_by`, a time of `time.monotonic`."""
 
-    request: Request
+    request: LookupRequest
     start_by: float
-    future: "Future[Result]" = field(default_factory=Future)
+    future: "Future[LookupResult]" = field(default_factory=Future)
 
     def may_begin(self) -> bool:
         if time.monotonic() > self.start_by and self.future.set_running_or_notify_cancel():
@@ -44,7 +47,7 @@ class _Waiting(Generic[Request, Result]):
         return not self.future.done()
 
 
-class LookupQueue(Generic[Request, Result]):
+class LookupQueue:
     """Runs lookups first in, first out, and one background job after each batch of lookups.
 
     A batch is what has gathered in the meantime, so that the embedder gets several texts at once under load.
@@ -58,15 +61,15 @@ class LookupQueue(Generic[Request, Result]):
 
     def __init__(
         self,
-        prepare: Callable[[Sequence[Request]], object],
-        look_up: Callable[[Request], Result],
+        prepare: Callable[[Sequence[LookupRequest]], object],
+        look_up: Callable[[LookupRequest], LookupResult],
         threads: int,
         size: int,
     ) -> None:
         self._prepare = prepare
         self._look_up = look_up
         self._size = size
-        self._lookups: deque[_Waiting[Request, Result]] = deque()
+        self._lookups: deque[_Waiting] = deque()
         self._background: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
@@ -75,7 +78,7 @@ class LookupQueue(Generic[Request, Result]):
         """Number of waiting lookups."""
         return len(self._lookups)
 
-    async def find(self, request: Request, seconds: float | None = None) -> Result:
+    async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:
         """Return the result of a lookup. A lookup that is cancelled before it begins never begins.
 
         Args:
@@ -86,7 +89,7 @@ class LookupQueue(Generic[Request, Result]):
             TimeoutError: the lookup exceeded its timeout.
         """
         start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
-        waiting: _Waiting[Request, Result] = _Waiting(request, start_by)
+        waiting = _Waiting(request, start_by)
         with self._lock:
             if seconds is not None and len(self._lookups) >= self._size:
                 self._lookups = deque(each for each in self._lookups if not each.future.cancelled())

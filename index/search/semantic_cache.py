@@ -24,9 +24,9 @@ from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
-from kvproxy.index.search.lookup_queue import LookupQueue, QueueFull, model_threads
+from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.neighbours import open_neighbours
-from kvproxy.index.store import NewEntry, PurgeRequest, RemovedEntry, Store, WriteResult
+from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.write_batcher import WriteBatcher
 
@@ -79,12 +79,12 @@ class SemanticCache:
         # The text is checked for the lookup, and again before its response is stored.
         self.reads = lru_cache(256)(self._reads)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
+        store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
-        self._queue: LookupQueue[LookupRequest, Lookup | list[PendingWrite]]
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
         self.deferred = DeferredEmbeddings(self._embed_deferred, self._without_vectors)
         """Entries that were stored before they had a vector."""
@@ -161,8 +161,7 @@ class SemanticCache:
     def _prepare(self, requests: Sequence[LookupRequest]) -> None:
         self._embeddings.vectors([request.question for request in requests if self.reads(request.question)])
 
-    def _look_up(self, request: LookupRequest) -> Lookup | list[PendingWrite]:
-        """Return the result of a lookup, or the pending writes that could change it."""
+    def _look_up(self, request: LookupRequest) -> LookupResult:
         if not self.reads(request.question):
             return request.without_result()
         vector = self._embeddings.vector(request.question)
@@ -301,26 +300,13 @@ class SemanticCache:
                 _log.exception("the index did not follow a write")
         return result
 
-    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
-        """Remove entries, and return how many existed."""
-        return await asyncio.to_thread(self._change, partial(self._store.delete, by=by), ids)
-
     def _unindex(self, ids: Sequence[str]) -> None:
-        """Exclude entries from semantic lookups."""
-        self._change(self._store.unindex, ids)
-
-    def _change(self, change: Callable[[Sequence[str]], list[RemovedEntry]], ids: Sequence[str]) -> int:
-        removed = change(ids)
-        self._neighbours.remove(removed)
-        return len(removed)
+        self._neighbours.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
-        """Write hit counts, remove expired entries, and maintain the indexes; called periodically."""
-        self._store.flush()
+        """Store and read observations, and maintain the indexes; called periodically."""
         if self.learning is not None:
             self.learning.flush()
-        while removed := self._store.expire():
-            self._neighbours.remove(removed)
         self._neighbours.maintain()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.sqlite.store import SqliteStore
 
 _SCHEMES = ("postgresql://", "postgres://")
-_UNLIMITED = Capacity()
 
 
 def is_url(where: str) -> bool:
@@ -25,7 +24,7 @@ def open_store(
     where: str | Path,
     *,
     clock: Callable[[], float] = time.time,
-    capacity: Capacity = _UNLIMITED,
+    capacity: Capacity = Capacity(),
     cipher: Cipher | None = None,
 ) -> Store:
     """Open a store.

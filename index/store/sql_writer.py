@@ -56,9 +56,7 @@ class SqlWriter:
 
     Args:
         database: see `Database`.
-        clock: seconds since the epoch.
-        capacity: the maximal size.
-        cipher: encrypts the texts; None stores them without encryption.
+        clock, capacity, cipher: see `open_store`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/policies/learned/prior.py`.
+"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/policies/learned/error_model.py`.
 
 python -m tests.benchmarks.learned_prior STREAM.jsonl.gz
 """

@@ -67,7 +67,8 @@ class Side:
     async def remove(self) -> tuple[int, float]:
         """Entries that were written, and the seconds that it took to remove them by their tag."""
         began = time.perf_counter()
-        count = await self.semantic.remove(await asyncio.to_thread(self.store.ids, EntryFilter(tag="written")))
+        ids = await asyncio.to_thread(self.store.ids, EntryFilter(tag="written"))
+        count = len(await asyncio.to_thread(self.store.delete, ids))
         return count, time.perf_counter() - began
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,19 +20,6 @@ Compare = Callable[[str], Awaitable[bool | None]]
 
 _KEPT = 10_000
 """Observations that remain in the log without a learning policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonResult:
-    """The result of comparing a fresh answer with cached ones.
-
-    Attributes:
-        right: the judged response equals the fresh one.
-        joined: class of the fresh answer.
-    """
-
-    right: bool
-    joined: str
 
 
 class FeedbackRecorder:
@@ -82,8 +69,8 @@ class FeedbackRecorder:
 
     async def record_response(
         self, lookup: Lookup, fresh: Entry, answer: str, same: Compare, *, served: bool = False
-    ) -> ComparisonResult | None:
-        """Learn from a fresh response to a question that was looked up; durable when this returns.
+    ) -> Observation | None:
+        """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
             fresh: the stored entry of the response.
@@ -98,7 +85,7 @@ class FeedbackRecorder:
 
     def _store_result(
         self, lookup: Lookup, fresh: Entry, answer: str, assignment: ClassAssignment | None, served: bool
-    ) -> ComparisonResult | None:
+    ) -> Observation | None:
         pending, text = lookup.observation, digest(answer)
         known = self._store.answer_class(fresh.namespace, text)
         joined = known or (assignment.joined if assignment is not None else None) or fresh.id
@@ -110,25 +97,24 @@ class FeedbackRecorder:
         if assignment.odd:
             # The other members of its class answer similar questions from now on.
             self._unindex([pending.candidate.id])
-        self._add(
-            Observation(
-                pending.candidate.id,
-                assignment.right,
-                "answer",
-                pending.accepted,
-                time.time(),
-                lookup.namespace,
-                pending.candidate.answer,
-                pending.record.features,
-                pending.record.error,
-                1.0 if served else pending.chance,
-                self._vetoes(lookup.question, pending.candidate.prompt),
-                joined,
-                pending.record.checked,
-                digest(lookup.question) == digest(pending.candidate.prompt),
-            )
+        observation = Observation(
+            pending.candidate.id,
+            assignment.right,
+            "answer",
+            pending.accepted,
+            time.time(),
+            lookup.namespace,
+            pending.candidate.answer,
+            pending.record.features,
+            pending.record.error,
+            1.0 if served else pending.chance,
+            self._vetoes(lookup.question, pending.candidate.prompt),
+            joined,
+            pending.record.checked,
+            digest(lookup.question) == digest(pending.candidate.prompt),
         )
-        return ComparisonResult(assignment.right, joined)
+        self._add(observation)
+        return observation
 
     async def _compare(self, pending: PendingObservation, same: Compare) -> ClassAssignment | None:
         classes = [candidate.answer for candidate in pending.near]

@@ -10,17 +10,13 @@ from kvproxy.index.store.row_codec import Cipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.sql_store import SqlStore
 
-_UNLIMITED = Capacity()
-
 
 class PostgresStore(SqlStore):
     """Responses on a server. Thread-safe. All proxies on a server require the same capacity and keys.
 
     Args:
         url: see `PostgresDatabase`.
-        clock: seconds since the epoch.
-        capacity: the maximal size.
-        cipher: encrypts the texts; None stores them without encryption.
+        clock, capacity, cipher: see `open_store`.
 
     Raises:
         CacheStoreError: the server is not reachable, lacks pgvector, or has another schema.
@@ -33,7 +29,7 @@ class PostgresStore(SqlStore):
         url: str,
         *,
         clock: Callable[[], float] = time.time,
-        capacity: Capacity = _UNLIMITED,
+        capacity: Capacity = Capacity(),
         cipher: Cipher | None = None,
     ) -> None:
         super().__init__(PostgresDatabase(url), clock, capacity, cipher)

@@ -15,17 +15,13 @@ from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.sql_store import SqlStore
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 
-_UNLIMITED = Capacity()
-
 
 class SqliteStore(SqlStore):
     """Responses in a file. Thread-safe.
 
     Args:
         path: the file.
-        clock: seconds since the epoch.
-        capacity: the maximal size.
-        cipher: encrypts the texts; None stores them without encryption.
+        clock, capacity, cipher: see `open_store`.
 
     Raises:
         StoreDamaged: the file is not an SQLite database, or is damaged; it is not changed.
@@ -39,7 +35,7 @@ class SqliteStore(SqlStore):
         path: Path,
         *,
         clock: Callable[[], float] = time.time,
-        capacity: Capacity = _UNLIMITED,
+        capacity: Capacity = Capacity(),
         cipher: Cipher | None = None,
     ) -> None:
         self.path = path

@@ -80,7 +80,7 @@ async def _insert(semantic: SemanticCache, seed: int, tell: Tell, *, full: bool)
             tell(f"+{entry.id}")
             if number % 4 == 0:
                 tell(f"~{entry.id}")
-                await semantic.remove([entry.id])
+                await asyncio.to_thread(semantic._store.delete, [entry.id])
                 tell(f"-{entry.id}")
 
     await asyncio.gather(*(insert(worker) for worker in range(4)))

@@ -1,4 +1,6 @@
-"""Each guard by examples: pairs that it must veto, and pairs beside them that it must not. A guard looks both ways alike."""
+"""Examples of pairs that each guard must veto, and of similar pairs that it must accept, in both orders."""
+
+import re
 
 import pytest
 
@@ -7,190 +9,83 @@ from kvproxy.index.policies.guards.words import bases, words
 
 BY_NAME = {guard.name: guard.vetoes for guard in GUARDS}
 
-DIFFER = {
-    "case": [
-        ("a 5 mW laser", "a 5 MW laser"),
-        ("send 100Mb", "send 100MB"),
-        (r"match \d here", r"match \D here"),
-        ("what is %m", "what is %M"),
-        ("chmod a+x", "chmod a+X"),
-        ("apply polish", "apply Polish"),
-        ("what about us", "what about US"),
-        ("a table from Apple in Rome", "a table from apple in Rome"),
-    ],
-    "possession": [("my boss's car", "my boss's boss's car"), ("my brother's friend", "my friend's brother")],
-    "numbers": [
-        ("Use port 80", "Use port 8080"),
-        ("Add two eggs", "Add three eggs"),
-        ("Pay 30k", "Pay 40,000"),
-        ("Which one is it?", "Which two is it?"),
-        ("World War II", "World War III"),
-        ("Python 3.11", "Python 3.12"),
-        ("2 of 3", "3 of 4"),
-        ("the first half", "the second half"),
-    ],
-    "units": [
-        ("run 10 miles", "run 10 kilometres"),
-        ("15% of it", "15 of it"),
-        ("15 percent of it", "15 of it"),
-        ("pay $5", "pay €5"),
-        ("pay rs 5", "pay usd 5"),
-        ("wait 5-minute", "wait 5-hour"),
-    ],
-    "negation": [("Does it work?", "Does it not work?"), ("It works", "It doesn’t work")],
-    "opposites": [
-        ("How do I enable it?", "How do I disable it?"),
-        ("Was it accepted?", "Was it rejected?"),
-        ("Is it regular?", "Is it irregular?"),
-        ("the heaviest bag", "the lightest bag"),
-        ("Is it helpful?", "Is it helpless?"),
-        ("macroeconomics", "microeconomics"),
-        ("move it to my bank", "move it from my bank"),
-        ("Do all birds fly?", "Do some birds fly?"),
-        ("stopping it", "starting it"),
-    ],
-    "quotes": [('What does "stop" mean?', 'What does "seed" mean?'), ("Say `a b`", "Say `b a`")],
-    "code": [
-        ("Set max_tokens", "Set max_model_len"),
-        ("Give --port", "Give --host"),
-        ("GET /v1/models", "GET /metrics"),
-        ("call run()", "call stop()"),
-        ("Is a == b?", "Is a != b?"),
-        ("In C++", "In C#"),
-    ],
-    "names": [
-        ("The weather in Paris", "The weather in Rome"),
-        ("Is Python or something else good", "Is Java or something else good"),
-        ("Python or something else", "Java or something else"),
-        ("What did Tom say to Ann", "What did Bob say to Ann"),
-        ("the NASA budget", "the ESA budget"),
-    ],
-    "order": [("convert miles to kilometres", "convert kilometres to miles"), ("from A to B", "from B to A")],
-    "roles": [
-        ("who beat Brazil", "who did Brazil beat"),
-        ("was Tom hit by Ann", "did Tom hit Ann"),
-        ("who was paid by the guests", "who paid the guests"),
-        ("who chose Brazil", "who did Brazil choose"),
-        ("what team beat Spain", "what team did Spain beat"),
-    ],
-    "time": [
-        ("open on Monday", "open on Sunday"),
-        ("sales last week", "sales this week"),
-        ("open today", "open"),
-        ("in spring", "in autumn"),
-    ],
-    "question": [
-        ("When was it invented?", "Where was it invented?"),
-        ("How many are there?", "How much are there?"),
-        ("Who made it?", "What made it?"),
-        ("How often is it?", "How long is it?"),
-        ("Why is it so?", "How is it so?"),
-        ("When and where was it?", "Why was it?"),
-    ],
-    "language": [
-        ("Answer in French", "Answer in German"),
-        ("Was ist das und wie geht es", "What is the thing and how does it go"),
-    ],
-    "form": [
-        ("Explain it in one sentence", "Explain it step by step"),
-        ("Explain it", "Explain it briefly"),
-        ("Explain it in two lines", "Explain it in three lines"),
-        ("Tell it as json", "Tell it as yaml"),
-        ("Explain it to a child", "Explain it to an expert"),
-        ("Explain it with examples", "Explain it in detail"),
-        ("a list", "a list in a table"),
-    ],
-    "signs": [
-        ("Is it 👍", "Is it 👎"),
-        ("schön", "schon"),
-        ("a & b", "a | b"),
-        ("what is a*b", "what is a**b"),
-        ("x = y", "x == y"),
-    ],
-}
-ALIKE = {
-    "case": [
-        ("What is the capital of France?", "what is the capital of france"),
-        ("HOW DO I RESET IT?", "How do I reset it?"),
-        ("How To Reset A Password", "How to reset a password"),
-        ("enable 2FA here", "enable 2fa here"),
-        ("Open it. Close it", "Open it. close it"),
-        ("i use SQL", "I use sql"),
-    ],
-    "possession": [
-        ("my dog's bowl", "the bowl of my dog"),
-        ("what's my name", "what is my name"),
-        ("my dog's bowl", "my dog's new bowl"),
-    ],
-    "numbers": [
-        ("Pay 30k", "Pay 30,000"),
-        ("Add two eggs", "Add 2 eggs"),
-        ("Which one is it?", "Which is it?"),
-        ("Use port 80", "Use the port"),
-        ("World War II", "World War 2"),
-        ("1,5 litres", "1,5 litres please"),
-    ],
-    "units": [
-        ("run 10 km", "run 10 kilometres"),
-        ("15%", "15 percent"),
-        ("run 10 miles", "run 10"),
-        ("pay $5", "pay 5 dollars"),
-    ],
-    "negation": [("It isn't so", "It is not so"), ("Does it work?", "Will it work?")],
-    "opposites": [
-        ("How do I enable it?", "How can I enable it?"),
-        ("enable and disable", "disable and enable"),
-        ("go to my bank", "going from home to a bank"),
-        ("understand it", "stand it"),
-    ],
-    "quotes": [('What does "stop" mean?', "What does stop mean?"), ("don't 'a'", "the a")],
-    "code": [("Set max_tokens", "Set `max_tokens`"), ("my iPhone", "my iphone"), ("Set it", "Change it")],
-    "names": [
-        ("The weather in Paris", "The weather there"),
-        ("Indian food from India", "food of Indians from India"),
-        ("Hello. Tell me", "Hello. Show me"),
-        ("French and German", "German and French"),
-        ("pay Rs here", "pay INR here"),
-        ("I think so", "we think so"),
-    ],
-    "order": [
-        ("cats and dogs", "dogs and cats"),
-        ("which is the best phone", "which phone is best"),
-        ("the difference between miles and yards", "the difference between yards and miles"),
-        ("convert miles to kilometres", "convert miles to kilometres please"),
-    ],
-    "roles": [
-        ("who beat Brazil", "who has beaten Brazil"),
-        ("was Tom hit by Ann", "has Tom been hit by Ann"),
-        ("who won", "who did it win"),
-        ("who were the guests paid by", "who paid the guests"),
-    ],
-    "time": [
-        ("what is the latest one", "what is the one"),
-        ("open on Monday", "on Monday is it open"),
-        ("open now", "open"),
-    ],
-    "question": [
-        ("When was it invented?", "What year was it invented?"),
-        ("Which is it?", "Who is it?"),
-        ("How often is it?", "How frequently is it?"),
-        ("How come it is so?", "Why is it so?"),
-        ("When and where was it?", "Where was it?"),
-        ("Do it", "When is it?"),
-        ("tell me when and", "tell me when"),
-    ],
-    "language": [
-        ("Answer in French", "Reply in French"),
-        ("What is the thing", "How does the thing go"),
-        ("ist das so", "is it so"),
-    ],
-    "form": [
-        ("Explain it", "Describe it"),
-        ("Explain it briefly", "Explain it in short"),
-        ("write a page", "write it"),
-    ],
-    "signs": [("Is it 👍", "Is it so"), ("schön", "scho\u0308n"), ("a & b", "a and b"), ("schön", "gut")],
-}
+
+def read(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Read lines `GUARD: ONE ~ OTHER; ONE ~ OTHER; ..`, which may continue on the next line."""
+    examples: dict[str, list[tuple[str, str]]] = {}
+    for line in re.split(r"\n(?=\w)", text.strip()):
+        guard, _, pairs = line.partition(": ")
+        for pair in re.split(r";\s*", pairs.strip().removesuffix(";")):
+            one, other = pair.split(" ~ ")
+            examples.setdefault(guard, []).append((one, other))
+    return examples
+
+
+DIFFER = read(r"""
+case: a 5 mW laser ~ a 5 MW laser; send 100Mb ~ send 100MB; match \d here ~ match \D here; what is %m ~ what is %M;
+    chmod a+x ~ chmod a+X; apply polish ~ apply Polish; what about us ~ what about US;
+    a table from Apple in Rome ~ a table from apple in Rome
+possession: my boss's car ~ my boss's boss's car; my brother's friend ~ my friend's brother
+numbers: Use port 80 ~ Use port 8080; Add two eggs ~ Add three eggs; Pay 30k ~ Pay 40,000;
+    Which one is it? ~ Which two is it?; World War II ~ World War III; Python 3.11 ~ Python 3.12; 2 of 3 ~ 3 of 4;
+    the first half ~ the second half
+units: run 10 miles ~ run 10 kilometres; 15% of it ~ 15 of it; 15 percent of it ~ 15 of it; pay $5 ~ pay €5;
+    pay rs 5 ~ pay usd 5; wait 5-minute ~ wait 5-hour
+negation: Does it work? ~ Does it not work?; It works ~ It doesn’t work
+opposites: How do I enable it? ~ How do I disable it?; Was it accepted? ~ Was it rejected?;
+    Is it regular? ~ Is it irregular?; the heaviest bag ~ the lightest bag; Is it helpful? ~ Is it helpless?;
+    macroeconomics ~ microeconomics; move it to my bank ~ move it from my bank;
+    Do all birds fly? ~ Do some birds fly?; stopping it ~ starting it
+quotes: What does "stop" mean? ~ What does "seed" mean?; Say `a b` ~ Say `b a`
+code: Set max_tokens ~ Set max_model_len; Give --port ~ Give --host; GET /v1/models ~ GET /metrics;
+    call run() ~ call stop(); Is a == b? ~ Is a != b?; In C++ ~ In C#
+names: The weather in Paris ~ The weather in Rome; Is Python or something else good ~ Is Java or something else good;
+    Python or something else ~ Java or something else; What did Tom say to Ann ~ What did Bob say to Ann;
+    the NASA budget ~ the ESA budget
+order: convert miles to kilometres ~ convert kilometres to miles; from A to B ~ from B to A
+roles: who beat Brazil ~ who did Brazil beat; was Tom hit by Ann ~ did Tom hit Ann;
+    who was paid by the guests ~ who paid the guests; who chose Brazil ~ who did Brazil choose;
+    what team beat Spain ~ what team did Spain beat
+time: open on Monday ~ open on Sunday; sales last week ~ sales this week; open today ~ open; in spring ~ in autumn
+question: When was it invented? ~ Where was it invented?; How many are there? ~ How much are there?;
+    Who made it? ~ What made it?; How often is it? ~ How long is it?; Why is it so? ~ How is it so?;
+    When and where was it? ~ Why was it?
+language: Answer in French ~ Answer in German; Was ist das und wie geht es ~ What is the thing and how does it go
+form: Explain it in one sentence ~ Explain it step by step; Explain it ~ Explain it briefly;
+    Explain it in two lines ~ Explain it in three lines; Tell it as json ~ Tell it as yaml;
+    Explain it to a child ~ Explain it to an expert; Explain it with examples ~ Explain it in detail;
+    a list ~ a list in a table
+signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ what is a**b; x = y ~ x == y
+""")
+ALIKE = read(r"""
+case: What is the capital of France? ~ what is the capital of france; HOW DO I RESET IT? ~ How do I reset it?;
+    How To Reset A Password ~ How to reset a password; enable 2FA here ~ enable 2fa here;
+    Open it. Close it ~ Open it. close it; i use SQL ~ I use sql
+possession: my dog's bowl ~ the bowl of my dog; what's my name ~ what is my name; my dog's bowl ~ my dog's new bowl
+numbers: Pay 30k ~ Pay 30,000; Add two eggs ~ Add 2 eggs; Which one is it? ~ Which is it?; Use port 80 ~ Use the port;
+    World War II ~ World War 2; 1,5 litres ~ 1,5 litres please
+units: run 10 km ~ run 10 kilometres; 15% ~ 15 percent; run 10 miles ~ run 10; pay $5 ~ pay 5 dollars
+negation: It isn't so ~ It is not so; Does it work? ~ Will it work?
+opposites: How do I enable it? ~ How can I enable it?; enable and disable ~ disable and enable;
+    go to my bank ~ going from home to a bank; understand it ~ stand it
+quotes: What does "stop" mean? ~ What does stop mean?; don't 'a' ~ the a
+code: Set max_tokens ~ Set `max_tokens`; my iPhone ~ my iphone; Set it ~ Change it
+names: The weather in Paris ~ The weather there; Indian food from India ~ food of Indians from India;
+    Hello. Tell me ~ Hello. Show me; French and German ~ German and French; pay Rs here ~ pay INR here;
+    I think so ~ we think so
+order: cats and dogs ~ dogs and cats; which is the best phone ~ which phone is best;
+    the difference between miles and yards ~ the difference between yards and miles;
+    convert miles to kilometres ~ convert miles to kilometres please
+roles: who beat Brazil ~ who has beaten Brazil; was Tom hit by Ann ~ has Tom been hit by Ann;
+    who won ~ who did it win; who were the guests paid by ~ who paid the guests
+time: what is the latest one ~ what is the one; open on Monday ~ on Monday is it open; open now ~ open
+question: When was it invented? ~ What year was it invented?; Which is it? ~ Who is it?;
+    How often is it? ~ How frequently is it?; How come it is so? ~ Why is it so?;
+    When and where was it? ~ Where was it?; Do it ~ When is it?; tell me when and ~ tell me when
+language: Answer in French ~ Reply in French; What is the thing ~ How does the thing go; ist das so ~ is it so
+form: Explain it ~ Describe it; Explain it briefly ~ Explain it in short; write a page ~ write it
+signs: Is it 👍 ~ Is it so; schön ~ schön; a & b ~ a and b; schön ~ gut
+""")
 
 
 def both(examples: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str, str]]:
@@ -202,21 +97,21 @@ def both(examples: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str, str
     ]
 
 
-def test_every_guard_has_examples_of_both_kinds() -> None:
+def test_every_guard_has_examples() -> None:
     assert DIFFER.keys() == ALIKE.keys() == BY_NAME.keys()
 
 
 @pytest.mark.parametrize(("name", "question", "cached"), both(DIFFER))
-def test_what_differs_is_vetoed(name: str, question: str, cached: str) -> None:
+def test_a_guard_vetoes_pairs_that_differ(name: str, question: str, cached: str) -> None:
     assert BY_NAME[name](question, cached)
 
 
 @pytest.mark.parametrize(("name", "question", "cached"), both(ALIKE))
-def test_what_does_not_differ_in_this_passes(name: str, question: str, cached: str) -> None:
+def test_a_guard_accepts_pairs_that_do_not_differ(name: str, question: str, cached: str) -> None:
     assert not BY_NAME[name](question, cached)
 
 
-def test_words_and_what_they_are_forms_of() -> None:
+def test_words_and_their_base_forms() -> None:
     assert words("It’s DON'T x2 ü") == ("it's", "don't", "x", "ü")
     assert bases("accepted") == {"accepted", "accept", "accepte"}
     assert bases("stopped") >= {"stopped", "stopp", "stop"}

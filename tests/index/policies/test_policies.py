@@ -1,4 +1,4 @@
-"""Policies accept what they say they accept, and requests only ever make them stricter."""
+"""Decisions of the policies; limits of a request can only make them stricter."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -16,26 +15,21 @@ from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
 
-class Fixed:
-    """A verifier with a given score for each stored question, or the same for all. It records what it reads."""
-
-    name = "fixed"
+class Fixed(OverlapVerifier):
+    """A verifier with a fixed score for each stored question, or for all. Records what it reads."""
 
     def __init__(self, scores: dict[str, float] | float) -> None:
         self.scores = scores
         self.read: list[str] = []
 
-    def reads(self, text: str) -> bool:
-        return True
-
-    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         self.read += [cached for _, cached in pairs]
         scores = self.scores
         return np.array([scores[cached] if isinstance(scores, dict) else scores for _, cached in pairs], np.float32)
 
 
 def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
-    """A policy whose only namespace has learned enough to serve what is wrong with at most such a probability."""
+    """Return a learned policy that serves answers with errors up to a level."""
     policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
     policy.learner("").level.limit = level
     policy.learner("").level.expected = 100.0
@@ -43,12 +37,10 @@ def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
     return policy
 
 
-def test_threshold_is_the_cosine_alone_without_guards() -> None:
+def test_threshold_compares_the_cosine_and_applies_guards() -> None:
     near = [Neighbour("How do I enable 2FA?", 0.97), Neighbour("How do I disable 2FA?", 0.96), Neighbour("x", 0.5)]
-    verdicts = [
-        each.verdict for each in ThresholdPolicy(0.95, guards=()).decide("How do I disable 2FA?", near).decisions
-    ]
-    assert verdicts == ["accepted", "accepted", "low similarity"]
+    plain = ThresholdPolicy(0.95, guards=()).decide("How do I disable 2FA?", near)
+    assert [each.verdict for each in plain.decisions] == ["accepted", "accepted", "low similarity"]
     guarded = ThresholdPolicy(0.95).decide("How do I disable 2FA?", near)
     assert (guarded.decisions[0].verdict, guarded.decisions[0].guard) == ("vetoed", "opposites")
     assert guarded.chosen == 1
@@ -56,13 +48,8 @@ def test_threshold_is_the_cosine_alone_without_guards() -> None:
 
 def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision() -> None:
     question = "What is a?"
-    near = [
-        Neighbour("What is b?", 0.9),
-        Neighbour("What is not a?", 0.9),
-        Neighbour("What is c?", 0.8),
-        Neighbour("What is d?", 0.8),
-        Neighbour("far", 0.3),
-    ]
+    near = [Neighbour("What is b?", 0.9), Neighbour("What is not a?", 0.9)]
+    near += [Neighbour("What is c?", 0.8), Neighbour("What is d?", 0.8), Neighbour("far", 0.3)]
 
     def verdicts(**scores: float) -> list[str]:
         verifier = Fixed({f"What is {word}?": score for word, score in scores.items()})
@@ -113,7 +100,7 @@ def near_class(*classes: str) -> list[Neighbour]:
     ]
 
 
-def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
+def test_a_single_entry_needs_the_verifier() -> None:
     alone, together = near_class("a", "b", "b"), near_class("a", "a", "b")
     for score, verdict in ((0.1, "low probability"), (0.92, "low probability"), (0.97, "accepted")):
         policy = taught(1.0, CheckedPolicy(Fixed(score), 0.9, 0.5, guards=()))
@@ -122,7 +109,7 @@ def test_an_answer_that_stands_alone_needs_the_verifier() -> None:
     assert taught(1.0).decide("how do I open the account", alone).chosen is None
 
 
-def test_a_veto_stands_until_the_class_has_shown_that_it_does_not_matter() -> None:
+def test_a_veto_stands_until_it_is_lifted_for_the_class() -> None:
     policy, question, near = taught(1.0), "how do I close the account", near_class("a", "a")
     assert policy.decide(question, near).decisions[0].guard == "opposites"
     policy.learner("").class_errors.update_guards("a", ["opposites"], right=True)
@@ -131,7 +118,7 @@ def test_a_veto_stands_until_the_class_has_shown_that_it_does_not_matter() -> No
     assert policy.decide(question, near).decisions[0].guard == "opposites"
 
 
-def test_while_little_is_known_checked_decides() -> None:
+def test_checked_decides_in_a_new_namespace() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
     ruling = policy.decide("how do I open the account", near_class("a"))
     assert (ruling.chosen, ruling.chance) == (0, 0.0)
@@ -141,11 +128,7 @@ def test_while_little_is_known_checked_decides() -> None:
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 
 
-def test_every_guard_is_named_once() -> None:
-    assert len({guard.name for guard in GUARDS}) == len(GUARDS)
-
-
-def test_together_no_namespaces_have_learned_nothing_and_several_add_up() -> None:
+def test_a_summary_adds_up_the_namespaces() -> None:
     assert LearningSummary.of([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
     other = LearningStatus(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)

@@ -45,7 +45,7 @@ async def test_removed_and_expired_entries_are_not_served(tmp_path: Path) -> Non
     gone, old = make_entry("one question about blocks"), make_entry("another thing entirely", expires=1.0)
     await semantic.insert(gone)
     await semantic.insert(old)
-    assert await semantic.remove([gone.id]) == 1
+    assert len(semantic._store.delete([gone.id])) == 1
     assert (await semantic.lookup("n", gone.prompt)).entry is None
     lookup = await semantic.lookup("n", old.prompt)
     assert lookup.entry is None

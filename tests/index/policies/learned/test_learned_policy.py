@@ -1,4 +1,4 @@
-"""What a namespace learns is a fold over its observations: two proxies agree, and so does one that starts again."""
+"""The learned policy: all proxies on one log have the same state, also after a crash, and the rules of a decision."""
 
 import random
 import signal
@@ -20,11 +20,12 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
+from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
 
 def observation(generator: random.Random, namespace: str = "n") -> Observation:
-    """One whose answer is right the more often the nearer it is."""
+    """Return a random observation. Near answers are right more often."""
     near = sorted((generator.uniform(0.3, 1.0) for _ in range(8)), reverse=True)
     classes = [generator.choice("aab") for _ in near]
     right = generator.random() < near[0]
@@ -50,30 +51,27 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 10**6), st.integers(0, 40), st.integers(0, 40))
-def test_a_snapshot_and_what_came_after_it_give_the_same_as_the_whole_log(seed: int, before: int, after: int) -> None:
+def test_a_snapshot_and_later_observations_equal_the_whole_log(seed: int, before: int, after: int) -> None:
     generator = random.Random(seed)
     log = [observation(generator) for _ in range(before + after)]
-    whole = Learner.new(Prior(), 0.02)
-    half = Learner.new(Prior(), 0.02)
-    for seen in log:
-        whole.learn(seen)
-    for seen in log[:before]:
-        half.learn(seen)
+    whole, half = Learner.new(Prior(), 0.02), Learner.new(Prior(), 0.02)
+    for each in log:
+        whole.learn(each)
+    for each in log[:before]:
+        half.learn(each)
     again = Learner.from_json(half.to_json(), 0.02)
     assert again is not None
-    for seen in log[before:]:
-        again.learn(seen)
+    for each in log[before:]:
+        again.learn(each)
     assert again.to_json() == whole.to_json()
-    assert again.level.limit == whole.level.limit
-    assert again.level.factor == whole.level.factor
+    assert (again.level.limit, again.level.factor) == (whole.level.limit, whole.level.factor)
 
 
-def test_a_state_of_another_version_is_learned_anew() -> None:
-    kept = Learner.new(Prior(), 0.02).to_json()
-    assert Learner.from_json(kept.replace('"version": 1', '"version": 0'), 0.02) is None
+def memory_policy() -> LearnedPolicy:
+    return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
 
 
-def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_later(tmp_path: Path) -> None:
+def test_all_proxies_on_one_log_have_the_same_state(tmp_path: Path) -> None:
     generator = random.Random(3)
     path = tmp_path / "o.db"
     first, second = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
@@ -85,24 +83,22 @@ def test_two_proxies_on_one_log_decide_alike_and_so_does_a_third_that_starts_lat
     first.flush()
     second.flush()
     third = LearnedPolicy(open_observations(path), None, 0.05, 0.5)
-    states = {policy.learner("n").to_json() for policy in (first, second, third)}
-    assert len(states) == 1
+    assert len({policy.learner("n").to_json() for policy in (first, second, third)}) == 1
     assert first.status("n") == third.status("n")
-    assert first.status("n").observations == 450
-    assert first.status("n").served == 65
+    assert (first.status("n").observations, first.status("n").served) == (450, 65)
 
 
-def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp_path: Path) -> None:
-    whole = LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+def test_a_pruned_log_stays_short_and_gives_the_same_state(tmp_path: Path) -> None:
+    whole = memory_policy()
     generator, pruned = random.Random(4), 0
     for _ in range(12):
-        # A new process each time, as after kill -9: nothing is closed.
+        # As after kill -9: the previous log was not closed.
         log = open_observations(tmp_path / "o.db")
         policy = LearnedPolicy(log, None, 0.05, 0.5)
         for _ in range(60):
-            seen = observation(generator)
-            policy.learn([seen])
-            whole.learn([seen])
+            each = observation(generator)
+            policy.learn([each])
+            whole.learn([each])
         assert policy.learner("n").to_json() == whole.learner("n").to_json()
         pruned += log.prune(0)
         assert len(log.since("n", 0, 10_000)) <= 240
@@ -110,7 +106,7 @@ def test_a_pruned_log_gives_the_same_decisions_after_a_start_and_stays_short(tmp
     assert log.summary()["observed"] == 720
 
 
-def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Path) -> None:
     path, generator = tmp_path / "o.db", random.Random(5)
     log = open_observations(path)
     behind, ahead = (LearnedPolicy(open_observations(path), None, 0.05, 0.5) for _ in range(2))
@@ -124,7 +120,7 @@ def test_a_proxy_that_is_behind_what_was_pruned_goes_on_from_the_snapshot(tmp_pa
     assert behind.status("n").observations == 261
 
 
-def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(tmp_path: Path) -> None:
+def test_learning_restarts_after_a_snapshot_of_another_version(tmp_path: Path) -> None:
     log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
     log.save("n", 20, Learner.new(Prior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
@@ -132,21 +128,19 @@ def test_a_snapshot_of_another_version_whose_observations_are_gone_begins_anew(t
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
 
 
-def test_namespaces_that_leave_memory_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, whole = random.Random(8), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
-    log = MemoryObservations()
-    bounded = LearnedPolicy(log, None, 0.05, 0.5)
+def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, log = random.Random(8), MemoryObservations()
+    whole, bounded = memory_policy(), LearnedPolicy(log, None, 0.05, 0.5)
     names = [f"n{number}" for number in range(9)]
     for _ in range(300):
-        seen = observation(generator, generator.choice(names))
-        whole.learn([seen])
+        each = observation(generator, generator.choice(names))
+        whole.learn([each])
         whole.learner("n0")
         with monkeypatch.context() as patch:
             patch.setattr(learned, "_MAX_NAMESPACES", 3)
-            bounded.learn([seen])
-            # Asked in again and again, so it stays whatever comes.
-            kept = bounded.learner("n0")
-            assert bounded.learner("n0") is kept
+            bounded.learn([each])
+            # A namespace in use is not evicted.
+            assert bounded.learner("n0") is bounded.learner("n0")
             assert len(bounded.statuses()) <= 3
         log.prune(0)
     for name in names:
@@ -168,6 +162,7 @@ for _ in range(known):
     observation(generator)
 print(known, flush=True)
 while True:
+    policy.record_served("n", 0.01)
     policy.learn([observation(generator)])
     known += 1
     print(known, flush=True)
@@ -175,12 +170,12 @@ while True:
 """
 
 
-def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_decisions(tmp_path: Path) -> None:
+def test_a_kill_loses_no_acknowledged_observation(tmp_path: Path) -> None:
     path, acknowledged = tmp_path / "o.db", 0
     for round_ in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
-            # Around a snapshot, which is saved after every 200.
+            # A snapshot is saved after every 200.
             for line in writer.stdout:
                 if int(line) >= 197 * (round_ + 1):
                     break
@@ -189,66 +184,55 @@ def test_kill_loses_no_acknowledged_observation_and_comes_back_with_the_same_dec
         acknowledged = int([line, *rest][-1])
     log = open_observations(path)
     learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
-    # The last one may be there before it was told.
+    # The process may have been killed between a write and its acknowledgement.
     assert acknowledged <= learner.observed <= acknowledged + 1
-    generator, whole = random.Random(7), LearnedPolicy(MemoryObservations(), None, 0.05, 0.5)
+    generator, whole = random.Random(7), memory_policy()
     for _ in range(learner.observed):
+        whole.record_served("n", 0.01)
         whole.learn([observation(generator)])
     assert learner.to_json() == whole.learner("n").to_json()
     log.prune(0)
     assert len(log.since("n", 0, 10_000)) <= 200
 
 
-class Sure:
-    """A verifier that gives every pair the same probability."""
+class Sure(OverlapVerifier):
+    """Gives every pair the same probability."""
 
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
-    def reads(self, text: str) -> bool:
-        return True
-
-    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return np.full(len(pairs), self.probability, dtype=np.float32)
 
 
 @pytest.mark.parametrize(("probability", "proved"), [(0.85, False), (0.85, True), (0.95, False)])
-def test_an_entry_alone_needs_more_than_the_level_of_checked_until_that_has_proved_right(
-    probability: float, proved: bool
-) -> None:
+def test_a_single_entry_needs_a_sure_verifier_until_checked_is_proved(probability: float, proved: bool) -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Sure(probability), 0.8, 0.5, ()), 0.05, 0.5)
     learner = policy.learner("n")
     learner.level.limit, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
     assert learner.ready
     alone = [Neighbour("how are you", 0.99, "a"), Neighbour("what is a pear", 0.4, "b")]
     ruling = policy.decide("how are you", alone, namespace="n")
-    assert (ruling.decisions[0].verdict == "accepted") is (probability > 0.9 or proved)
-    assert (ruling.chosen == 0) is (probability > 0.9 or proved)
+    assert (ruling.decisions[0].verdict == "accepted") is (ruling.chosen == 0) is (probability > 0.9 or proved)
 
 
 @pytest.mark.parametrize("other", [0.88, 0.5])
-def test_where_a_guard_was_lifted_only_small_errors_are_served(other: float) -> None:
+def test_across_a_lifted_guard_only_small_errors_are_served(other: float) -> None:
     policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
-    learner = policy.learner("n")
+    learner, is_small = policy.learner("n"), other < 0.6
     learner.level.limit, learner.level.factor = 0.25, 1.0
-    near = [
-        Neighbour("port 80", 0.95, "a"),
-        Neighbour("port 81", 0.94, "a"),
-        *[Neighbour("port", other, "b" if other > 0.6 else "a")] * 3,
-        Neighbour("x", 0.5, "b"),
-    ]
-    found = learner.estimate(near)
-    assert found is not None
-    assert found.error <= 0.25
-    small = found.error <= 0.04
-    assert small == (other < 0.6)
+    near = [Neighbour("port 80", 0.95, "a"), Neighbour("port 81", 0.94, "a")]
+    near += [*[Neighbour("port", other, "a" if is_small else "b")] * 3, Neighbour("x", 0.5, "b")]
+    estimate = learner.estimate(near)
+    assert estimate is not None
+    assert (estimate.error <= 0.25, estimate.error <= 0.04) == (True, is_small)
     assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
     learner.class_errors.update_guards("a", policy.vetoes("port 8080", "port 80"), right=True)
-    assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is small
+    assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is is_small
     assert policy.decide("port 80", near, namespace="n").decisions[0].verdict == "accepted"
 
 
-def test_namespaces_learn_apart_and_share_what_a_new_one_starts_from() -> None:
+def test_namespaces_learn_separately_and_share_the_prior() -> None:
     policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
     generator = random.Random(1)
     policy.learn([observation(generator, "n") for _ in range(300)])

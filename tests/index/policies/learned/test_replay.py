@@ -1,4 +1,4 @@
-"""Streams replayed: the bound is kept, much is served, a judge may err, and a change is noticed."""
+"""Replays of streams: the policy keeps its bound, serves much, tolerates errors of the judge, and detects changes."""
 
 import gzip
 import json
@@ -27,9 +27,9 @@ from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 
 def cluster_stream(count: int, seed: int = 0, intents: int = 20, changed: int = 0) -> Stream:
-    """Questions around some intents, a few of them between two; from the middle on some intents have another answer."""
+    """Return questions around intents, some between two. In the second half, `changed` intents have another answer."""
     generator = np.random.default_rng(seed)
-    # All texts are a little alike, as those of one bank's customers are.
+    # All texts have something in common, like those of the customers of one bank.
     centres = generator.normal(size=(intents, 24)) + 1.5 * generator.normal(size=24)
     of = generator.integers(0, intents, count)
     stray = generator.integers(0, intents, count)
@@ -53,7 +53,7 @@ def stream() -> Stream:
     return cluster_stream(2500)
 
 
-def test_the_bound_is_kept_and_more_is_served_than_by_the_best_fixed_threshold(stream: Stream) -> None:
+def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(stream: Stream) -> None:
     policy = learned(0.05)
     found = replay(stream, policy)
     assert found.worst <= 0.05
@@ -61,65 +61,53 @@ def test_the_bound_is_kept_and_more_is_served_than_by_the_best_fixed_threshold(s
     _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
     assert found.hit_rate > 1.3 * fixed.hit_rate
     assert found.hit_rate > 0.5
-    # It learns: the second half serves more than the first.
     assert found.served[1250:].sum() > 1.2 * found.served[:1250].sum()
     tighter = replay(stream, learned(0.01))
     assert tighter.hit_rate < found.hit_rate
     assert tighter.wrong.sum() <= 0.01 * max(500, tighter.served.sum())
 
 
-def test_a_replay_comes_out_the_same_again() -> None:
-    short = cluster_stream(600)
-    found, again = (replay(short, learned(0.05), seed=3) for _ in range(2))
-    assert found.served.any()
+def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
+    short, policy = cluster_stream(600), learned(0.05)
+    found, again = replay(short, policy, seed=3), replay(short, learned(0.05), seed=3)
     assert (found.served == again.served).all()
-
-
-def test_what_a_replay_serves_counts_against_the_bound() -> None:
-    policy = learned(0.05)
-    found = replay(cluster_stream(600), policy, seed=3)
     policy.flush()
     assert policy.status("").served == found.served.sum() > 0
     assert policy.status("").expected_wrong > 0
 
 
-def test_a_judge_that_errs_leaves_the_truth_within_the_bound(stream: Stream) -> None:
+def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
     found = replay(stream, learned(0.05), judge=erring(stream.same, 0.01, 0))
     assert found.worst <= 0.05
     assert found.hit_rate > 0.2
 
 
-def test_a_change_of_some_answers_is_noticed() -> None:
+def test_a_change_of_answers_is_detected() -> None:
     changing = cluster_stream(3000, changed=1)
     found = replay(changing, learned(0.05))
     windows = [slice(start, start + 250) for start in range(2000, 3000, 250)]
     wrong, served = (sum(int(kept[window].sum()) for window in windows) for kept in (found.wrong, found.served))
     assert wrong <= 0.05 * served
-    # What has changed is served again, with its new answer.
+    # The new answers are served.
     late = [place for place in range(2000, 3000) if changing.answers[place] == "answer 100"]
     assert (found.served & ~found.wrong)[late].any()
 
 
-def test_shares_of_what_was_served_and_of_what_was_asked() -> None:
+def test_shares_of_an_outcome() -> None:
     served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
     assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
-    assert Outcome(np.array([True]), np.array([True])).wrong_share == 1.0
     nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
     assert (nothing.hit_rate, nothing.wrong_share, nothing.worst) == (0.0, 0.0, 0.0)
-
-
-def test_worst_counts_from_the_five_hundredth_answer_served() -> None:
-    served = np.ones(600, bool)
-    wrong = np.zeros(600, bool)
-    wrong[:10] = True
-    assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
-    wrong[599] = True
-    assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
+    # The running share counts from the 500th served answer on.
+    served, wrong = np.ones(600, bool), np.arange(600) < 10
+    for _ in range(2):
+        assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
+        wrong[599] = True
     assert Outcome(served[:100], wrong[:100]).worst == pytest.approx(0.1)
     assert curve(Outcome(served, wrong))[-1] == (600, 600, 11)
 
 
-def test_the_best_threshold_serves_most_of_those_that_keep_the_bound() -> None:
+def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
     small = cluster_stream(250)
     each = {threshold: replay(small, _Nearest(threshold)) for threshold in _THRESHOLDS}
     for bound in (0.02, 0.1):
@@ -132,7 +120,7 @@ def test_the_best_threshold_serves_most_of_those_that_keep_the_bound() -> None:
     assert (level, found.served.sum()) == (None, 0)
 
 
-def test_a_report_names_each_policy_with_its_figures(stream: Stream) -> None:
+def test_a_report_has_the_figures_of_each_policy(stream: Stream) -> None:
     small = Stream(stream.texts[:400], stream.answers[:400], stream.vectors[:400], stream.same)
     told = measure(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
     assert told["requests"] == 400
@@ -144,7 +132,7 @@ def test_a_report_names_each_policy_with_its_figures(stream: Stream) -> None:
     assert told["orders"]["count"] == 2
 
 
-def test_reads_streams_and_names_a_bad_line(tmp_path: Path) -> None:
+def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write('{"text": "a", "answer": "b"}\n\n{"text": "c", "answer": "d"}\n')
@@ -159,7 +147,7 @@ def test_reads_streams_and_names_a_bad_line(tmp_path: Path) -> None:
         read_stream(tmp_path / "none.jsonl")
 
 
-def test_answers_may_be_judged_as_texts() -> None:
+def test_answers_are_compared_by_words_or_by_cosine() -> None:
     lines = [Line("one", "the pool has blocks"), Line("two", "The pool has blocks!"), Line("one", "no idea at all")]
     strict = make_stream(lines, HashEmbedder(), None, lambda share: None)
     loose = make_stream(lines, HashEmbedder(), -1.0, lambda share: None)

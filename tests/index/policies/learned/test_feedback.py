@@ -1,0 +1,113 @@
+"""Fresh answers are compared with cached ones, and their classes are stored."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvproxy.index.entry import Entry
+from kvproxy.index.policies.learned.feedback import FeedbackRecorder
+from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import ClassifiedAnswer, Store
+from kvproxy.index.store.observations import Observation, ReplayObservations
+from tests.index.conftest import MakeStore
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+QUESTION = "how do I open my account"
+
+
+class Shop:
+    """A cache with known answers, and a judge that compares their first words."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.policy = LearnedPolicy(ReplayObservations(), None, 0.05, 0.1)
+        self.cache = SemanticCache(store, HashEmbedder(), self.policy, ReplayObservations(), chance=lambda: 0.999)
+        self.cache.rebuild()
+        self.answers: dict[str, str] = {}
+
+    @property
+    def learning(self) -> FeedbackRecorder:
+        assert self.cache.learning is not None
+        return self.cache.learning
+
+    async def answer(self, prompt: str, answer: str) -> tuple[Entry, Observation | None]:
+        """Forward a question, and learn from its answer."""
+        lookup = await self.cache.lookup("n", prompt)
+        fresh = make_entry(prompt)
+        await self.cache.insert(fresh)
+        self.answers[fresh.id] = answer
+
+        async def same(id: str) -> bool | None:
+            return None if self.answers[id] == "?" else self.answers[id].split()[0] == answer.split()[0]
+
+        return fresh, await self.learning.record_response(lookup, fresh, answer, same)
+
+    def answer_class(self, entry: Entry) -> str:
+        return self.store.questions([entry.id])[entry.id].answer
+
+
+@pytest.fixture
+async def shop(make_store: MakeStore) -> AsyncIterator[Shop]:
+    opened = Shop(make_store())
+    yield opened
+    opened.cache.close()
+
+
+async def test_equal_answers_share_a_class(shop: Shop) -> None:
+    first, nothing = await shop.answer(QUESTION, "yes one")
+    assert nothing is None
+    second, found = await shop.answer(f"{QUESTION} now", "yes two")
+    third, other = await shop.answer(f"{QUESTION} then", "no")
+    assert found is not None
+    assert other is not None
+    assert (found.right, found.joined) == (True, shop.answer_class(first))
+    assert (other.right, other.joined) == (False, third.id)
+    assert shop.answer_class(first) == shop.answer_class(second) != shop.answer_class(third)
+    # Answers with the same words share a class, even for different questions.
+    far, _ = await shop.answer("bananas", "NO!")
+    assert shop.answer_class(far) == shop.answer_class(third)
+    assert shop.policy.status("n").observations == 3
+
+
+async def test_the_vector_of_an_answer_is_stored_if_it_was_compared(shop: Shop) -> None:
+    first, _ = await shop.answer(QUESTION, "yes one")
+    assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
+    one, two = HashEmbedder().embed(["yes one", "yes two"])
+    assert await shop.learning.answer_similarity(first.id, "yes one", "yes two") == float(two @ one)
+    second, _ = await shop.answer(f"{QUESTION} now", "yes two")
+    vectors = shop.store.answer_vectors([first.id, second.id, "gone"], HashEmbedder.name)
+    assert {id: vector.tolist() for id, vector in vectors.items()} == {second.id: two.tolist()}
+    # The stored vector is used instead of the text.
+    assert await shop.learning.answer_similarity(second.id, "something else", "yes one") == float(one @ two)
+
+
+async def test_an_entry_that_differs_from_its_class_has_exact_hits_only(shop: Shop) -> None:
+    entries = [(await shop.answer(f"{QUESTION} {word}", "yes"))[0] for word in ("now", "then")]
+    nearest = (await shop.cache.lookup("n", f"{QUESTION} now please")).candidates[0].id
+    shop.answers[nearest] = "changed"
+    _, found = await shop.answer(f"{QUESTION} now please", "yes again")
+    assert found is not None
+    assert (found.right, found.joined) == (False, shop.answer_class(entries[0]))
+    assert nearest not in [candidate.id for candidate in (await shop.cache.lookup("n", QUESTION)).candidates]
+    assert shop.store.get(nearest) is not None
+
+
+async def test_a_rejected_entry_leaves_its_class_and_a_removed_one_loses_its_answer(shop: Shop) -> None:
+    first, _ = await shop.answer(QUESTION, "yes one")
+    second, _ = await shop.answer(f"{QUESTION} now", "yes two")
+    await shop.cache.feedback(second, right=False, question=f"{QUESTION} now")
+    assert shop.answer_class(second) == second.id != shop.answer_class(first)
+    shop.store.delete([first.id])
+    assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
+    shop.store.classify(ClassifiedAnswer(first.id, "n", "x", "t"))
+    assert shop.store.answer_class("n", "t") is None
+
+
+async def test_an_undecided_comparison_adds_no_observation(shop: Shop) -> None:
+    await shop.answer(QUESTION, "?")
+    fresh, found = await shop.answer(f"{QUESTION} now", "yes")
+    assert found is None
+    assert shop.answer_class(fresh) == fresh.id
+    assert shop.policy.status("n").observations == 0

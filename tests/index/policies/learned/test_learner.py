@@ -1,0 +1,207 @@
+"""The state of a namespace: classes of answers, exploration, and updates by observations."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
+from kvproxy.index.policies.learned.class_errors import ClassErrors
+from kvproxy.index.policies.learned.error_model import Prior, compute_features
+from kvproxy.index.policies.learned.learner import Learner
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.store.observations import Observation
+
+CLASSES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
+STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("xyz"), max_size=3), st.booleans()))
+
+
+@given(CLASSES, st.integers(0, 11))
+def test_comparisons_start_with_the_judged_answer_then_its_class_then_others(classes: list[str], judged: int) -> None:
+    judged %= len(classes)
+    places = comparison_order(judged, classes)
+    own = [place for place in places if classes[place] == classes[judged]]
+    others = [place for place in places if classes[place] != classes[judged]]
+    assert places == own + others
+    assert places[0] == judged
+    assert len(own) == min(2, classes.count(classes[judged]))
+    assert len(others) == min(2, len(set(classes)) - 1)
+    assert all(classes.index(classes[place]) == place for place in others)
+    assert len(set(places)) == len(places)
+
+
+@given(CLASSES, st.sampled_from("abcde"))
+def test_a_fresh_answer_joins_the_class_of_an_equal_answer(classes: list[str], truth: str) -> None:
+    places = comparison_order(0, classes)
+    results = [classes[place] == truth for place in places]
+    assignment = assign_class(places, results[: results.index(True) + 1] if True in results else results, classes)
+    assert assignment.right == (classes[0] == truth)
+    assert assignment.joined == (truth if True in results else None)
+    assert not assignment.odd
+
+
+def test_an_answer_that_differs_from_its_class_is_odd() -> None:
+    odd = assign_class([0, 1, 2], [False, True], ["a", "a", "b"])
+    assert (odd.odd, odd.joined) == (True, "a")
+    assert not assign_class([0, 2], [False, True], ["a", "a", "b"]).odd
+
+
+def test_a_digest_ignores_case_and_punctuation() -> None:
+    assert digest("It's **so**.") == digest("it s SO")
+    assert digest("2 apples") != digest("3 apples")
+
+
+def test_the_odds_of_a_change_follow_bayes_rule() -> None:
+    errors = ClassErrors()
+    odds = 0.003 * 0.9 / 0.1
+    errors.add_comparison("a", 0.1, right=False)
+    assert errors.odds == {"a": pytest.approx(odds)}
+    assert errors.change_probability("a") == pytest.approx(odds / (1 + odds) - 0.002)
+    assert errors.change_probability("b") == 0.0
+    errors.add_comparison("a", 0.2, right=True)
+    assert errors.odds["a"] == pytest.approx((odds + 0.001) * 0.1 / 0.8)
+    # Even a sure answer may differ at random.
+    errors.add_comparison("b", 0.0, right=False)
+    assert errors.odds["b"] == pytest.approx(0.003 * 0.9 / 0.02)
+    errors.add_member("b")
+    assert errors.odds["b"] == pytest.approx(0.0135)
+    for name in "bc":
+        errors.add_member(name)
+        assert name not in errors.odds
+    errors.odds["d"] = 1e6
+    errors.add_comparison("d", 1.0, right=False)
+    assert errors.odds["d"] == pytest.approx(9e5)
+    errors.add_comparison("d", 1.0, right=True)
+    assert errors.odds["d"] == 1e6
+
+
+def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> None:
+    errors = ClassErrors(odds={"b": 1000.0, "c": 999.0})
+    assert (errors.is_obsolete("b"), errors.is_obsolete("c")) == (True, False)
+    for _ in range(5):
+        errors.add_comparison("a", 0.05, right=False)
+    assert errors.is_obsolete("a")
+    for _ in range(8):
+        errors.add_member("a")
+    assert not errors.is_obsolete("a")
+
+
+def test_right_answers_clear_a_class_after_one_error() -> None:
+    errors = ClassErrors()
+    errors.add_comparison("a", 0.01, right=False)
+    assert errors.change_probability("a") > 0.1
+    for _ in range(3):
+        errors.add_comparison("a", 0.01, right=True)
+    assert errors.change_probability("a") < 0.01
+
+
+@given(STEPS)
+def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[tuple[str, list[str], bool]]) -> None:
+    errors, last = ClassErrors(), dict[tuple[str, str], bool]()
+    for name, guards, right in steps:
+        errors.update_guards(name, guards, right)
+        last |= {(name, guard): right for guard in guards}
+    for name in "ab":
+        standing = [guard for guard in "xyz" if not last.get((name, guard), False)]
+        assert errors.standing_veto(name, "xyz") == next(iter(standing), None)
+        assert errors.standing_veto(name, []) is None
+
+
+def observation(right: bool = True, **more: object) -> Observation:
+    features = tuple(compute_features([0.95, 0.9, 0.5], ["a", "a", "z"]).tolist())
+    return Observation("e", right, "answer", True, 0.0, "n", "a", features, 0.01, 1.0, **more)  # type: ignore[arg-type]
+
+
+def test_exploration_decreases_with_evidence() -> None:
+    learner = Learner.new(Prior(), 0.02)
+    assert (learner.ready, learner.checked_chance) == (False, 0.0)
+    for expected, error, chance in ((50.0, 0.25, 0.2), (50.0, 1e-9, 0.01), (200.0, 0.25, 0.1)):
+        learner.level.expected = expected
+        assert learner.chance(error) == pytest.approx(chance)
+    # Without a level that serves, the policy is not ready, however many comparisons there are.
+    assert not learner.ready
+    learner.level.limit = 0.01
+    for expected, ready in ((8.0, True), (7.99, False)):
+        learner.level.expected = expected
+        assert learner.ready is ready
+    for observed, seen, chance in ((49, 30, 0.0), (50, 30, 0.2), (50, 120, 0.1), (50, 100_000, 0.05)):
+        learner.observed, learner.checked_seen = observed, seen
+        assert learner.checked_chance == pytest.approx(chance)
+
+
+def test_checked_may_serve_within_the_bound() -> None:
+    learner = Learner.new(Prior(), 0.02)
+    for seen, wrong, error, allowed in ((0, 0, 0.5 / 50, True), (50, 1, 1.5 / 100, True), (50, 2, 2.5 / 100, False)):
+        learner.checked_seen, learner.checked_wrong = seen, wrong
+        assert learner.checked_error == pytest.approx(error)
+        assert learner.checked_allowed is allowed
+    # Once the policy is ready, `checked` needs 30 comparisons and half of the allowed errors.
+    learner.level.limit, learner.level.expected = 0.01, 8.0
+    for seen, wrong, allowed in ((29, 0, False), (30, 0, True), (50, 1, False)):
+        learner.checked_seen, learner.checked_wrong = seen, wrong
+        assert learner.checked_allowed is allowed
+    # In a new namespace, it may also use the allowance of `learned`.
+    learner = Learner.new(Prior(), 0.02)
+    learner.level.risk = 1e6
+    for observed, allowed in ((49, True), (50, False)):
+        learner.observed = observed
+        assert learner.checked_allowed is allowed
+
+
+def test_an_observation_updates_counts_model_and_class() -> None:
+    learner = Learner.new(Prior(), 0.02)
+    learner.learn(observation(number=7, served=3, risk=0.5, checked=True))
+    assert (learner.number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
+    assert (learner.observed, learner.checked_seen, learner.checked_wrong) == (1, 1, 0)
+    learner.learn(observation(right=False, number=5, checked=True, repeat=True))
+    assert (learner.number, learner.checked_seen, learner.checked_wrong) == (7, 2, 1)
+    learner.learn(observation(repeat=True))
+    assert (learner.level.repeats, learner.level.slips) == (2, 1)
+    before, odds = learner.error_model.weights.copy(), learner.class_errors.odds["a"]
+    # A comparison across a guard only changes the guard.
+    learner.learn(observation(right=False, vetoes=("names",)))
+    assert (learner.error_model.weights == before).all()
+    assert learner.class_errors.odds["a"] == odds
+    assert learner.level.wrong == pytest.approx(2.0 + 1)
+    learner.class_errors.odds["a"] = 1.0
+    learner.learn(Observation("e", True, "served", False, 0.0, "n", joined="a"))
+    assert learner.class_errors.odds["a"] == pytest.approx(0.1)
+    assert learner.observed == 4
+
+
+def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> None:
+    near = [Neighbour("", 0.95, "a"), Neighbour("", 0.9, "b"), Neighbour("", 0.85, "b"), Neighbour("", 0.8, "c")]
+    learner = Learner.new(Prior(), 0.02)
+
+    def estimate(neighbours: list[Neighbour]) -> tuple[int, bool, float]:
+        found = learner.estimate(neighbours)
+        assert found is not None
+        return found.place, found.alone, pytest.approx(found.error)
+
+    assert estimate(near[:2])[:2] == (0, True)
+    place, alone, error = estimate(near[1:])
+    assert (place, alone) == (0, False)
+    learner.class_errors.odds["a"] = 1e6
+    assert estimate(near) == (1, False, error)
+    plain = error.expected
+    assert estimate([Neighbour("", 0.96, "a"), *near[1:]]) == (1, False, plain + (1 - plain) / 2)
+    learner.class_errors.odds["b"] = 1.0
+    assert estimate(near[1:]) == (0, False, plain + (1 - plain) * 0.498)
+    learner.class_errors.odds |= {"b": 1e6, "c": 1e6}
+    assert learner.estimate(near) is None
+
+
+def test_a_saved_state_keeps_its_level() -> None:
+    learner, generator = Learner.new(Prior(), 0.1), random.Random(1)
+    for number in range(400):
+        learner.add(observation(right=generator.random() > generator.uniform(0.0, 0.1) / 50, number=number))
+    learner.level.update()
+    state = learner.to_json()
+    again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
+    assert again is not None
+    assert stricter is not None
+    assert (again.level.limit, again.level.factor, again.number) == (learner.level.limit, learner.level.factor, 399)
+    assert 0 <= stricter.level.limit < learner.level.limit
+    for changed in (('"margin"', '"another"'), ('"version": 1', '"version": 0')):
+        assert Learner.from_json(state.replace(*changed), 0.1) is None

@@ -1,0 +1,174 @@
+"""The bounds and the serving level: simulations show that the error guarantee holds at all times."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
+from kvproxy.index.policies.learned.serving_level import ServingLevel
+
+
+def test_a_poisson_process_rarely_exceeds_the_allowed_events() -> None:
+    generator = np.random.default_rng(0)
+    latest = np.array([most_expected(float(count)) for count in range(3000)])
+    # Event n + 1 arrives while only n are allowed.
+    crossed = sum(bool((np.cumsum(generator.exponential(size=3000))[5:] <= latest[5:]).any()) for _ in range(2000))
+    # At most 5%, but not far less: the guarantee requires no more caution.
+    assert 0.02 * 2000 <= crossed <= 0.06 * 2000
+
+
+@given(st.floats(0, 1e4), st.floats(0, 100))
+def test_the_expectation_rises_with_the_allowance_and_stays_below_it(allowed: float, more: float) -> None:
+    assert 0.0 <= most_expected(allowed) <= allowed
+    assert most_expected(allowed) <= most_expected(allowed + more)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_the_factor_is_rarely_below_the_true_one(factor: float) -> None:
+    generator = np.random.default_rng(1)
+    missed = 0
+    for _ in range(100):
+        errors = generator.uniform(0.0, 0.1, 600)
+        wrong, expected = np.cumsum(generator.random(600) < np.minimum(1.0, factor * errors)), np.cumsum(errors)
+        missed += any(largest_factor(wrong[at], expected[at]) < factor for at in range(0, 600, 60))
+    assert missed <= 0.05 * 100 * 2
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.floats(0.01, 200), st.floats(0.01, 50))
+def test_the_factor_falls_with_expected_errors_and_rises_with_errors(seen: int, expected: float, more: float) -> None:
+    assert largest_factor(seen, expected + more) <= largest_factor(seen, expected) <= largest_factor(seen + 1, expected)
+
+
+def test_examples_of_the_bounds() -> None:
+    assert most_expected(10.0) == most_expected(10.9) < most_expected(11.0)
+    assert most_expected(0) == 0.0
+    assert largest_factor(0, 0.0) >= 1e4
+    assert largest_factor(0, 1.0) * 10 == pytest.approx(largest_factor(0, 0.1), rel=1e-3)
+    assert 0.03 < largest_factor(0, 100.0) < 0.06
+    assert 1.0 < largest_factor(100, 100.0) < 1.5
+
+
+def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) -> tuple[int, float]:
+    """Simulate requests whose true error is `factor` times the estimate.
+
+    Returns:
+        The number of served answers, and the largest share of wrong ones from the 500th on.
+    """
+    generator = random.Random(seed)
+    served, wrong, worst = 0, 0, 0.0
+    for _ in range(requests):
+        error = min(1.0, 10 ** generator.uniform(-3.5, 0))
+        is_wrong = generator.random() < min(1.0, factor * error)
+        if error <= level.limit and generator.random() >= 0.1:
+            level.add_served(1, error)
+            served, wrong = served + 1, wrong + is_wrong
+            worst = max(worst, wrong / served) if served >= FROM else worst
+        else:
+            level.add_comparison(error, 0.1 if error <= level.limit else 1.0, not is_wrong, counted=True)
+            level.update()
+    return served, worst
+
+
+@pytest.mark.parametrize("max_error", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_error: float, factor: float) -> None:
+    for seed in range(3):
+        assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, seed, factor)[1] <= max_error
+
+
+@pytest.mark.parametrize("max_error", [0.01, 0.02, 0.05])
+def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
+    # The worst case: every answer has the planned risk, and every error its estimated probability.
+    level = ServingLevel(max_error, factor=1.0)
+    risk, spent = 0.0, []
+    for served in range(6000):
+        level.served, level.risk = served, risk
+        risk += level.planned_risk()
+        spent.append(risk)
+    generator = np.random.default_rng(0)
+    allowed = np.floor(max_error * np.maximum(np.arange(1, 6001), FROM) + 1e-9)[FROM - 1 :]
+    broken = 0
+    for _ in range(1000):
+        arrivals = np.cumsum(generator.exponential(size=int(spent[-1] * 1.5 + 50)))
+        broken += bool((np.searchsorted(arrivals, spent[FROM - 1 :]) > allowed).any())
+    assert broken <= 0.05 * 1000 * 1.3
+
+
+def test_the_level_uses_most_of_its_allowance() -> None:
+    level = ServingLevel(0.05)
+    assert serve(level, 5000, 0)[0] > 2000
+    assert 0.0 < level.bound <= 0.05
+    assert 0.3 < level.acceptable_share < 0.9
+
+
+def test_wrong_comparisons_lower_the_level() -> None:
+    level = ServingLevel(0.02)
+    assert (level.limit, level.bound) == (0.0, 0.0)
+    serve(level, 3000, 0)
+    before = level.limit
+    for _ in range(30):
+        level.add_comparison(0.01, 1.0, right=False, counted=True)
+    level.update()
+    assert level.limit < before / 2
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 1), st.sampled_from([0.1, 0.5, 1.0])), max_size=30))
+def test_the_limit_is_the_highest_whose_mean_error_fits_the_plan(seen: list[tuple[float, float]]) -> None:
+    level = ServingLevel(0.05, factor=1.0)
+    edges, weights = np.geomspace(5e-4, 1.0, 64), np.zeros(64)
+    for error, chance in seen:
+        level.add_comparison(error, chance, True, counted=False)
+        weights *= 1 - 1 / 1500
+        weights[min(63, next((place for place in range(64) if edges[place] >= error), 63))] += 1 / chance
+    assert level.spread == pytest.approx(weights)
+    level.update_limit()
+    sums = [(weights[: place + 1].sum(), (weights * edges)[: place + 1].sum()) for place in range(64)]
+    fits = [place for place, (total, risk) in enumerate(sums) if total > 0 and risk / total <= level.planned_risk()]
+    assert level.limit == pytest.approx(min(0.25, edges[fits[-1]]) if fits else 0.0)
+    share = weights[edges <= level.limit].sum() / weights.sum() if seen else 0.0
+    assert level.acceptable_share == pytest.approx(share)
+
+
+def test_the_allowance_and_the_planned_risk() -> None:
+    assert [ServingLevel(bound).reach for bound in (0.01, 0.02, 0.05)] == pytest.approx([0.06, 0.12, 0.15])
+    level = ServingLevel(0.02)
+    # The first 500 answers have the allowance of 500.
+    for served, risk in ((0, 0.0), (1000, 0.5)):
+        level.add_served(served, risk)
+        most = 0.8 * most_expected(0.02 * max(served, FROM)) - risk
+        assert (level.affords(most - 1e-9), level.affords(most + 1e-6)) == (True, False)
+    assert (level.served, level.risk, level.planned_risk()) == (1000, 0.5, 0.0)
+    level.factor = 2.0
+    assert level.planned_risk() == pytest.approx(min((most_expected(0.02 * 1500) - 2 * 0.5) / 500, 1.1 * 0.02) / 2)
+    level.factor = 0.1
+    assert level.planned_risk() == pytest.approx(min((most_expected(30) - 0.05) / 500, 0.022) / 0.5)
+    level.risk = 1e6
+    assert level.planned_risk() == 0.0
+
+
+def test_the_reported_bound_is_the_least_allowance_that_covers_the_risk() -> None:
+    level = ServingLevel(0.02, served=1000, risk=2.0, factor=1.5)
+    least = next(count for count in range(1000) if most_expected(count) >= 3.0)
+    for served, bound in ((1000, least / 1000), (100, least / FROM), (0, 0.0)):
+        level.served = served
+        assert level.bound == pytest.approx(bound)
+    assert ServingLevel(0.02, served=1000, risk=1e9, factor=1.0).bound == 1.0
+
+
+def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor() -> None:
+    level = ServingLevel(0.02)
+    level.update_factor()
+    assert level.factor == math.inf
+    for error, right, counted in ((0.12, False, True), (0.13, False, True), (0.1, True, True), (0.1, False, False)):
+        level.add_comparison(error, 1.0, right, counted)
+    assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
+    for repeats, slips, judge_error, bounded in ((50, 9, 0.1, 0.1), (50, 1000, 10.01, 0.5)):
+        level.repeats, level.slips = repeats, slips
+        level.update()
+        assert level.judge_error == pytest.approx(judge_error)
+        assert level.factor == pytest.approx(largest_factor(1, level.expected) / (1 - bounded))

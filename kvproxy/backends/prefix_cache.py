@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.blocks.pool_map import PoolMap
@@ -14,23 +15,28 @@ from kvproxy.tiers.store import TierStats
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePool:
-    """Metrics that an upstream reports for its own pool; None if it does not report one.
+class EngineMetrics:
+    """Metrics of one engine; None if it does not report one.
 
     Attributes:
         usage: fraction of the pool that requests use.
-        queries, hits: prompt tokens looked up in the prefix cache, and found.
+        queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
         age: seconds since the report.
+        engine: the upstream's URL.
     """
 
-    engine: str
-    num_blocks: int | None
-    usage: float | None
-    running: int | None
-    waiting: int | None
-    queries: int | None
-    hits: int | None
-    age: float
+    kind: Literal["vllm", "sglang", "llama.cpp"]
+    num_blocks: int | None = None
+    block_size: int | None = None
+    usage: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    queries: int | None = None
+    hits: int | None = None
+    hash_algorithm: str | None = None
+    prefix_caching: bool | None = None
+    age: float = 0.0
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class PrefixFigures:
     complete: bool | None = None
     streams: tuple[StreamStatus, ...] = ()
     engines: tuple[str, ...] = ()
-    reported: tuple[EnginePool, ...] = ()
+    reported: tuple[EngineMetrics, ...] = ()
     slots: bool = False
 
 
@@ -159,7 +165,7 @@ class PrefixCache:
 
     async def pins(self) -> list[PinRow]:
         """List chains that are protected from eviction."""
-        raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
+        raise _no_pins()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
         """Pin the cached blocks of a request's prompt, or the chain whose last hash begins with `leaf`.
@@ -167,24 +173,32 @@ class PrefixCache:
         Returns:
             Number of pinned tokens.
         """
-        raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
+        raise _no_pins()
 
     async def unpin(self, name: str) -> bool:
-        raise NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
+        raise _no_pins()
 
     async def tiers(self) -> list[TierStats]:
         """List statistics of the tiers, the fastest first."""
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
+        raise _no_tiers()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
         """Delete a tier's chunks of the models `own`, `others` or `all`; None if the tier does not exist."""
-        raise NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
+        raise _no_tiers()
 
 
 def no_events() -> NoPrefixCache:
     return NoPrefixCache(
         "the prefix cache belongs to the upstream: set --kv-events to mirror a vLLM or SGLang server that publishes events"
     )
+
+
+def _no_pins() -> NoPrefixCache:
+    return NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
+
+
+def _no_tiers() -> NoPrefixCache:
+    return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
 
 
 Decode = Callable[[Sequence[int] | None], Awaitable[str]]

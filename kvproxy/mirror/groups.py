@@ -16,13 +16,7 @@ _MAMBA_WINDOW = 2
 
 
 class PromptHashes:
-    """A prompt's block hashes in one rank.
-
-    Args:
-        prompt: the prompt.
-        hasher: the configured hash algorithm and seed.
-        block_size: the smallest block size of all groups.
-    """
+    """A prompt's block hashes in one rank, for the smallest block size of all groups."""
 
     def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
         self.prompt = prompt

@@ -1,11 +1,12 @@
 """The cached prefix of a prompt in a mirrored engine.
 
-`compute_hashes` is slow and may run in any thread. The other functions read pools that events change: call them on the event
-loop.
+All functions read pools that events change: call them on the event loop.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import find_divergence
@@ -15,8 +16,8 @@ from kvproxy.mirror.groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
 
-HashScheme = tuple[BlockHasher, int]
-"""An engine's hash algorithm and block size."""
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class MirrorMatch:
     divergence: Divergence | None
 
 
-def compute_hashes(prompt: HashedPrompt, schemes: Iterable[HashScheme]) -> None:
-    """Compute a prompt's hashes, so that later lookups are fast."""
-    for hasher, block_size in schemes:
-        prompt.block_hashes(hasher, block_size)
+async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
+    """Compute a prompt's hashes in a thread, so that later lookups are fast."""
+    schemes = [scheme for mirror in mirrors for scheme in mirror.hash_schemes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(*scheme) for scheme in schemes])
 
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:

@@ -7,7 +7,7 @@ from kvproxy.blocks.rows import PoolReport
 from kvproxy.mirror import view
 from kvproxy.mirror.groups import hash_block_size
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import HashScheme, MirrorMatch, match_prefix, matched_tokens
+from kvproxy.mirror.match import MirrorMatch, match_prefix, matched_tokens
 from kvproxy.mirror.pool import MirroredBlock, MirroredPool
 from kvproxy.mirror.state import MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
@@ -90,7 +90,6 @@ class Mirror:
             raise
 
     async def close(self) -> None:
-        """Stop all subscribers."""
         for subscriber in self.subscribers:
             await subscriber.close()
 
@@ -121,7 +120,6 @@ class Mirror:
             subscriber.sequencer.confirm_reset(each)
 
     def streams(self) -> list[StreamStatus]:
-        """Return the status of each stream."""
         return [subscriber.status() for subscriber in self.subscribers]
 
     @property
@@ -133,7 +131,6 @@ class Mirror:
         )
 
     def report(self) -> PoolReport:
-        """Return the statistics of all pools."""
         return view.report_pools(self.state())
 
     def has_same_hashes(self) -> bool | None:
@@ -145,8 +142,8 @@ class Mirror:
                 return block.hash in (digest, event_hash(digest))
         return None
 
-    def hash_schemes(self) -> list[HashScheme]:
-        """Return the engine's hash algorithms and block sizes, for `compute_hashes`."""
+    def hash_schemes(self) -> list[tuple[BlockHasher, int]]:
+        """Return the engine's hash algorithms and block sizes."""
         sizes = {hash_block_size(pools) for pools in self.state().ranks().values()}
         return [(self.hasher, size) for size in sorted(sizes)]
 

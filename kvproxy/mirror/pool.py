@@ -1,11 +1,13 @@
 """The cached blocks of one pool of an engine, rebuilt from its KV events."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from kvproxy.mirror.event_decoder import Extra, Hash, StoredEvent
 from kvproxy.mirror.uncertain_blocks import UncertainBlocks
 
 
+@dataclass(slots=True, eq=False)
 class MirroredBlock:
     """A cached block.
 
@@ -14,19 +16,16 @@ class MirroredBlock:
         parent: hash of the previous block; None at the start of a chain.
         tokens: token ids; empty if they were not published.
         extra: extra keys (adapter, salt, media).
-        copies: number of physical blocks.
         stored: ordinal of the event that stored the block.
+        copies: number of physical blocks.
     """
 
-    __slots__ = ("copies", "extra", "hash", "parent", "stored", "tokens")
-
-    def __init__(self, hash: Hash, parent: Hash | None, tokens: tuple[int, ...], extra: Extra, stored: int) -> None:
-        self.hash = hash
-        self.parent = parent
-        self.tokens = tokens
-        self.extra = extra
-        self.copies = 0
-        self.stored = stored
+    hash: Hash
+    parent: Hash | None
+    tokens: tuple[int, ...]
+    extra: Extra
+    stored: int
+    copies: int = 0
 
 
 class MirroredPool:
@@ -83,17 +82,13 @@ class MirroredPool:
             if block is None:
                 tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
                 extra = event.extras[index] if event.extras and index < len(event.extras) else None
-                block = self._add(MirroredBlock(digest, parent, tokens, extra, self.num_stored))
+                block = self.blocks[digest] = MirroredBlock(digest, parent, tokens, extra, self.num_stored)
+                self._children.setdefault(parent, {})[digest] = None
+                if tokens:
+                    self._by_content[parent, tokens, extra] = digest
             self.num_stored += 1
             yield block
             parent = digest
-
-    def _add(self, block: MirroredBlock) -> MirroredBlock:
-        self.blocks[block.hash] = block
-        self._children.setdefault(block.parent, {})[block.hash] = None
-        if block.tokens:
-            self._by_content[block.parent, block.tokens, block.extra] = block.hash
-        return block
 
     def _mark_chain_used(self, digest: Hash | None) -> None:
         """A request that extends a chain uses all of its blocks."""
@@ -131,7 +126,6 @@ class MirroredPool:
             del self._by_content[content]
 
     def clear(self) -> None:
-        """Remove all blocks."""
         self.blocks.clear()
         self._children.clear()
         self._by_content.clear()

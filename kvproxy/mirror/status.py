@@ -24,8 +24,8 @@ class StreamCounts:
     malformed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStatus:
+@dataclass(slots=True, kw_only=True)
+class StreamStatus(StreamCounts):
     """Status of one publisher's stream.
 
     Attributes:
@@ -35,8 +35,6 @@ class StreamStatus:
         complete: whether all batches since the publisher's start were applied.
         silent_seconds: seconds since the last message; None before the first.
         unknown_removals: removals of unknown blocks.
-        batches, duplicates, gaps, restarts, replays, losses, malformed: see `StreamCounts`.
-        error: the last error.
         replay_fails: whether the last replay request failed.
     """
 
@@ -46,12 +44,5 @@ class StreamStatus:
     complete: bool
     silent_seconds: float | None
     unknown_removals: int
-    batches: int
-    duplicates: int
-    gaps: int
-    restarts: int
-    replays: int
-    losses: int
-    malformed: int
     error: str | None
     replay_fails: bool = False

@@ -7,7 +7,6 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.encrypted import EncryptedStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.store import ChunkStore, Data
@@ -28,8 +27,6 @@ def build_chain(
     """Create the configured tiers: host, disk, Redis. Return None if no tier is configured.
 
     Args:
-        settings: the tiers.
-        block_size: tokens in a block.
         pin: moves a buffer into page-locked memory, for CUDA.
         token_bytes: bytes of a token's keys and values.
         batch_tokens: maximum tokens of a step.
@@ -41,32 +38,33 @@ def build_chain(
     """
     if not settings.enabled:
         return None
-    if settings.chunk_tokens % block_size:
-        raise SettingsError(
-            f"tiers.chunk_tokens {settings.chunk_tokens} is not a multiple of engine.block_size {block_size}:"
-            f" use {max(1, settings.chunk_tokens // block_size) * block_size}",
-            param="tiers.chunk_tokens",
-        )
+    check_chunk_tokens(settings.chunk_tokens, block_size)
     _check_chunk_fits(settings, settings.chunk_tokens * token_bytes)
     stores: list[ChunkStore] = []
-
-    def encrypt(store: ChunkStore) -> ChunkStore:
-        return store if cipher is None else EncryptedStore(store, cipher)
-
     if settings.host is not None:
         stores.append(HostStore(settings.host, pin))
     if settings.disk is not None:
         try:
-            stores.append(encrypt(DiskStore(settings.disk, settings.disk_size)))
+            stores.append(DiskStore(settings.disk, settings.disk_size))
         except OSError as error:
             raise SettingsError(
                 f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder",
                 param="tiers.disk",
             ) from None
     if settings.redis is not None:
-        stores.append(encrypt(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl)))
+        stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
     # Two steps: one is written while the next is computed. With less, long prompts lose chunks in the middle.
-    return TierChain(stores, pending=max(_MIN_PENDING, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens)))
+    pending = max(_MIN_PENDING, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens))
+    return TierChain(stores, pending, cipher)
+
+
+def check_chunk_tokens(chunk_tokens: int, block_size: int) -> None:
+    if chunk_tokens % block_size:
+        raise SettingsError(
+            f"tiers.chunk_tokens {chunk_tokens} is not a multiple of engine.block_size {block_size}:"
+            f" use {max(1, chunk_tokens // block_size) * block_size}",
+            param="tiers.chunk_tokens",
+        )
 
 
 def _check_chunk_fits(settings: TierSettings, chunk: int) -> None:

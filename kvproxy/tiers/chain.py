@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TypeVar
 
+from kvproxy.encryption import Cipher, is_sealed
+from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.store import ChunkStore, Data, TierError, TierStats
 
 T = TypeVar("T")
@@ -74,12 +76,13 @@ class TierChain:
     """Stores from the fastest to the slowest.
 
     Args:
-        stores: the tiers.
         pending: maximum bytes of chunks to be written; further chunks are refused.
+        cipher: encrypts chunks outside of this process. All machines that share a store need the same keys.
     """
 
-    def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20) -> None:
+    def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
         self.stores = tuple(stores)
+        self._cipher = cipher
         self._writer = BackgroundWriter(pending)
         self._counts = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
@@ -100,15 +103,14 @@ class TierChain:
     def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
         """Load a chunk from the first tier that holds a valid one, and copy it to the faster tiers.
 
-        Args:
-            key: the chunk's key.
-            accept: converts the chunk; returns None if it is invalid, and then the chunk is deleted.
+        `accept` converts the chunk, or returns None if it is invalid; then the chunk is deleted.
         """
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
             if data is None:
                 self._count(store, "misses")
                 continue
+            data = self._decrypt(key, data)
             value = accept(data)
             if value is None:
                 self._count(store, "damaged")
@@ -121,20 +123,26 @@ class TierChain:
             return value
         return None
 
+    def _decrypt(self, key: str, data: Data) -> Data:
+        """Decrypt a chunk; one that was not encrypted, or with another key, is returned unchanged."""
+        try:
+            return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
+        except ValueError:
+            return data
+
+    def _put(self, store: ChunkStore, key: str, data: Data) -> None:
+        if self._cipher is not None and not isinstance(store, HostStore):
+            data = self._cipher.seal(data, key.encode())
+        store.put(key, data)
+
     def has_room(self, size: int) -> bool:
         """Return whether a chunk of `size` bytes is accepted now; reserves nothing."""
         return self._writer.has_room(size)
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
-        """Write a chunk to every tier that needs it, in the background.
+        """Write a chunk to every tier that needs it, in the background; return False if too many bytes are pending.
 
-        Args:
-            key: the chunk's key.
-            data: its buffer.
-            finish: completes the buffer on the background thread.
-
-        Returns:
-            False if too many bytes are pending.
+        `finish` completes the buffer on the background thread.
         """
         return self._submit(key, data, self.stores, finish)
 
@@ -146,7 +154,7 @@ class TierChain:
                 finish()
                 for store in stores:
                     if store.should_put(key):
-                        self._call(store, lambda s: s.put(key, data))
+                        self._call(store, lambda s: self._put(s, key, data))
             finally:
                 self._pending.discard(key)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
+from kvproxy.tiers.build import check_chunk_tokens
 from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.store import TierError
@@ -16,11 +17,7 @@ _GIB = 2**30
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
     """Check that chunks are multiples of blocks, and that a restart finds them in persistent tiers."""
-    if chunk_tokens % block_size:
-        fitting = max(1, chunk_tokens // block_size) * block_size
-        raise KvproxyError(
-            f"chunks of {chunk_tokens} tokens are not a multiple of blocks of {block_size}: use tiers.chunk_tokens {fitting}"
-        )
+    check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(
             f"{hash_algorithm} uses a random seed, so a restart finds no chunks: set PYTHONHASHSEED, or use"
@@ -43,8 +40,7 @@ def check_disk(folder: Path, limit: int, own: str | None) -> str:
     """Check that the folder is private and writable and has space, and count its chunks.
 
     Args:
-        folder: the tier's folder.
-        limit: the tier's maximum bytes.
+        limit: maximum bytes.
         own: key prefix of the model's chunks; None if unknown.
     """
     found = {path.stem: path.stat().st_size for path in folder.glob("*/*.chunk")} if folder.is_dir() else {}

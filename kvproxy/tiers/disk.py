@@ -6,19 +6,17 @@ after a power failure, incomplete chunks fail their checksum. The files' modific
 
 import contextlib
 import errno
+import itertools
 import os
-from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 
-from kvproxy.tiers.store import Data, StoreStats, TierError
+from kvproxy.tiers.store import Data, LocalStore, TierError
 
 _SUFFIX = ".chunk"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DiskStore:
+class DiskStore(LocalStore):
     """A folder of chunks, used by one process. A full disk acts as the limit.
 
     Args:
@@ -30,19 +28,13 @@ class DiskStore:
     """
 
     name = "disk"
-    remote = False
-    available = True
 
     def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(limit)
         self._folder = folder
-        self._limit = limit
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._evictions = 0
-        self._num_written = 0
-        self._lock = Lock()
+        self._numbers = itertools.count()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scan()
-        self._bytes = sum(self._sizes.values())
         self._shrink(limit)
 
     def _scan(self) -> None:
@@ -52,7 +44,7 @@ class DiskStore:
                 status = path.stat()
                 found.append((status.st_mtime_ns, path.stem, status.st_size))
         for _, key, size in sorted(found):
-            self._sizes[key] = size
+            self._add(key, size)
         for path in self._folder.glob("*.part"):
             # Left by a killed process; running processes keep theirs.
             pid = path.name.partition("-")[0]
@@ -67,20 +59,16 @@ class DiskStore:
             return None
         path = self._path(key)
         try:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb") as file:
                 data = bytearray(os.fstat(file.fileno()).st_size)
-                view, read = memoryview(data), 0
-                while read < len(data) and (count := file.readinto(view[read:])):
-                    read += count
+                file.readinto(data)
             os.utime(path)
         except FileNotFoundError:
-            self._forget(key)
+            self.delete(key)
             return None
         except OSError as error:
             raise TierError(f"cannot read {path}: {error.strerror}") from None
-        with self._lock:
-            if key in self._sizes:
-                self._sizes.move_to_end(key)
+        self._touch(key)
         return data
 
     def put(self, key: str, data: Data) -> None:
@@ -99,68 +87,27 @@ class DiskStore:
                 self._write(path, data)
         except OSError as error:
             raise TierError(f"cannot write {path}: {error.strerror}") from None
-        with self._lock:
-            self._sizes[key] = len(data)
-            self._bytes += len(data)
+        self._add(key, len(data))
 
     def _write(self, path: Path, data: Data) -> None:
-        with self._lock:
-            self._num_written += 1
-            part = self._folder / f"{os.getpid()}-{self._num_written}.part"
+        part = self._folder / f"{os.getpid()}-{next(self._numbers)}.part"
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            with part.open("xb", buffering=0) as file:
-                view, written = memoryview(data), 0
-                while written < len(view):
-                    written += file.write(view[written:]) or 0
+            with part.open("xb") as file:
+                file.write(data)
             part.replace(path)
         except OSError:
             part.unlink(missing_ok=True)
             raise
 
-    def _shrink(self, limit: int) -> int:
-        """Evict the least recently used chunks down to `limit` bytes; return their number."""
-        evicted = 0
-        while True:
-            with self._lock:
-                if self._bytes <= limit or not self._sizes:
-                    return evicted
-                key, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                self._evictions += 1
-            self._path(key).unlink(missing_ok=True)
-            evicted += 1
-
-    def contains(self, key: str) -> bool:
-        return key in self._sizes
-
-    def should_put(self, key: str) -> bool:
-        return key not in self._sizes
-
     def delete(self, key: str) -> None:
-        self._forget(key)
         try:
-            self._path(key).unlink(missing_ok=True)
+            super().delete(key)
         except OSError as error:
             raise TierError(f"cannot remove {self._path(key)}: {error.strerror}") from None
 
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        with self._lock:
-            keys = [key for key in self._sizes if matches(key)]
-        for key in keys:
-            self.delete(key)
-        return len(keys)
-
-    def _forget(self, key: str) -> None:
-        with self._lock:
-            self._bytes -= self._sizes.pop(key, 0)
-
-    def stats(self) -> StoreStats:
-        with self._lock:
-            return StoreStats(self.name, len(self._sizes), self._bytes, self._limit, self._evictions)
-
-    def close(self) -> None:
-        """No file is open between calls."""
+    def _remove(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
 
 
 def _is_running(pid: int) -> bool:

@@ -1,13 +1,11 @@
 """Chunks in host memory, evicted in LRU order."""
 
-from collections import OrderedDict
 from collections.abc import Callable
-from threading import Lock
 
-from kvproxy.tiers.store import Data, StoreStats
+from kvproxy.tiers.store import Data, LocalStore
 
 
-class HostStore:
+class HostStore(LocalStore):
     """Buffers in memory.
 
     Args:
@@ -16,63 +14,26 @@ class HostStore:
     """
 
     name = "host"
-    remote = False
-    available = True
 
     def __init__(self, limit: int, pin: Callable[[Data], Data] | None = None) -> None:
-        self._limit = limit
+        super().__init__(limit)
         self._pin = pin
-        self._chunks: OrderedDict[str, Data] = OrderedDict()
-        self._bytes = 0
-        self._evictions = 0
-        self._lock = Lock()
+        self._chunks: dict[str, Data] = {}
 
     def get(self, key: str) -> Data | None:
-        with self._lock:
-            found = self._chunks.get(key)
-            if found is not None:
-                self._chunks.move_to_end(key)
-            return found
+        self._touch(key)
+        return self._chunks.get(key)
 
     def put(self, key: str, data: Data) -> None:
         if len(data) > self._limit:
             return
-        stored = data if self._pin is None else self._pin(data)
-        with self._lock:
-            self._remove(key)
-            self._chunks[key] = stored
-            self._bytes += len(stored)
-            while self._bytes > self._limit:
-                self._remove(next(iter(self._chunks)))
-                self._evictions += 1
-
-    def contains(self, key: str) -> bool:
-        return key in self._chunks
-
-    def should_put(self, key: str) -> bool:
-        return key not in self._chunks
-
-    def delete(self, key: str) -> None:
-        with self._lock:
-            self._remove(key)
-
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        with self._lock:
-            keys = [key for key in self._chunks if matches(key)]
-            for key in keys:
-                self._remove(key)
-            return len(keys)
+        self.delete(key)
+        self._shrink(self._limit - len(data))
+        self._chunks[key] = data if self._pin is None else self._pin(data)
+        self._add(key, len(data))
 
     def _remove(self, key: str) -> None:
-        data = self._chunks.pop(key, None)
-        if data is not None:
-            self._bytes -= len(data)
-
-    def stats(self) -> StoreStats:
-        with self._lock:
-            return StoreStats(self.name, len(self._chunks), self._bytes, self._limit, self._evictions)
+        self._chunks.pop(key, None)
 
     def close(self) -> None:
-        with self._lock:
-            self._chunks.clear()
-            self._bytes = 0
+        self.clear(lambda key: True)

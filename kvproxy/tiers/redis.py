@@ -13,13 +13,7 @@ from kvproxy.tiers.store import Data, StoreStats, TierError
 
 
 class CircuitBreaker:
-    """Opens after `failures` consecutive failures; one trial call after `reset_seconds` decides whether it closes.
-
-    Args:
-        failures: consecutive failures that open the circuit.
-        reset_seconds: seconds without calls.
-        clock: monotonic seconds.
-    """
+    """Opens after `failures` consecutive failures; one trial call after `reset_seconds` decides whether it closes."""
 
     def __init__(
         self, failures: int = 3, reset_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -71,7 +65,6 @@ class RedisStore:
         url: redis://, rediss:// or unix://.
         timeout: seconds for a connection, and for each read or write; a longer call counts as a failure.
         ttl: seconds until Redis deletes a chunk; None for no expiry.
-        breaker: the circuit breaker.
 
     Raises:
         SettingsError: the URL is invalid, or redis-py is missing.
@@ -92,14 +85,9 @@ class RedisStore:
             raise SettingsError(
                 "the redis tier needs redis-py: pip install 'kvproxy[redis]'", param="tiers.redis"
             ) from None
+        retry = Retry(NoBackoff(), 0)
         try:
-            self._client: Any = Redis.from_url(
-                url,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                retry=Retry(NoBackoff(), 0),
-                decode_responses=False,
-            )
+            self._client: Any = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=retry)
         except ValueError as error:
             raise SettingsError(f"tiers.redis is not a Redis URL ({error}): use redis://HOST:PORT/DB") from None
         self._errors: tuple[type[Exception], ...] = (RedisError, OSError)
@@ -127,10 +115,10 @@ class RedisStore:
         self._remember(key, len(data))
 
     def contains(self, key: str) -> bool:
-        exists = bool(self._call(lambda: self._client.exists(_PREFIX + key)))
-        if not exists:
-            self._forget(key)
-        return exists
+        if self._call(lambda: self._client.exists(_PREFIX + key)):
+            return True
+        self._forget(key)
+        return False
 
     def should_put(self, key: str) -> bool:
         return key not in self._known and self._breaker.ready
@@ -144,13 +132,10 @@ class RedisStore:
         for keys in self._scan():
             found = [key for key in keys if matches(key)]
             if found:
-                num_deleted += self._unlink(found)
+                for key in found:
+                    self._forget(key)
+                num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
         return num_deleted
-
-    def _unlink(self, keys: list[str]) -> int:
-        for key in keys:
-            self._forget(key)
-        return int(self._call(lambda: self._client.unlink(*(_PREFIX + key for key in keys))))
 
     def keys(self) -> Iterator[str]:
         """Return the keys of all chunks, of every model and machine."""

@@ -1,7 +1,9 @@
-"""The protocol of chunk stores, and their statistics."""
+"""The protocol of chunk stores, their statistics, and the LRU index of local stores."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol
 
 Data = bytes | bytearray | memoryview
@@ -86,3 +88,71 @@ class ChunkStore(Protocol):
 
     def close(self) -> None:
         """Close files and connections."""
+
+
+class LocalStore:
+    """Base of the stores that one process uses: sizes of chunks in LRU order, within a limit in bytes."""
+
+    name: str
+    remote = False
+    available = True
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._bytes = 0
+        self._evictions = 0
+        self._lock = Lock()
+
+    def contains(self, key: str) -> bool:
+        return key in self._sizes
+
+    def should_put(self, key: str) -> bool:
+        return key not in self._sizes
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(key, 0)
+        self._remove(key)
+
+    def _remove(self, key: str) -> None:
+        """Delete the content of a chunk, if it exists."""
+        raise NotImplementedError
+
+    def clear(self, matches: Callable[[str], bool]) -> int:
+        with self._lock:
+            keys = [key for key in self._sizes if matches(key)]
+        for key in keys:
+            self.delete(key)
+        return len(keys)
+
+    def _add(self, key: str, size: int) -> None:
+        with self._lock:
+            self._sizes[key] = size
+            self._bytes += size
+
+    def _touch(self, key: str) -> None:
+        with self._lock:
+            if key in self._sizes:
+                self._sizes.move_to_end(key)
+
+    def _shrink(self, limit: int) -> int:
+        """Evict the least recently used chunks down to `limit` bytes; return their number."""
+        evicted = 0
+        while self._bytes > limit:
+            with self._lock:
+                if not self._sizes:
+                    break
+                key, size = self._sizes.popitem(last=False)
+                self._bytes -= size
+                self._evictions += 1
+            self._remove(key)
+            evicted += 1
+        return evicted
+
+    def stats(self) -> StoreStats:
+        with self._lock:
+            return StoreStats(self.name, len(self._sizes), self._bytes, self._limit, self._evictions)
+
+    def close(self) -> None:
+        """No file is open between calls."""

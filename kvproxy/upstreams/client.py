@@ -10,7 +10,7 @@ from kvproxy.backends.protocol import Body, Headers, Relayed
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.connection import ConnectionPool, Timeouts, end_to_end
+from kvproxy.upstreams.connection import ConnectionPool, end_to_end
 
 _PROBE_CONNECTIONS = 8
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -23,8 +23,8 @@ class UpstreamClient:
         self.url = server.url
         self._server = server
         self._settings = settings
-        timeouts = Timeouts(settings.connect_timeout, settings.read_timeout)
-        self._connections = ConnectionPool(server.url, timeouts, settings.max_connections + _PROBE_CONNECTIONS)
+        limit = settings.max_connections + _PROBE_CONNECTIONS
+        self._connections = ConnectionPool(server.url, settings.connect_timeout, settings.read_timeout, limit)
         self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
 
     def open(self) -> None:

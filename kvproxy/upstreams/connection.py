@@ -12,7 +12,6 @@ they change.
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -39,18 +38,13 @@ _MAX_HEADER_BYTES = 64 * 1024
 _LARGE_BODY = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds for connecting, and between two chunks of a response."""
-
-    connect: float
-    read: float
-
-
 class ConnectionPool:
-    def __init__(self, base: str, timeouts: Timeouts, limit: int) -> None:
+    """Connections to one server. `read_timeout` limits the seconds between two chunks of a response."""
+
+    def __init__(self, base: str, connect_timeout: float, read_timeout: float, limit: int) -> None:
         self._base = base
-        self._timeouts = timeouts
+        self._connect_timeout = connect_timeout
+        self._read_timeout = read_timeout
         self._limit = limit
         self._session: aiohttp.ClientSession | None = None
 
@@ -62,9 +56,7 @@ class ConnectionPool:
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=self._timeouts.connect, sock_read=self._timeouts.read
-            ),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=self._read_timeout),
             # Cookies belong to one client and must not be sent with requests of other clients.
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=_SKIPPED_HEADERS,
@@ -106,14 +98,14 @@ class ConnectionPool:
     def _request_error(self, error: Exception) -> UpstreamError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             failure: UpstreamError = UpstreamTimeout(
-                f"no connection to {self._base} within {self._timeouts.connect:g} s"
+                f"no connection to {self._base} within {self._connect_timeout:g} s"
             )
         elif isinstance(error, aiohttp.ClientConnectorError):
             failure = UpstreamUnreachable(
                 f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
             )
         elif isinstance(error, TimeoutError):
-            return UpstreamTimeout(f"{self._base} did not respond within {self._timeouts.read:g} s")
+            return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
         else:
             return UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
         failure.unsent = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.backends.protocol import Relayed, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
@@ -15,7 +16,7 @@ from kvproxy.mirror.status import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.engine_reports.metrics import EngineMetrics, read_metrics
+from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from kvproxy.upstreams.health import Health
@@ -191,10 +192,10 @@ class FleetEngine:
         if self._metrics is None:
             return None
         reported_at, metrics = self._metrics
-        return replace(metrics, age=round(time.monotonic() - reported_at, 1))
+        return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> Candidate:
-        """Return the engine as a candidate for a prompt with computed digests; see `mirror.match.compute_hashes`."""
+        """Return the engine as a candidate for a prompt with computed hashes."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
         return Candidate(self.url, matched, self.load.tokens, self.weight)
 

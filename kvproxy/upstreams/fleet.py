@@ -157,9 +157,7 @@ class Fleet:
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None
-        await asyncio.to_thread(
-            compute_hashes, prompt, [scheme for _, mirror in mirrored for scheme in mirror.hash_schemes()]
-        )
+        await compute_hashes(prompt, [mirror for _, mirror in mirrored])
         return prompt
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:

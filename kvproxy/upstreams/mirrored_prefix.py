@@ -80,8 +80,7 @@ class MirroredPrefix(ReportedPrefix):
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:
-        snapshots = [view.snapshot_pools(mirror.state(), engine.url) for engine, mirror in self._mirrors()]
-        rows = await asyncio.to_thread(lambda: [row for each in snapshots for row in view.list_chains(each)])
+        rows = await asyncio.to_thread(view.list_chains, self._snapshots())
         texts = await asyncio.gather(*(self._text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
         spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
@@ -125,9 +124,7 @@ class MirroredPrefix(ReportedPrefix):
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         mirrors = self._mirrors()
-        await asyncio.to_thread(
-            compute_hashes, prompt, [scheme for _, mirror in mirrors for scheme in mirror.hash_schemes()]
-        )
+        await compute_hashes(prompt, [mirror for _, mirror in mirrors])
         # A request is not routed to engines that are draining or failing.
         sound = [(engine, mirror) for engine, mirror in mirrors if engine.health.is_sound]
         found = [

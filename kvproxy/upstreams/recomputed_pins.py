@@ -127,9 +127,7 @@ class UpstreamPins:
         if not engines:
             pin.cached, pin.error = 0, "no engine that publishes events is available"
             return
-        await asyncio.to_thread(
-            compute_hashes, pin.prompt, [scheme for _, mirror in engines for scheme in mirror.hash_schemes()]
-        )
+        await compute_hashes(pin.prompt, [mirror for _, mirror in engines])
         pin.cached, engine = max(
             ((mirror.matched_tokens(pin.prompt) or 0, engine) for engine, mirror in engines), key=lambda each: each[0]
         )

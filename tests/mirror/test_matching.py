@@ -177,11 +177,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
     found = match_prefix([], HashedPrompt(tokens), SEED)
     assert (found.matched_tokens, found.blocks, found.hashes_match, found.divergence) == (0, [], None, None)
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
-    assert (
-        mirror.matched_tokens(HashedPrompt(tokens)),
-        mirror.match_prefix(HashedPrompt(tokens)),
-        mirror.hash_schemes(),
-    ) == (0, None, [])
+    assert (mirror.matched_tokens(HashedPrompt(tokens)), mirror.match_prefix(HashedPrompt(tokens))) == (0, None)
     # An event without blocks, and a cleared pool, provide the block size only.
     state = MirrorState()
     state.apply(EventBatch(1.0, [StoredEvent([], None, (), 4)], None))
@@ -207,16 +203,15 @@ def test_the_best_rank_counts_without_other_media() -> None:
     assert (best[0], best[1].matched_tokens, best[1].hashes_match) == (1, 12, True)
 
 
-def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine([GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], 60)
     tokens = list(range(30))
     engine.start(tokens)
     engine.publish()
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     mirror.subscribers[0].state = engine.state
-    assert mirror.hash_schemes() == [(SEED, 2)]
     prompt = HashedPrompt(tokens)
-    compute_hashes(prompt, mirror.hash_schemes())
+    await compute_hashes(prompt, [mirror])
     monkeypatch.setattr(BlockHasher, "chain", None)
     assert mirror.matched_tokens(prompt) == 28
     assert mirror.matched_tokens(prompt) == 28

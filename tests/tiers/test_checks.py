@@ -54,7 +54,7 @@ def test_each_fault_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     for check, message in (
-        (lambda: check_chunks(100, 16, "sha256_cbor", is_persistent=True), "chunk_tokens 96"),
+        (lambda: check_chunks(100, 16, "sha256_cbor", is_persistent=True), "use 96"),
         (lambda: check_chunks(96, 16, "xxhash", is_persistent=True), "PYTHONHASHSEED"),
         (lambda: check_host(1 << 60), "lower --tier-host"),
         (lambda: check_disk(tmp_path / "file", 1, None), "name another folder"),

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.encryption import Cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.encrypted import EncryptedStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import CircuitBreaker, RedisStore
 from kvproxy.tiers.store import ChunkStore, Data, TierError
@@ -25,7 +23,7 @@ from tests.tiers.doubles import DictStore
 KEYS = [f"model-{number:02x}" for number in range(6)]
 
 
-@pytest.fixture(params=["host", "disk", "redis", "dict", "encrypted"])
+@pytest.fixture(params=["host", "disk", "redis", "dict"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore]:
     made: ChunkStore
     if request.param == "host":
@@ -35,8 +33,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
     elif request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         made = RedisStore(server.url)
-    elif request.param == "encrypted":
-        made = EncryptedStore(DiskStore(tmp_path / "chunks", 1 << 20), Cipher([bytes(32)]))
     else:
         made = DictStore()
     yield made
@@ -56,14 +52,12 @@ def test_every_store_keeps_the_same_contract(store: ChunkStore) -> None:
     assert bytes(found) == b"one" * 1000
     store.put("a-00", b"new")
     assert bytes(store.get("a-00") or b"") == b"new"
-    # What encryption adds to each.
-    added = 37 if isinstance(store, EncryptedStore) else 0
-    assert (store.stats().chunks, store.stats().bytes) == (2, 6 + 2 * added)
+    assert (store.stats().chunks, store.stats().bytes) == (2, 6)
     store.delete("a-00")
     store.delete("a-00")
     assert store.get("a-00") is None
     assert store.should_put("a-00")
-    assert (store.stats().chunks, store.stats().bytes) == (1, 3 + added)
+    assert (store.stats().chunks, store.stats().bytes) == (1, 3)
 
 
 def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
@@ -73,7 +67,7 @@ def test_every_store_drops_what_is_chosen(store: ChunkStore) -> None:
     assert [store.contains(f"other-{number:02x}") for number in (0, 3, 6, 9)] == [False] * 4
     assert store.contains("own-01")
     assert store.should_put("other-00")
-    assert (store.stats().chunks, store.stats().bytes) == (8, 32 + 8 * (37 if isinstance(store, EncryptedStore) else 0))
+    assert (store.stats().chunks, store.stats().bytes) == (8, 32)
     assert store.clear(lambda key: True) == 8
     assert (store.stats().chunks, store.stats().bytes) == (0, 0)
     store.put("own-01", b"data")

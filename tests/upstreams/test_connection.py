@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.connection import ConnectionPool, Timeouts
+from kvproxy.upstreams.connection import ConnectionPool
 from tests.servers import run_app
 
 
@@ -49,7 +49,7 @@ async def test_a_connection_closed_at_its_reuse_fails_no_request(steps: int) -> 
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        connection = ConnectionPool(url, Timeouts(5.0, 5.0), 10)
+        connection = ConnectionPool(url, 5.0, 5.0, 10)
         connection.open()
         first = await connection.request("POST", "/", [], b"warm")
         assert [part async for part in first.chunks] == [b"ok"]

@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.backends.protocol import Body
 from kvproxy.errors import KvproxyError, UpstreamError
-from kvproxy.upstreams.connection import ConnectionPool, Timeouts, end_to_end
+from kvproxy.upstreams.connection import ConnectionPool, end_to_end
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STALE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstale"
@@ -49,7 +49,7 @@ class Double:
 @contextlib.asynccontextmanager
 async def connected(double: Double) -> AsyncIterator[ConnectionPool]:
     async with await asyncio.start_server(double.serve, "127.0.0.1", 0) as server:
-        connection = ConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Timeouts(5.0, 5.0), 10)
+        connection = ConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5.0, 5.0, 10)
         connection.open()
         try:
             yield connection

@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import UpstreamServer, load_settings
-from kvproxy.upstreams.engine_reports.metrics import EngineMetrics, read_metrics
+from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from tests.commands.run import kvproxy

@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from kvproxy.backends.prefix_cache import EngineMetrics
 
 _VLLM = "vllm:cache_config_info"
 _NAMES = (
@@ -16,29 +16,6 @@ _NAMES = (
     "llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:kv_cache_usage_ratio",
     "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """Metrics of one engine; None if it does not report one.
-
-    Attributes:
-        usage: fraction of the pool that requests use.
-        queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
-        age: seconds since the report.
-    """
-
-    kind: Literal["vllm", "sglang", "llama.cpp"]
-    num_blocks: int | None = None
-    block_size: int | None = None
-    usage: float | None = None
-    running: int | None = None
-    waiting: int | None = None
-    queries: int | None = None
-    hits: int | None = None
-    hash_algorithm: str | None = None
-    prefix_caching: bool | None = None
-    age: float = 0.0
 
 
 class _Samples:

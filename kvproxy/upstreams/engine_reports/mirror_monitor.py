@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
-from kvproxy.upstreams.engine_reports.metrics import EngineMetrics
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo
 from kvproxy.upstreams.llama.packed_tokens import Tokens
 from kvproxy.upstreams.llama.placement import Placement
-from kvproxy.upstreams.llama.slot_choice import FreeSlot, SlotChoice, choose_slot
+from kvproxy.upstreams.llama.slot_choice import SlotChoice, choose_slot
 from kvproxy.upstreams.llama.slot_files import SlotFiles
 from kvproxy.upstreams.llama.slot_saver import SlotSaver
 from kvproxy.upstreams.llama.slots import Slot, SlotsStatus, SlotTable
@@ -107,21 +107,23 @@ class LlamaServer:
     async def _configure(self, info: ServerInfo | None) -> None:
         if info is not None:
             _log.info("%s is llama.cpp with %d slots", self.url, info.slots)
-        files, self.saver, self._info = self.saver.files if self.saver else None, None, None
-        can_save = info is not None and info.lists_slots and info.saves_slots and not info.has_adapters
-        can_save = can_save and self.settings.disk_size > 0
-        if files is None and can_save:
-            path = self._data / "slots.db"
-            try:
-                files = await asyncio.to_thread(SlotFiles, path, self.url, cipher=self._cipher)
-            except (sqlite3.Error, OSError) as error:
-                _log.warning("slots of %s are not saved: cannot open %s: %s", self.url, path, error)
-        if files is not None and can_save and info is not None:
-            disk_size, min_tokens = self.settings.disk_size, self.settings.min_tokens
-            self.saver = SlotSaver(self.url, self.client, info, files, disk_size, min_tokens)
-        elif files is not None:
-            await asyncio.to_thread(files.close)
+        saver, self.saver, self._info = self.saver, None, None
+        if info and info.lists_slots and info.saves_slots and not info.has_adapters and self.settings.disk_size:
+            files = saver.files if saver else await self._open_files()
+            if files is not None:
+                settings = self.settings
+                self.saver = SlotSaver(self.url, self.client, info, files, settings.disk_size, settings.min_tokens)
+        elif saver is not None:
+            await asyncio.to_thread(saver.files.close)
         self._info, self.table = info, SlotTable(self.client)
+
+    async def _open_files(self) -> SlotFiles | None:
+        path = self._data / "slots.db"
+        try:
+            return await asyncio.to_thread(SlotFiles, path, self.url, cipher=self._cipher)
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("slots of %s are not saved: cannot open %s: %s", self.url, path, error)
+            return None
 
     async def place(self, request: ApiRequest) -> Placement | None:
         """Choose and prepare a slot, which stays locked until the placement ends; None if the server must choose."""
@@ -135,9 +137,8 @@ class LlamaServer:
         if not self.active or not _is_placeable(request) or not (only is None or (type(only) is int and only >= 0)):
             return None
         if self.table.clears_idle and self.saver is None:
-            return (
-                None  # The server keeps cleared slots in a cache of its own, which it consults if it chooses the slot.
-            )
+            # The server keeps cleared slots in a cache of its own, which it consults if it chooses the slot.
+            return None
         try:
             prompt = await self.client.prompt(request)
             await self.refresh()
@@ -168,8 +169,7 @@ class LlamaServer:
     def choose(self, prompt: Tokens, slots: list[Slot]) -> SlotChoice | None:
         """Choose one of these slots for a prompt, or a file to restore."""
         prefixes = self.saver.prefixes() if self.saver else []
-        free = [FreeSlot(slot.id, slot.prefix, slot.used) for slot in slots]
-        return choose_slot(prompt, free, prefixes, self.settings.min_tokens)
+        return choose_slot(prompt, slots, prefixes, self.settings.min_tokens)
 
     def release(self, slot: Slot) -> None:
         """Release a slot, and save it if it stays idle."""

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
 
-
-@dataclass(frozen=True, slots=True)
-class FreeSlot:
-    """A slot without a request: its known tokens, and the time of its last use."""
-
-    id: int
-    prefix: Tokens
-    used: float
+if TYPE_CHECKING:
+    from kvproxy.upstreams.llama.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class SlotChoice:
 
 
 def choose_slot(
-    prompt: Tokens, free: Sequence[FreeSlot], files: Sequence[tuple[str, Tokens]], min_tokens: int
+    prompt: Tokens, free: "Sequence[Slot]", files: Sequence[tuple[str, Tokens]], min_tokens: int
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
@@ -41,7 +36,6 @@ def choose_slot(
     empty slot, or to the least recently used one.
 
     Args:
-        prompt: tokens of the request.
         free: slots without a request.
         files: restorable prefixes with their file names.
         min_tokens: minimum gain of a restore.

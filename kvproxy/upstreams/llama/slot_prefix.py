@@ -106,7 +106,7 @@ class SlotPrefix(ReportedPrefix):
             num_blocks=None, block_size=None, free=None, cached=len(cached), used=None, usage=None, queries=None, hits=None,
             hit_rate=None, evictions=0, pinned=None, distinct=len({prefix.digest for prefix in cached}),
         )  # fmt: skip
-        return PrefixFigures(pool, engines=tuple(self._fleet.engines), reported=self._reported_pools(), slots=True)
+        return PrefixFigures(pool, engines=tuple(self._fleet.engines), reported=self._reported_metrics(), slots=True)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         try:

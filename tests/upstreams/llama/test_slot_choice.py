@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.llama.packed_tokens import common_prefix, count, first, pack, unpack
-from kvproxy.upstreams.llama.slot_choice import FreeSlot, choose_slot
+from kvproxy.upstreams.llama.slot_choice import choose_slot
+from kvproxy.upstreams.llama.slots import Slot
 
 # Few different ids, so that long prefixes are common.
 IDS = st.lists(st.integers(0, 2) | st.sampled_from([256, 65_536, 2**31 - 1]), max_size=24)
@@ -32,7 +33,7 @@ def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], numbe
 def test_the_choice_reuses_the_longest_prefix(
     prompt: list[int], slots: list[tuple[list[int], int]], files: list[list[int]], min_tokens: int
 ) -> None:
-    free = [FreeSlot(at, pack(tokens), float(used)) for at, (tokens, used) in enumerate(slots)]
+    free = [Slot(at, pack(tokens), used=float(used)) for at, (tokens, used) in enumerate(slots)]
     saved = [(str(at), pack(tokens)) for at, tokens in enumerate(files)]
     choice = choose_slot(pack(prompt), free, saved, min_tokens)
     if not slots:

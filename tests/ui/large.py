@@ -54,7 +54,7 @@ class Worker:
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
         return await asyncio.to_thread(read, self.manager)
 
-    async def texts(self, ids: Sequence[int]) -> list[str]:
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
         return [f"{WORDS[id % len(WORDS)]} " for id in ids]
 
     def tier_figures(self) -> list[object]:

@@ -59,7 +59,7 @@ class ReplayClient:
 
     def batches_since(self, number: int) -> list[int]:
         self._socket.send_multipart([b"", number.to_bytes(8, "big")])
-        found = []
+        found: list[int] = []
         while True:
             assert self._socket.poll(60_000), "the engine does not reply to a replay request"
             _, _, batch, *_ = self._socket.recv_multipart()

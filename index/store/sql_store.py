@@ -24,7 +24,7 @@ from kvproxy.index.store.protocol import (
     StoredQuestion,
     UsageKey,
 )
-from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
 from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
 
@@ -53,7 +53,7 @@ class SqlStore(SqlWriter):
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: Cipher | None
+        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
     ) -> None:
         super().__init__(database, clock, capacity, cipher)
         try:

@@ -20,7 +20,7 @@ from kvproxy.index.store.protocol import (
     RemovedEntry,
     WriteResult,
 )
-from kvproxy.index.store.row_codec import Cipher, RowCodec, expire_row
+from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
 from kvproxy.index.store.sql_observations import SqlObservations
 
 COLUMNS = (
@@ -60,7 +60,7 @@ class SqlWriter:
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: Cipher | None
+        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
     ) -> None:
         self.database = database
         self.name = database.name

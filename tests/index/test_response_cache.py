@@ -30,8 +30,7 @@ def similar(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
 
 
-async def test_an_equal_question_wins_over_a_similar_one(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_an_equal_question_wins_over_a_similar_one(store: SqliteStore) -> None:
     async with ResponseCache(store, similar(store)) as cache:
         assert await cache.get("what is a block here") is None
         assert await cache.set("what is a block here", "sixteen tokens")
@@ -47,8 +46,7 @@ async def test_an_equal_question_wins_over_a_similar_one(tmp_path: Path) -> None
         assert await cache.get("the weather in Lisbon") is None
 
 
-async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: SqliteStore) -> None:
     async with ResponseCache(store, similar(store)) as cache:
         await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
         assert await cache.get("what is a block") is None
@@ -113,8 +111,7 @@ class Failing(HashEmbedder):
         raise RuntimeError("out of order")
 
 
-async def test_exact_hits_work_without_the_embedder(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_exact_hits_work_without_the_embedder(store: SqliteStore) -> None:
     await ResponseCache(store, similar(store)).set("one question", "one answer")
     async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
         assert await cache.set("a question", "an answer")

@@ -13,7 +13,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
-from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
 from kvproxy.index.store.values import (
     EVERYTHING,
@@ -53,7 +53,7 @@ class Store(StoreWriter):
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: Cipher | None
+        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
     ) -> None:
         super().__init__(database, clock, capacity, cipher)
         try:

@@ -11,7 +11,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.row_codec import Cipher, RowCodec, expire_row
+from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
 from kvproxy.index.store.sql_observations import SqlObservations
 from kvproxy.index.store.values import (
     Capacity,
@@ -65,7 +65,7 @@ class StoreWriter:
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: Cipher | None
+        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
     ) -> None:
         self.database = database
         self.name = database.name

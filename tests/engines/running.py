@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -132,11 +131,3 @@ def running(*engines: Vllm) -> Iterator[None]:
     finally:
         for engine in engines:
             engine.kill()
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for something that must come to pass."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)

@@ -11,7 +11,7 @@ import httpx
 from kvproxy.settings import load_settings
 from tests.engines.conftest import Table
 from tests.engines.llama import LlamaServer, llama_server
-from tests.engines.running import until
+from tests.polling import until
 from tests.servers import run_proxy
 
 _CHATS = 40

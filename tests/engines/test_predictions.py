@@ -9,7 +9,8 @@ import pytest
 from kvproxy.settings import load_settings
 from tests.engines.chats import Chats, Tally, Teller
 from tests.engines.conftest import Table
-from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running, until
+from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
+from tests.polling import until
 from tests.servers import run_proxy
 
 pytestmark = pytest.mark.engines

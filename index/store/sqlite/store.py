@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.store import Store
@@ -36,7 +36,7 @@ class SqliteStore(Store):
         *,
         clock: Callable[[], float] = time.time,
         capacity: Capacity = Capacity(),
-        cipher: Cipher | None = None,
+        cipher: EntryCipher | None = None,
     ) -> None:
         self.path = path
         super().__init__(SqliteDatabase(path), clock, capacity, cipher)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.history import RemovedEvent, StoredEvent
+from kvproxy.journal.history import EntryRemoved, EntryStored
 
-Event: TypeAlias = Exchange | StoredEvent | RemovedEvent
+Event: TypeAlias = Exchange | EntryStored | EntryRemoved
 """A finished request, or an entry that was stored or removed."""
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
@@ -38,7 +38,7 @@ class EventQueue:
             self._bytes += size
         return True
 
-    def put_changes(self, changes: Iterable[StoredEvent | RemovedEvent]) -> None:
+    def put_changes(self, changes: Iterable[EntryStored | EntryRemoved]) -> None:
         """Add changes of the store. These are never dropped."""
         with self._lock:
             self._events.extend(changes)

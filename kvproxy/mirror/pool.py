@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvproxy.mirror.event_decoder import Extra, Hash, StoredEvent
+from kvproxy.mirror.event_decoder import EntryStored, Extra, Hash
 from kvproxy.mirror.uncertain_blocks import UncertainBlocks
 
 
@@ -52,7 +52,7 @@ class MirroredPool:
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
         self._uncertain = UncertainBlocks()
 
-    def store(self, event: StoredEvent) -> None:
+    def store(self, event: EntryStored) -> None:
         """Add a copy of each block, unless the event only reports reuse; see `uncertain_blocks`."""
         # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, event.block_size)
@@ -71,7 +71,7 @@ class MirroredPool:
                 self._uncertain.add_certain(block.hash)
         self._uncertain.update_pool_size(self.num_copies)
 
-    def _blocks_of(self, event: StoredEvent) -> Iterator[MirroredBlock]:
+    def _blocks_of(self, event: EntryStored) -> Iterator[MirroredBlock]:
         """Return the event's blocks; new blocks have no copies yet."""
         size = event.block_size
         # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kvproxy.mirror.event_decoder import GPU, EventBatch, RemovedEvent, StoredEvent
+from kvproxy.mirror.event_decoder import GPU, EntryRemoved, EntryStored, EventBatch
 from kvproxy.mirror.pool import MirroredPool
 
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
@@ -31,20 +31,20 @@ class MirrorState:
     def apply(self, batch: EventBatch) -> None:
         """Apply a batch of events."""
         for event in batch.events:
-            if isinstance(event, StoredEvent):
+            if isinstance(event, EntryStored):
                 key = PoolKey(batch.rank, event.medium, event.group)
                 pool = self.pools.get(key)
                 if pool is None:
                     pool = self.pools[key] = MirroredPool()
                 pool.store(event)
-            elif isinstance(event, RemovedEvent):
+            elif isinstance(event, EntryRemoved):
                 self._remove(batch.rank, event)
             else:
                 for key, pool in self.pools.items():
                     if key.rank == batch.rank:
                         pool.clear()
 
-    def _remove(self, rank: int | None, event: RemovedEvent) -> None:
+    def _remove(self, rank: int | None, event: EntryRemoved) -> None:
         pool = self.pools.get(PoolKey(rank, event.medium, event.group))
         pools = [] if pool is None else [pool]
         if pool is None and event.group is None:

@@ -22,7 +22,7 @@ _PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class MissExplanation:
+class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
@@ -44,7 +44,7 @@ class JournalClient(Protocol):
     def record(self, request: str) -> Record:
         """Return the record of a request."""
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
@@ -77,7 +77,7 @@ class JournalFile:
     def record(self, request: str) -> Record:
         return self._reader.find(request)
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.flow.explain import texts
         from kvproxy.journal.causes import explain_record
@@ -87,7 +87,7 @@ class JournalFile:
         has_store = store_exists(self._settings)
         with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
             found = explain_record(self._reader, record, texts(self._reader, store))
-        return MissExplanation(record, asdict(found), sentences(found, moment))
+        return ExplanationReport(record, asdict(found), sentences(found, moment))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         rows = self._reader.groups(query, by, order=order, limit=limit)
@@ -152,9 +152,9 @@ class RemoteJournal:
     def record(self, request: str) -> Record:
         return _record(self._explained(request)["explained"]["record"])
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         answer = self._explained(request)
-        return MissExplanation(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
+        return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         raise self._unsupported("log top")

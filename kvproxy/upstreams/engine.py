@@ -20,7 +20,7 @@ from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import Candidate, Load
+from kvproxy.upstreams.routing import EngineCandidate, Load
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -194,10 +194,10 @@ class FleetEngine:
         reported_at, metrics = self._metrics
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
-    def candidate(self, prompt: HashedPrompt | None) -> Candidate:
+    def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
         """Return the engine as a candidate for a prompt with computed hashes."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
-        return Candidate(self.url, matched, self.load.tokens, self.weight)
+        return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
 
     def status(self) -> EngineStatus:
         mirror = self.mirror

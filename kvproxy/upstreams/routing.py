@@ -84,7 +84,7 @@ class RequestLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EngineCandidate:
     """An engine that can serve a request.
 
     Attributes:
@@ -99,7 +99,7 @@ class Candidate:
     weight: float = 1.0
 
 
-def choose(candidates: Sequence[Candidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
+def choose(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
     """Sort engines by cost, the best first.
 
     Args:
@@ -110,14 +110,14 @@ def choose(candidates: Sequence[Candidate], prompt_tokens: int, order: Sequence[
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched for candidate in candidates):
 
-        def cost(candidate: Candidate) -> float:
+        def cost(candidate: EngineCandidate) -> float:
             return (MISS_COST * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
 
     else:
         weight = sum(candidate.weight for candidate in candidates)
         share = LOAD_SLACK * (sum(candidate.load for candidate in candidates) + prompt_tokens) / weight
 
-        def cost(candidate: Candidate) -> float:
+        def cost(candidate: EngineCandidate) -> float:
             return candidate.load > share * candidate.weight
 
     return [each.name for each in sorted(candidates, key=lambda each: (cost(each), place[each.name]))]

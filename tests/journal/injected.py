@@ -315,7 +315,7 @@ async def too_old(world: World) -> Cause:
 async def asked_fresh(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body)
-    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "asked for a fresh answer"
+    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "demanded a fresh response"
 
 
 async def unstored(world: World) -> Cause:
@@ -327,7 +327,7 @@ async def unstored(world: World) -> Cause:
 async def uncacheable(world: World) -> Cause:
     body = {**fresh(world), "stream": True, "prompt_logprobs": 1}
     await world.ask(body)
-    return await world.ask(body), "uncacheable", "No equal request"
+    return await world.ask(body), "uncacheable", "The cache is off"
 
 
 async def nothing_like_it(world: World) -> Cause:

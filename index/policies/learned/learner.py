@@ -37,7 +37,7 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ErrorEstimate:
     """The estimated error of the nearest neighbour whose class is not obsolete.
 
     Attributes:
@@ -78,7 +78,7 @@ class Learner:
         level.update_factor()
         return cls(prior.error_model(), level)
 
-    def estimate(self, neighbours: Sequence[Neighbour]) -> Estimate | None:
+    def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
         """Estimate the error of the nearest neighbour; None if all classes are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
@@ -90,7 +90,7 @@ class Learner:
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question belongs to an obsolete class, whose new answer is not stored yet.
             error += (1 - error) * 0.5
-        return Estimate(places[0], features, error, classes.count(classes[0]) == 1)
+        return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
     def ready(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned.error_model import REACH, Prior
-from kvproxy.index.policies.learned.learner import Estimate, Learner
+from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
@@ -85,7 +85,7 @@ class LearnedPolicy:
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_chance)
 
     def _decide_nearest(
-        self, question: str, nearest: Neighbour, estimate: Estimate, learner: Learner, limits: Limits
+        self, question: str, nearest: Neighbour, estimate: ErrorEstimate, learner: Learner, limits: Limits
     ) -> Decision:
         error = estimate.error
         if not nearest.similarity >= max(self.floor, limits.min_similarity or 0.0):  # A NaN is refused, too.

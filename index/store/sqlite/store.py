@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.protocol import Capacity, StoredQuestion
-from kvproxy.index.store.row_codec import Cipher
+from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
-from kvproxy.index.store.sql_store import SqlStore
 from kvproxy.index.store.sqlite.database import SqliteDatabase
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import Capacity, StoredQuestion
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """Responses in a file. Thread-safe.
 
     Args:
@@ -36,7 +36,7 @@ class SqliteStore(SqlStore):
         *,
         clock: Callable[[], float] = time.time,
         capacity: Capacity = Capacity(),
-        cipher: Cipher | None = None,
+        cipher: EntryCipher | None = None,
     ) -> None:
         self.path = path
         super().__init__(SqliteDatabase(path), clock, capacity, cipher)

@@ -17,7 +17,6 @@ _SCHEMES = ("postgresql://", "postgres://")
 
 
 def is_url(where: str) -> bool:
-    """Whether a store is a PostgreSQL database."""
     return where.startswith(_SCHEMES)
 
 

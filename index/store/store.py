@@ -78,12 +78,10 @@ class Store(StoreWriter):
         return entry if entry is None or entry.key == key else None
 
     def now(self) -> dict[str, float]:
-        """The values of conditions on an entry's freshness."""
         now = self._clock()
         return {"now": now, "soon": now + CLOCK_SKEW}
 
     def get(self, id: str) -> Entry | None:
-        """The entry with an id, expired or not."""
         rows = self.database.query(f"select {COLUMNS} from responses where id = :id", {"id": id})
         entry = self._first_entry(rows)
         return entry if entry is None or entry.id == id else None
@@ -119,20 +117,17 @@ class Store(StoreWriter):
         return {row["entry"]: np.frombuffer(row["vector"], np.float32) for row in rows}
 
     def resolve(self, prefix: str) -> list[str]:
-        """The first ten ids that begin with a text."""
         # A range instead of a pattern, so that the index of ids is used.
         sql = "select id from responses where id >= :prefix and id < :beyond order by id limit 10"
         rows = self.database.query(sql, {"prefix": prefix, "beyond": prefix + "\U0010ffff"})
         return [row["id"] for row in rows]
 
     def has_key(self, key: str) -> bool:
-        """Whether an entry has an exact key, expired or not."""
         return bool(self.database.query("select 1 as found from responses where key = :key", {"key": key}))
 
     def list_entries(
         self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0
     ) -> list[Entry]:
-        """Entries, newest first."""
         self.flush()
         if (matches := self._prompt_filter(where)) is not None:
             ids = itertools.islice(
@@ -163,7 +158,6 @@ class Store(StoreWriter):
         ]
 
     def purges(self, limit: int) -> list[Purge]:
-        """Removals by operators, newest first. The store remembers the last thousand."""
         sql = "select time, operator, filter, soft, entries from purges order by number desc limit :limit"
         rows = self.database.query(sql, {"limit": limit})
         return [
@@ -172,7 +166,6 @@ class Store(StoreWriter):
         ]
 
     def pinned(self) -> list[str]:
-        """Ids of the pinned entries."""
         sql = "select id from responses where priority >= :pinned order by priority, id"
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
@@ -190,7 +183,6 @@ class Store(StoreWriter):
         ]
 
     def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
-        """Ids of entries."""
         if (matches := self._prompt_filter(where)) is not None:
             return list(self._matching_ids(where, matches))
         condition, values = self._where(where)
@@ -274,7 +266,6 @@ class Store(StoreWriter):
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
-        """Semantic entries without a vector of an embedder."""
         # Every vector belongs to a semantic entry: if the counts are equal, no vector is missing.
         counts = self.database.query(
             "select (select count(*) from responses where semantic = 1) as entries,"

@@ -84,7 +84,6 @@ class EvictionCandidate:
     bytes: int
 
     def summary(self) -> dict[str, Any]:
-        """Return the JSON object of listings."""
         return self.entry.summary() | {"reason": self.reason, "priority": self.priority, "bytes": self.bytes}
 
 

@@ -97,7 +97,7 @@ class StoreWriter:
             listener(gone)
 
     def _put(self, run: Transaction, put: NewEntry, gone: list[RemovedEntry]) -> int | None:
-        """Store one entry and return the number of its vector. Adds the removed entries to `gone`."""
+        """Store one entry and return the number of its vector. Append the removed entries to `gone`."""
 
         def remove(ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
             removed = self._remove(run, ids, why)
@@ -195,7 +195,6 @@ class StoreWriter:
                 run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
 
     def reset_classes(self, ids: Sequence[str]) -> None:
-        """Give each entry a class of its own."""
         with self.database.transaction() as run:
             run(
                 f"update answers set name = entry where {self.database.is_in('entry', 'ids')}",
@@ -203,7 +202,6 @@ class StoreWriter:
             )
 
     def reseal(self) -> int:
-        """Encrypt all entries with the current key; return the number of entries that changed."""
         cipher, resealed = self._codec.cipher, 0
         if cipher is None:
             return 0
@@ -249,7 +247,6 @@ class StoreWriter:
             self._hits[id] = (before + count, max(last, last_before))
 
     def flush(self) -> None:
-        """Write the counted hits."""
         with self._hits_lock:
             hits, self._hits = self._hits, {}
         if not hits:

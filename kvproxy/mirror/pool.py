@@ -12,7 +12,6 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
-        hash: as published.
         parent: hash of the previous block; None at the start of a chain.
         tokens: token ids; empty if they were not published.
         extra: extra keys (adapter, salt, media).
@@ -32,10 +31,8 @@ class MirroredPool:
     """Blocks of one rank, medium, and KV cache group.
 
     Attributes:
-        blocks: by hash.
         block_size: tokens in a block; 0 before the first event.
-        kind: the group's attention type, if published.
-        window: the group's sliding window in tokens, if published.
+        kind, window: the group's attention type, and its sliding window in tokens, if published.
         num_copies: physical blocks.
         num_stored, num_removed: copies stored and removed since the start.
     """

@@ -17,12 +17,7 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The state after a publisher's events. `sequencer` handles their order.
-
-    Attributes:
-        pools: by rank, medium, and group.
-        unknown: number of removals of unknown blocks; positive only if events were lost.
-    """
+    """The state after a publisher's events. Removals of `unknown` blocks indicate lost events."""
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}

@@ -29,15 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamLog:
-    """Rate-limited log of one stream.
-
-    Args:
-        endpoint: the stream's address.
-        clock: monotonic seconds.
-
-    Attributes:
-        last_error: the last message.
-    """
+    """Rate-limited log of one stream."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.last_error: str | None = None
@@ -86,11 +78,7 @@ class EventSubscriber:
         self._replay_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Open the sockets and start the tasks.
-
-        Raises:
-            zmq.ZMQError: the endpoint is invalid or in use.
-        """
+        """Open the sockets and start the tasks. Raises zmq.ZMQError if the endpoint is invalid or in use."""
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
         socket.set_hwm(0)

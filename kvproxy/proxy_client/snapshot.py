@@ -86,8 +86,7 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     """Return rates and mean times between two snapshots, and the current totals.
 
-    Counters that decreased indicate a restart of the proxy, and count from zero. `first_byte_ms` is None for a layer without
-    new requests.
+    Counters that decreased indicate a restart of the proxy, and count from zero.
     """
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)

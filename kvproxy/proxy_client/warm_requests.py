@@ -44,11 +44,7 @@ class WarmSource:
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests of a file, see `offline.request_log.read_log`.
-
-    Raises:
-        InvalidRequest: the file contains no request.
-    """
+    """Read the distinct requests of a file. Raises InvalidRequest if there is none."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
     return WarmSource(most_frequent(requests), log.skipped, log.errors)

@@ -60,7 +60,6 @@ class SqliteStore(Store):
         return resealed
 
     def namespaces(self, embedder: str, least: int) -> list[str]:
-        """Namespaces with at least `least` vectors of an embedder."""
         sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": least})]
 

@@ -19,7 +19,7 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
-class EntryStored:
+class ResponseStored:
     """An entry was stored. `time`: of the commit; `request`: the request id."""
 
     key: str
@@ -30,7 +30,7 @@ class EntryStored:
 
 
 @dataclass(frozen=True, slots=True)
-class EntryRemoved:
+class ResponseRemoved:
     """An entry was removed."""
 
     key: str
@@ -99,7 +99,7 @@ class History:
         if row is not None:
             row.seconds, row.changed = seconds, True
 
-    def set_entry(self, stored: EntryStored) -> None:
+    def set_entry(self, stored: ResponseStored) -> None:
         """Set the stored response of a prompt, if the prompt exists."""
         key = short_key(stored.key)
         stone, row = self._tombstones.get(key), self._prompts.get(key)
@@ -113,7 +113,7 @@ class History:
         for record, prompt in prompts:
             self._prompts.set_last_record(record, prompt)
 
-    def add_removal(self, removal: EntryRemoved) -> None:
+    def add_removal(self, removal: ResponseRemoved) -> None:
         """Add a tombstone for a removed entry."""
         self._tombstones.set(short_key(removal.key), (removal.reason, removal.time))
 

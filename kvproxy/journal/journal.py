@@ -16,7 +16,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
-from kvproxy.journal.history import EntryRemoved, EntryStored
+from kvproxy.journal.history import ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
@@ -46,7 +46,7 @@ class Journal(Protocol):
     def record_stored(self, entry: Entry) -> None:
         """Note that an entry was stored."""
 
-    def record_removed(self, entries: Iterable[EntryRemoved]) -> None:
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         """Note that entries were removed."""
 
     def latest(self, limit: int) -> list[Record]:
@@ -72,7 +72,7 @@ class NoJournal:
 
     def record_stored(self, entry: Entry) -> None: ...
 
-    def record_removed(self, entries: Iterable[EntryRemoved]) -> None: ...
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
     def latest(self, limit: int) -> list[Record]:
         return []
@@ -141,9 +141,9 @@ class FileJournal:
             self.lost += 1
 
     def record_stored(self, entry: Entry) -> None:
-        self._queue.put_changes([EntryStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
+        self._queue.put_changes([ResponseStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
 
-    def record_removed(self, entries: Iterable[EntryRemoved]) -> None:
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         self._queue.put_changes(entries)
 
     def latest(self, limit: int) -> list[Record]:
@@ -288,7 +288,7 @@ def open_journal(
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
         journal.record_removed(
-            EntryRemoved(each.key, each.why, now) for each in entries if each.why not in (None, "replaced")
+            ResponseRemoved(each.key, each.why, now) for each in entries if each.why not in (None, "replaced")
         )
 
     store.removal_listeners.append(removed)

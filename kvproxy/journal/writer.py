@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import Redactor
-from kvproxy.journal.history import EntryRemoved, EntryStored, History, PromptRecord
+from kvproxy.journal.history import History, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
@@ -29,7 +29,7 @@ _MAX_NUMBER = 2**62
 class _Storage:
     """A stored entry, and the reason that no entry was stored before it."""
 
-    stored: EntryStored
+    stored: ResponseStored
     absence: tuple[str, float | None] | None
 
 
@@ -100,7 +100,7 @@ class Writer:
 
     def _keys(self, events: Sequence[Event]) -> set[bytes]:
         """The keys to read from the file. A removal needs nothing from there."""
-        keys = {short_key(event.key) for event in events if isinstance(event, EntryStored)}
+        keys = {short_key(event.key) for event in events if isinstance(event, ResponseStored)}
         for event in events:
             key = event.key.exact if isinstance(event, Exchange) and event.key is not None else None
             if key is not None and isinstance(event, Exchange) and (event.hit is None or key not in self._prompts):
@@ -118,14 +118,14 @@ class Writer:
         self._history.read_similar(regions for _, regions in read.values() if regions is not None)
         return read
 
-    def _change(self, change: EntryStored | EntryRemoved, records: Mapping[int, Record]) -> None:
+    def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Write that an entry was stored or removed.
 
         Args:
             records: by number, if they are not in the file yet.
         """
         self._prompts.pop(change.key, None)
-        if isinstance(change, EntryRemoved):
+        if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
             return
         self._set_entry(change, records)
@@ -137,7 +137,7 @@ class Writer:
         self._storages[change.key] = _Storage(change, absence)
         self._history.set_entry(change)
 
-    def _set_entry(self, stored: EntryStored, records: Mapping[int, Record]) -> None:
+    def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         """Set the entry of the record whose request ended before its response was stored."""
         number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)

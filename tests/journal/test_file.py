@@ -14,7 +14,7 @@ import pytest
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.keys import cache_key
-from kvproxy.journal.history import EntryRemoved
+from kvproxy.journal.history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.savings import savings
@@ -206,7 +206,7 @@ def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
     imported.hit = CacheHit("an id of somebody's own", "a key of somebody's own", 1.0, 60.0, 1, 1)
     for each in (finished("a", "1"), odd, imported, finished("b", "2")):
         journal.add(each)
-    journal.record_removed([EntryRemoved("a key of somebody's own", "removed", time.time())])
+    journal.record_removed([ResponseRemoved("a key of somebody's own", "removed", time.time())])
     assert [record.request_id for record in journal.latest(10)] == ["2", "imported", "1"]
     assert journal.latest(10)[1].entry == "an id of somebody's own"
     assert journal.lost == 1

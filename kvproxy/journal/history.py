@@ -5,16 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvproxy.index.store import RemovalReason
-from kvproxy.journal.prompt_rows import NewPrompt, PromptRows
-from kvproxy.journal.regions import SIZE, Regions
-from kvproxy.journal.rows import short_key
+from kvproxy.journal.regions import Regions
+from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
-from kvproxy.journal.tombstones import Tombstones
 
 _MAX_COMPARED = 50
 """Earlier requests with the same question that are compared."""
 _MAX_CHANGES = 2
 """With more differences it is another conversation with the same question."""
+_MAX_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
@@ -62,64 +61,49 @@ class Change:
 
 
 class History:
-    """Earlier prompts and removed entries, one transaction at a time. Every method may raise sqlite3.Error."""
+    """The tables `prompts` and `tombstones`, in the writer's transaction. Every method may raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection, strings: StringIds) -> None:
         self._connection = connection
         self._strings = strings
-        self._prompts = PromptRows(connection, _MAX_COMPARED)
-        self._tombstones = Tombstones(connection)
-
-    def begin(self, keys: Iterable[bytes]) -> None:
-        """Begin a transaction, and read the rows of its keys."""
-        keys = list(keys)
-        self._prompts.begin(keys)
-        self._tombstones.begin(keys)
-
-    def write(self) -> None:
-        """Write the changes of the transaction."""
-        self._prompts.write()
-        self._tombstones.write()
 
     def prompt(self, key: bytes) -> PromptRecord | None:
         """The prompt with a key."""
-        row = self._prompts.get(key)
-        return None if row is None else PromptRecord(row.number, row.entry, row.expires, row.seconds)
+        sql = "select number, entry, expires, seconds from prompts where key = ?"
+        row = self._connection.execute(sql, [key]).fetchone()
+        return None if row is None else PromptRecord(*row)
 
-    def add(self, key: bytes, regions: Regions | None, text: str | None, whole: bytes | None) -> int:
+    def add(self, key: bytes, regions: Regions, text: str | None, whole: bytes | None) -> int:
         """Insert a prompt, and return its number."""
-        if regions is None:
-            return self._prompts.add(key, NewPrompt(text=text, whole=whole)).number
-        new = NewPrompt(regions.question_digest, b"".join(regions.digests), self._strings.shape(regions), text, whole)
-        return self._prompts.add(key, new).number
+        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
+        digests, shape = b"".join(regions.digests), self._strings.shape(regions)
+        row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, whole])
+        assert row.lastrowid is not None
+        return row.lastrowid
 
     def set_seconds(self, key: bytes, seconds: float) -> None:
         """Set the duration of the computed response to a prompt."""
-        row = self._prompts.get(key)
-        if row is not None:
-            row.seconds, row.changed = seconds, True
+        self._connection.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 
     def set_entry(self, stored: ResponseStored) -> None:
         """Set the stored response of a prompt, if the prompt exists."""
         key = short_key(stored.key)
-        stone, row = self._tombstones.get(key), self._prompts.get(key)
-        if stone is not None and stone[1] <= stored.time:
-            self._tombstones.set(key, None)
-        if row is not None:
-            row.entry, row.expires, row.changed = stored.id, stored.expires, True
+        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
+        sql = "update prompts set entry = ?, expires = ? where key = ?"
+        self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Set the last record of each prompt; pairs of a record's and a prompt's number."""
-        for record, prompt in prompts:
-            self._prompts.set_last_record(record, prompt)
+        self._connection.executemany("update prompts set last = ? where number = ?", prompts)
 
     def add_removal(self, removal: ResponseRemoved) -> None:
         """Add a tombstone for a removed entry."""
-        self._tombstones.set(short_key(removal.key), (removal.reason, removal.time))
+        sql = "insert or replace into tombstones (key, reason, time) values (?, ?, ?)"
+        self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
         """Reason and time of the removal of an entry; None if there was no entry."""
-        stone = self._tombstones.get(key)
+        stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone
             if why == "expired" and known is not None and known.expires is not None:
@@ -132,30 +116,21 @@ class History:
         is_expired = known.expires is not None and known.expires <= now + _SLACK
         return ("expired", known.expires) if is_expired else ("removed", None)
 
-    def read_similar(self, regions: Iterable[Regions]) -> None:
-        """Read the prompts that `change` compares requests with."""
-        self._prompts.read_similar(each.question_digest for each in regions if each.question_digest is not None)
-
     def change(self, key: bytes, regions: Regions) -> Change | None:
         """Compare a request with the most similar one that has the same question."""
         if regions.question_digest is None:
             return None
+        sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
         best: Change | None = None
-        for each in self._prompts.same_question(regions.question_digest, key):
-            changed = regions.differing(self.regions(each.regions, each.shape))
+        for number, digests, shape in self._connection.execute(
+            sql, [regions.question_digest, key, _MAX_COMPARED]
+        ).fetchall():
+            changed = regions.differing(self._strings.regions(digests, shape))
             if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
-                best = Change(tuple(changed), each.number)
+                best = Change(tuple(changed), number)
         return best
-
-    def regions(self, blob: bytes, shape: int) -> Regions:
-        """Decode stored regions."""
-        names, question = self._strings.names(shape)
-        return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
-
-    def forget(self) -> None:
-        """Clear the cache after a rollback."""
-        self._prompts.forget()
 
     def prune(self) -> None:
         """Delete the oldest tombstones."""
-        self._tombstones.prune()
+        sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
+        self._connection.execute(sql, [_MAX_TOMBSTONES])

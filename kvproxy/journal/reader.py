@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.prefill import PrefillCost, combined, prefill_cost
 from kvproxy.journal.record import Record
-from kvproxy.journal.regions import SIZE, Regions
+from kvproxy.journal.regions import Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
 from kvproxy.journal.string_ids import StringIds
 
@@ -234,9 +234,7 @@ class Reader:
         rows = self._rows("select regions, shape from prompts where number = ?", [prompt])
         if not rows or rows[0][0] is None:
             return None
-        blob, shape = rows[0]
-        names, question = self._strings.names(shape)
-        return Regions(names, tuple(blob[start : start + SIZE] for start in range(0, len(blob), SIZE)), question)
+        return self._strings.regions(*rows[0])
 
     def before(self, number: int, limit: int) -> list[tuple[int, int]]:
         """Numbers of earlier records and their prompts, newest first."""

@@ -1,15 +1,18 @@
 """The journal's file: its tables, and the public view `requests`. docs/journal.md describes both."""
 
 import contextlib
+import hashlib
 import logging
 import sqlite3
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
 from kvproxy.journal.record import Record
+from kvproxy.journal.string_ids import StringIds
 
 VERSION = 1
 FILE = "journal.db"
@@ -39,27 +42,65 @@ _TABLES = (
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
 _DIGESTS = ("entry", "near", "key")
-_SOURCES = {"request_id": "r.request", "text": "p.text", "key": "p.key"}
+_OF_PROMPT = ("key", "text")
+_KEY_BYTES = 16
+_ID_DIGITS = 32
+
+
+def _stored_name(field: str) -> str:
+    """The column of a record's field."""
+    return {"request_id": "request"}.get(field, f"{field.removesuffix('_ms')}_us" if field.endswith("_ms") else field)
 
 
 def _column(name: str) -> str:
     """The SQL of a record's field."""
-    source = _SOURCES.get(name, f"r.{name}")
+    source = f"p.{name}" if name in _OF_PROMPT else f"r.{_stored_name(name)}"
     if name in _STRINGS:
         return f"(select name from names where number = {source}) as {name}"
     if name in _DIGESTS:
         # The id of an imported entry may be any text.
         return f"case typeof({source}) when 'blob' then lower(hex({source})) else {source} end as {name}"
-    if name.endswith("_ms"):
-        return f"{source.removesuffix('_ms')}_us / 1000.0 as {name}"
-    return f"{source} as {name}"
+    return f"{source} / 1000.0 as {name}" if name.endswith("_ms") else f"{source} as {name}"
 
 
 COLUMNS = tuple(field.name for field in fields(Record))
+_STORED = tuple(name for name in COLUMNS if name not in _OF_PROMPT)
+INSERT = f"insert into records ({', '.join(map(_stored_name, _STORED))}) values ({', '.join('?' * len(_STORED))})"
 _VIEW = (
     f"create view requests as select {', '.join(map(_column, COLUMNS))}"
     " from records r left join prompts p on p.number = r.prompt"
 )
+
+
+def row_of(record: Record, strings: StringIds) -> list[object]:
+    """The values of a record for `INSERT`."""
+    return [_stored(name, getattr(record, name), strings) for name in _STORED]
+
+
+def _stored(name: str, value: Any, strings: StringIds) -> object:
+    if value is None or (name == "tags" and not value):
+        return None
+    if name in _STRINGS:
+        return strings.number(value)
+    if name in _DIGESTS:
+        return blob_of(value)
+    return round(value * 1000) if name.endswith("_ms") else value
+
+
+def short_key(key: str) -> bytes:
+    """The first half of a key's digits, or a digest: the key of an imported entry may be any text."""
+    try:
+        return bytes.fromhex(key[: 2 * _KEY_BYTES])
+    except ValueError:
+        return hashlib.sha256(key.encode("utf-8", "replace")).digest()[:_KEY_BYTES]
+
+
+def blob_of(id: str) -> bytes | str:
+    """An id as bytes. The id of an imported entry may be any text, and stays one."""
+    try:
+        return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
+    except ValueError:
+        return id
 
 
 def open_file(path: Path) -> sqlite3.Connection:

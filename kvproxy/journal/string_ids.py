@@ -3,7 +3,7 @@
 import json
 import sqlite3
 
-from kvproxy.journal.regions import Regions
+from kvproxy.journal.regions import SIZE, Regions
 
 _MAX_LENGTH = 300
 _MAX_CACHED = 50_000
@@ -15,23 +15,23 @@ class StringIds:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._numbers: dict[str, int] = {}
-        self._shapes: dict[tuple[str, ...], int] = {}
-        self._names: dict[int, tuple[tuple[str, ...], int | None]] = {}
+        self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
-    def number(self, text: str | None) -> int | None:
+    def number(self, text: str) -> int:
         """The id of a string; a new string is inserted."""
-        if text is None:
-            return None
-        number = self._numbers.get(text)
-        return self._insert(text) if number is None else number
+        return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
-    def _insert(self, text: str) -> int:
-        if len(self._numbers) >= _MAX_CACHED:
-            self._numbers.clear()
-        kept = text[:_MAX_LENGTH].encode("utf-8", "replace").decode()
-        self._connection.execute("insert or ignore into names (name) values (?)", [kept])
-        row = self._connection.execute("select number from names where name = ?", [kept]).fetchone()
-        self._numbers[text] = int(row[0])
+    def shape(self, regions: Regions) -> int:
+        """The id of the names of regions and the place of the question among them."""
+        return self._number(json.dumps([regions.question, *regions.names]))
+
+    def _number(self, text: str) -> int:
+        if text not in self._numbers:
+            if len(self._numbers) >= _MAX_CACHED:
+                self._numbers.clear()
+            self._connection.execute("insert or ignore into names (name) values (?)", [text])
+            row = self._connection.execute("select number from names where name = ?", [text]).fetchone()
+            self._numbers[text] = int(row[0])
         return self._numbers[text]
 
     def forget(self) -> None:
@@ -39,25 +39,13 @@ class StringIds:
         self._numbers.clear()
         self._shapes.clear()
 
-    def shape(self, regions: Regions) -> int:
-        """The id of the names of regions and the place of the question among them."""
-        number = self._shapes.get(regions.names)
-        if number is None:
+    def regions(self, digests: bytes, shape: int) -> Regions:
+        """Decode stored regions: their concatenated digests, and the id of their names."""
+        if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()
-            encoded = json.dumps([regions.question, *regions.names], ensure_ascii=True)
-            self._connection.execute("insert or ignore into names (name) values (?)", [encoded])
-            row = self._connection.execute("select number from names where name = ?", [encoded]).fetchone()
-            number = self._shapes[regions.names] = int(row[0])
-        return number
-
-    def names(self, shape: int) -> tuple[tuple[str, ...], int | None]:
-        """The names of regions, and the place of the question among them."""
-        found = self._names.get(shape)
-        if found is None:
-            if len(self._names) >= _MAX_CACHED:
-                self._names.clear()
             row = self._connection.execute("select name from names where number = ?", [shape]).fetchone()
             question, *names = json.loads(row[0])
-            found = self._names[shape] = (tuple(names), question)
-        return found
+            self._shapes[shape] = tuple(names), question
+        names, question = self._shapes[shape]
+        return Regions(names, tuple(digests[at : at + SIZE] for at in range(0, len(digests), SIZE)), question)

@@ -1,25 +1,12 @@
 """Sums of requests by day, tenant, model, layer, and tag. Pruning does not change them."""
 
 import sqlite3
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from kvproxy.journal.record import Layer
 
-_COLUMNS = (
-    "requests",
-    "prompt_tokens",
-    "completion_tokens",
-    "reused_tokens",
-    "saved_seconds",
-    "expected_wrong",
-    "seconds",
-)
-_UPSERT = (
-    f"insert into totals (day, tenant, model, layer, tag, {', '.join(_COLUMNS)}) values ({', '.join('?' * 12)})"
-    " on conflict (day, tenant, model, layer, tag) do update set "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COLUMNS)
-)
 ALL = ""
 """The tag of all requests. A request with tags is counted under each of them, too."""
 Place = tuple[str, str, str, str, str]
@@ -44,26 +31,23 @@ class Total:
     seconds: float = 0.0
 
 
+_COLUMNS = tuple(column.name for column in fields(Total))
+_UPSERT = (
+    f"insert into totals (day, tenant, model, layer, tag, {', '.join(_COLUMNS)}) values ({', '.join('?' * 12)})"
+    " on conflict (day, tenant, model, layer, tag) do update set "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COLUMNS)
+)
+
+
 class Totals:
     """Sums that are not yet written."""
 
     def __init__(self) -> None:
-        self._sums: dict[Place, Total] = {}
-        self._day = (0.0, "")
+        self._sums: defaultdict[Place, Total] = defaultdict(Total)
 
     def of(self, time: float, tenant: str, model: str, layer: Layer, tag: str = ALL) -> Total:
         """The sum for a request."""
-        place = (self._date(time), tenant, model, layer, tag)
-        total = self._sums.get(place)
-        if total is None:
-            total = self._sums[place] = Total()
-        return total
-
-    def _date(self, time: float) -> str:
-        if not self._day[0] <= time < self._day[0] + 86_400:
-            start = time // 86_400 * 86_400
-            self._day = (start, datetime.fromtimestamp(start, UTC).date().isoformat())
-        return self._day[1]
+        return self._sums[datetime.fromtimestamp(time, UTC).date().isoformat(), tenant, model, layer, tag]
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Add the sums to the file."""

@@ -5,14 +5,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.redaction import Redactor
 from kvproxy.journal.history import History, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
 from kvproxy.journal.regions import Regions, regions_of
-from kvproxy.journal.rows import INSERT, blob_of, row_of, short_key
+from kvproxy.journal.schema import INSERT, blob_of, row_of, short_key
 from kvproxy.journal.string_ids import StringIds
 from kvproxy.journal.texts import RecentQuestions, stored_text
 from kvproxy.journal.totals import ALL, Totals
@@ -73,7 +73,6 @@ class Writer:
                 self._totals.write(self._connection)
         except BaseException:
             self._strings.forget()
-            self._history.forget()
             self._prompts.clear()
             self._without_entry.clear()
             self._totals = Totals()
@@ -81,14 +80,11 @@ class Writer:
 
     def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
-        self._history.begin(self._keys(events))
-        read = self._read(events)
-        for place, event in enumerate(events):
+        for event in events:
             if isinstance(event, Exchange):
-                record, regions = read[place]
+                record = records[number] = record_of(event)
                 record.number = number
-                self._complete(event, record, regions)
-                records[number] = record
+                self._complete(event, record)
                 number += 1
             else:
                 self._change(event, records)
@@ -96,27 +92,6 @@ class Writer:
             (number, record.prompt) for number, record in records.items() if record.prompt is not None
         )
         self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
-        self._history.write()
-
-    def _keys(self, events: Sequence[Event]) -> set[bytes]:
-        """The keys to read from the file. A removal needs nothing from there."""
-        keys = {short_key(event.key) for event in events if isinstance(event, ResponseStored)}
-        for event in events:
-            key = event.key.exact if isinstance(event, Exchange) and event.key is not None else None
-            if key is not None and isinstance(event, Exchange) and (event.hit is None or key not in self._prompts):
-                keys.add(short_key(key))
-        return keys
-
-    def _read(self, events: Sequence[Event]) -> dict[int, tuple[Record, Regions | None]]:
-        """Records by their place, and the regions of misses. All similar prompts are read by one statement."""
-        read: dict[int, tuple[Record, Regions | None]] = {}
-        for place, event in enumerate(events):
-            if isinstance(event, Exchange):
-                record = record_of(event)
-                is_miss = record.reason == "miss-new" and event.key is not None
-                read[place] = (record, regions_of(event.key.parts) if is_miss and event.key is not None else None)
-        self._history.read_similar(regions for _, regions in read.values() if regions is not None)
-        return read
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Write that an entry was stored or removed.
@@ -147,28 +122,28 @@ class Writer:
             sql = "update records set entry = ? where number = ?"
             self._connection.execute(sql, [blob_of(stored.id), number])
 
-    def _complete(self, exchange: Exchange, record: Record, regions: Regions | None) -> None:
+    def _complete(self, exchange: Exchange, record: Record) -> None:
         """Complete a record from the history, and add it to the totals."""
         if exchange.key is not None:
-            self._add_prompt(exchange, record, exchange.key.exact, regions)
+            self._add_prompt(exchange, record, exchange.key)
         self._count(exchange, record)
         self.questions.add(exchange, record)
 
-    def _add_prompt(self, exchange: Exchange, record: Record, key: str, regions: Regions | None) -> None:
+    def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         """Set the prompt of a record, and the reason of a miss."""
-        assert exchange.key is not None
+        key = cache_key.exact
         prompt = self._prompts.get(key)
         if prompt is not None and exchange.hit is not None:
             record.prompt = prompt.number
             return
         short = short_key(key)
-        prompt = self._history.prompt(short)
+        prompt, regions = self._history.prompt(short), regions_of(cache_key.parts)
         if record.reason == "miss-new":
-            self._explain_miss(exchange, record, regions, prompt)
+            self._explain_miss(exchange, record, key, regions, prompt)
         if prompt is None:
             text, whole = stored_text(exchange, self._settings.text, self._redact)
-            regions = regions_of(exchange.key.parts) if regions is None else regions
-            prompt = PromptRecord(self._history.add(short, regions, text, whole), None, None, None)
+            number = self._history.add(short, regions, text, whole)
+            prompt = PromptRecord(number, None, None, None)
             storage = self._storages.get(key)
             if storage is not None:
                 self._history.set_entry(storage.stored)
@@ -187,9 +162,8 @@ class Writer:
             self._expect_entry(key, exchange, record)
 
     def _explain_miss(
-        self, exchange: Exchange, record: Record, regions: Regions | None, prompt: PromptRecord | None
+        self, exchange: Exchange, record: Record, key: str, regions: Regions, prompt: PromptRecord | None
     ) -> None:
-        key = exchange.cache_key.exact
         storage = self._storages.get(key)
         if storage is not None and storage.stored.time >= record.time:
             absence = storage.absence
@@ -198,7 +172,7 @@ class Writer:
         if absence is not None:
             record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
             return
-        change = None if regions is None else self._history.change(short_key(key), regions)
+        change = self._history.change(short_key(key), regions)
         if change is not None:
             record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             return
@@ -259,5 +233,4 @@ class Writer:
             self._history.prune()
         if rows:
             self._prompts.clear()
-            self._history.forget()
         return len(rows)

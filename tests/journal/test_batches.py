@@ -97,28 +97,6 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
                 assert list(row) == pytest.approx(list(other)), (name, table)
 
 
-def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_path: Path) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    other = sqlite3.connect(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
-    miss = finished("q", "first")
-    writer.write([miss])
-    said: list[str] = []
-    connection.set_trace_callback(said.append)
-    writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
-    assert not [sql for sql in said if sql.startswith("select key, number")]
-    with other:
-        other.execute("update prompts set seconds = 99, last = 40")
-    writer.write(
-        [ResponseStored(miss.cache_key.exact, "f" * 32, NOW + 70, NOW, "second"), finished("q", "third", hit=True)]
-    )
-    assert [sql for sql in said if sql.startswith("select key, number")]
-    columns = "entry, expires, seconds, last"
-    assert connection.execute(f"select {columns} from prompts").fetchall() == [("f" * 32, NOW + 70, 99.0, 40)]
-    connection.close()
-    other.close()
-
-
 def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
     now = NOW
     connection = open_file(tmp_path / "journal.db")

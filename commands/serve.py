@@ -186,7 +186,7 @@ def _banner(services: "Services", url: str) -> None:
             typer.echo(f"  upstream   {line}")
     elif worker.name == "demo":
         typer.echo(
-            "kvproxy with the built-in demo model, a demonstration that only answers questions about docs/handbook.md."
+            "kvproxy with the built-in demo model, a demonstration that only answers questions about kvproxy."
         )
     else:
         typer.echo(f"kvproxy with {worker.name}")

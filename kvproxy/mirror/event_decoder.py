@@ -33,7 +33,7 @@ class EventDecodeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class EntryStored:
+class StoredEvent:
     """Consecutive blocks of one chain were cached.
 
     Attributes:
@@ -60,7 +60,7 @@ class EntryStored:
 
 
 @dataclass(frozen=True, slots=True)
-class EntryRemoved:
+class RemovedEvent:
     """One physical copy of each named block was evicted."""
 
     hashes: list[Hash]
@@ -73,7 +73,7 @@ class ClearedEvent:
     """The prefix cache was reset."""
 
 
-Event = EntryStored | EntryRemoved | ClearedEvent
+Event = StoredEvent | RemovedEvent | ClearedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +121,18 @@ def _decode_event(raw: object) -> Event | None:
     if tag == "BlockStored":
         return _decode_stored(fields)
     if tag == "BlockRemoved":
-        return EntryRemoved(_hashes(fields), _medium(fields), _optional(fields.get("group_idx"), int, "group_idx"))
+        return RemovedEvent(_hashes(fields), _medium(fields), _optional(fields.get("group_idx"), int, "group_idx"))
     return ClearedEvent() if tag == "AllBlocksCleared" else None
 
 
-def _decode_stored(fields: dict[Any, Any]) -> EntryStored:
+def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
     hashes = _hashes(fields)
     parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
     if parent is not None and type(parent) not in (int, bytes):
         raise EventDecodeError("parent_block_hash is not a hash")
     if type(block_size) is not int or not 0 < block_size <= _MAX_BLOCK_SIZE:
         raise EventDecodeError(f"block_size is not a number from 1 to {_MAX_BLOCK_SIZE:,}")
-    return EntryStored(
+    return StoredEvent(
         hashes,
         parent,
         _tokens(fields.get("token_ids")),

@@ -8,8 +8,7 @@ from kvproxy.mirror import view
 from kvproxy.mirror.groups import hash_block_size
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import MirrorMatch, match_prefix, matched_tokens
-from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.state import MirrorState, PoolKey
+from kvproxy.mirror.pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber
 

@@ -12,8 +12,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
-from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import StreamStatus
 
 LOG_INTERVAL = 60.0

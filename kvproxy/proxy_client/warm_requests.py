@@ -9,7 +9,7 @@ from typing import Any, cast
 from kvproxy.errors import NotFound
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
-from kvproxy.proxy_client.cache_remote import RemoteCache
+from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
 
 

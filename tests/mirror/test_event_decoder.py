@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from kvproxy.mirror.event_decoder import (
     ClearedEvent,
-    EntryRemoved,
-    EntryStored,
     EventBatch,
     EventDecodeError,
+    RemovedEvent,
+    StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.view import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(
@@ -104,11 +104,11 @@ def test_any_value_in_any_field_is_decoded_or_refused(data: st.DataObject) -> No
     assert type(batch.timestamp) is float
     assert batch.rank is None or type(batch.rank) is int
     for event in batch.events:
-        if isinstance(event, EntryStored | EntryRemoved):
+        if isinstance(event, StoredEvent | RemovedEvent):
             assert all(type(name) in (int, bytes) for name in event.hashes)
             assert type(event.medium) is str
             assert event.group is None or type(event.group) is int
-        if isinstance(event, EntryStored):
+        if isinstance(event, StoredEvent):
             assert event.block_size > 0
             assert all(type(token) is int and token >= 0 for token in event.tokens)
             hash(tuple(event.extras or ()))
@@ -143,10 +143,10 @@ def test_both_encodings_are_equal() -> None:
     ]
     arrays = [["BlockStored", *content.values()], ["BlockRemoved", *removed.values()], ["AllBlocksCleared"]]
     extras = [("adapter", "salt"), ("adapter", ("image", -2))]
-    stored = EntryStored([7, b"n"], 3, [1, 2, 3, 4], 2, extras, "GPU", 1, "sliding_window", 8)
+    stored = StoredEvent([7, b"n"], 3, [1, 2, 3, 4], 2, extras, "GPU", 1, "sliding_window", 8)
     for form in (maps, arrays):
         batch = decode_batch(msgpack.packb([1, form, 2]))
-        assert batch == EventBatch(1.0, [stored, EntryRemoved([7], "CPU", 1), ClearedEvent()], 2)
+        assert batch == EventBatch(1.0, [stored, RemovedEvent([7], "CPU", 1), ClearedEvent()], 2)
         assert batch.has_reset
     assert not decode_batch(msgpack.packb([1, maps[:2]])).has_reset
 
@@ -161,7 +161,7 @@ def test_the_error_names_a_field_of_the_wrong_type(name: str) -> None:
 
 def test_hashes_may_form_a_cycle() -> None:
     state = MirrorState()
-    circle = [EntryStored([1], 2, (), 4), EntryStored([2], 1, (), 4), EntryStored([3], 2, (), 4)]
+    circle = [StoredEvent([1], 2, (), 4), StoredEvent([2], 1, (), 4), StoredEvent([3], 2, (), 4)]
     state.apply(EventBatch(1.0, list(circle), None))
     (chain,) = list_chains(snapshot_pools(state, "engine"))
     assert not chain.complete
@@ -186,6 +186,6 @@ def test_hashes_of_lookahead_tokens_differ_from_plain_ones() -> None:
     }
     (plain,) = decode_batch(msgpack.packb([1.0, [event], 0])).events
     (ahead,) = decode_batch(msgpack.packb([1.0, [event | {"lookahead_token_ids": [[3]]}], 0])).events
-    assert isinstance(plain, EntryStored)
-    assert isinstance(ahead, EntryStored)
+    assert isinstance(plain, StoredEvent)
+    assert isinstance(ahead, StoredEvent)
     assert ahead.extras != plain.extras

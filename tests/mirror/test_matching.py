@@ -13,11 +13,11 @@ from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import GroupSpec
-from kvproxy.mirror.event_decoder import ClearedEvent, EntryStored, EventBatch, decode_batch
+from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes, match_prefix, matched_tokens
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 
 SEED = BlockHasher(seed="0")
 SHAPES = [
@@ -180,9 +180,9 @@ def test_an_empty_mirror_holds_nothing() -> None:
     assert (mirror.matched_tokens(HashedPrompt(tokens)), mirror.match_prefix(HashedPrompt(tokens))) == (0, None)
     # An event without blocks, and a cleared pool, provide the block size only.
     state = MirrorState()
-    state.apply(EventBatch(1.0, [EntryStored([], None, (), 4)], None))
+    state.apply(EventBatch(1.0, [StoredEvent([], None, (), 4)], None))
     assert matched_tokens(state.ranks()[None], HashedPrompt(tokens), SEED) == 0
-    state.apply(EventBatch(2.0, [EntryStored([1], None, (1, 2, 3, 4), 4), ClearedEvent()], None))
+    state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2, 3, 4), 4), ClearedEvent()], None))
     found = match_prefix(state.ranks()[None], HashedPrompt(tokens), SEED)
     assert (found.matched_tokens, found.hashes_match, found.divergence) == (0, None, None)
     assert match_prefix(state.ranks()[None], HashedPrompt([]), SEED).matched_tokens == 0
@@ -194,9 +194,9 @@ def test_the_best_rank_counts_without_other_media() -> None:
     digests = CacheRequest("", tokens).update_hashes(SEED, 4)
     names = [event_hash(digest) for digest in digests]
     state = mirror.state()
-    state.apply(EventBatch(1.0, [EntryStored(names[:1], None, tokens[:4], 4)], 0))
-    state.apply(EventBatch(1.0, [EntryStored(list(digests[:3]), None, tokens[:12], 4)], 1))
-    state.apply(EventBatch(1.0, [EntryStored(list(names), None, tokens[:16], 4, medium="CPU")], 0))
+    state.apply(EventBatch(1.0, [StoredEvent(names[:1], None, tokens[:4], 4)], 0))
+    state.apply(EventBatch(1.0, [StoredEvent(list(digests[:3]), None, tokens[:12], 4)], 1))
+    state.apply(EventBatch(1.0, [StoredEvent(list(names), None, tokens[:16], 4, medium="CPU")], 0))
     assert mirror.matched_tokens(HashedPrompt(tokens)) == 12
     best = mirror.match_prefix(HashedPrompt(tokens))
     assert best is not None
@@ -243,11 +243,11 @@ def test_a_state_group_needs_only_the_last_block(data: st.DataObject) -> None:
     states = data.draw(st.sets(st.integers(0, 5)))
     state = MirrorState()
     events: list[Any] = [
-        EntryStored(list(names[:full]), None, tokens[: 4 * full], 4, group=0, kind="full_attention"),
-        *(EntryStored([names[place]], 7, (), 4, group=1, kind="mamba") for place in states),
+        StoredEvent(list(names[:full]), None, tokens[: 4 * full], 4, group=0, kind="full_attention"),
+        *(StoredEvent([names[place]], 7, (), 4, group=1, kind="mamba") for place in states),
     ]
     if not states:
-        events.append(EntryStored([], None, (), 4, group=1, kind="mamba"))
+        events.append(StoredEvent([], None, (), 4, group=1, kind="mamba"))
     state.apply(EventBatch(1.0, events, 0))
     expected = max((4 * (place + 1) for place in states if place < full), default=0)
     assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == expected

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.mirror.event_decoder import EntryStored, Hash
+from kvproxy.mirror.event_decoder import Hash, StoredEvent
 from kvproxy.mirror.pool import MirroredPool
 from kvproxy.mirror.uncertain_blocks import MAX_TURNOVERS
 
 SIZE = 2
 
 
-def stored(hashes: list[Hash], parent: Hash | None = None) -> EntryStored:
-    return EntryStored(hashes, parent, [token for name in hashes for token in (int(name), 0)], SIZE)
+def stored(hashes: list[Hash], parent: Hash | None = None) -> StoredEvent:
+    return StoredEvent(hashes, parent, [token for name in hashes for token in (int(name), 0)], SIZE)
 
 
 def copies(pool: MirroredPool) -> Counter[Any]:
@@ -145,7 +145,7 @@ def test_a_removed_block_is_not_found_by_content() -> None:
 def test_the_newest_block_of_equal_content_is_found(first: int) -> None:
     pool = MirroredPool()
     for name in (2, 9):
-        pool.store(EntryStored([name], 1, [5, 6], SIZE))
+        pool.store(StoredEvent([name], 1, [5, 6], SIZE))
     assert pool.find_child(1, (5, 6), None) is pool.blocks[9]
     pool.remove(first)
     found = pool.find_child(1, (5, 6), None)
@@ -155,15 +155,15 @@ def test_the_newest_block_of_equal_content_is_found(first: int) -> None:
 def test_tokens_that_do_not_fit_the_hashes_are_ignored() -> None:
     pool = MirroredPool()
     # The first of three blocks is outside of the window.
-    pool.store(EntryStored([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
+    pool.store(StoredEvent([8, 9], 7, [1, 2, 3, 4, 5, 6], SIZE))
     assert [block.tokens for block in pool.blocks.values()] == [(), ()]
     assert pool.find_child(7, (1, 2), None) is None
 
 
 def test_one_removal_in_a_small_pool_does_not_prove_reports() -> None:
     pool = MirroredPool()
-    pool.store(EntryStored([2], None, [2], 1))
-    pool.store(EntryStored([1, 2], None, [1, 2], 1))
+    pool.store(StoredEvent([2], None, [2], 1))
+    pool.store(StoredEvent([1, 2], None, [1, 2], 1))
     assert pool.remove(2)
     assert {digest: block.copies for digest, block in pool.blocks.items()} == {1: 1, 2: 1}
 

@@ -1,8 +1,8 @@
 """Views of a mirrored engine."""
 
 from kvproxy.blocks.rows import BlockLocation
-from kvproxy.mirror.event_decoder import ClearedEvent, EntryRemoved, EntryStored, Event, EventBatch
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.view import chain_to, find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"
@@ -20,9 +20,9 @@ def test_names_in_hexadecimal() -> None:
 
 def test_blocks_and_chains_of_one_group() -> None:
     state = of(
-        EntryStored([1, 2], None, (1, 2, 3, 4), 2),
-        EntryStored([3], 1, (5, 6), 2),
-        EntryStored([3], 1, (5, 6), 2),
+        StoredEvent([1, 2], None, (1, 2, 3, 4), 2),
+        StoredEvent([3], 1, (5, 6), 2),
+        StoredEvent([3], 1, (5, 6), 2),
         rank=1,
     )
     rows = list_blocks(snapshot_pools(state, URL))
@@ -46,25 +46,25 @@ def test_blocks_and_chains_of_one_group() -> None:
 
 def test_the_tokens_up_to_a_block() -> None:
     state = of(
-        EntryStored([1, 2], None, (1, 2, 3, 4), 2), EntryStored([3], 1, (5, 6), 2), EntryStored([4], 9, (7, 8), 2)
+        StoredEvent([1, 2], None, (1, 2, 3, 4), 2), StoredEvent([3], 1, (5, 6), 2), StoredEvent([4], 9, (7, 8), 2)
     )
     held = snapshot_pools(state, URL)
     assert [chain_to(held, hash_hex(name)) for name in (1, 2, 3)] == [[1, 2], [1, 2, 3, 4], [1, 2, 5, 6]]
     # The start of the chain is unknown, or there is no such block.
     assert (chain_to(held, hash_hex(4)), chain_to(held, "f")) == (None, None)
     salted = of(
-        EntryStored([1], None, (1, 2), 2, [("salt",)]), EntryStored([2], 1, (3, 4), 2), EntryStored([5], None, (), 2)
+        StoredEvent([1], None, (1, 2), 2, [("salt",)]), StoredEvent([2], 1, (3, 4), 2), StoredEvent([5], None, (), 2)
     )
     assert [chain_to(snapshot_pools(salted, URL), hash_hex(name)) for name in (1, 2, 5)] == [None] * 3
     assert chain_to([], "0") is None
-    circle = of(EntryStored([1], 2, (1, 2), 2), EntryStored([2], 1, (3, 4), 2))
+    circle = of(StoredEvent([1], 2, (1, 2), 2), StoredEvent([2], 1, (3, 4), 2))
     assert chain_to(snapshot_pools(circle, URL), hash_hex(1)) is None
-    other = of(EntryStored([6], None, (7, 8), 2), rank=1)
+    other = of(StoredEvent([6], None, (7, 8), 2), rank=1)
     assert chain_to([*held, *snapshot_pools(other, URL)], hash_hex(6)) == [7, 8]
 
 
 def test_a_chain_without_its_first_block_is_incomplete() -> None:
-    state = of(EntryStored([1, 2], None, (1, 2, 3, 4), 2), EntryRemoved([1]))
+    state = of(StoredEvent([1, 2], None, (1, 2, 3, 4), 2), RemovedEvent([1]))
     (chain,) = list_chains(snapshot_pools(state, URL))
     assert (chain.complete, chain.num_blocks, chain.first_tokens) == (False, 1, (3, 4))
     assert report_pools(state).evictions == 1
@@ -73,10 +73,10 @@ def test_a_chain_without_its_first_block_is_incomplete() -> None:
 def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
     window = {"kind": "sliding_window", "window": 3}
     state = of(
-        EntryStored([2, 3], 1, (), 2, group=0, **window),
-        EntryStored([1, 2, 3], None, (1, 2, 3, 4, 5, 6), 2, group=1, kind="full_attention"),
+        StoredEvent([2, 3], 1, (), 2, group=0, **window),
+        StoredEvent([1, 2, 3], None, (1, 2, 3, 4, 5, 6), 2, group=1, kind="full_attention"),
         # The last of three blocks is cached.
-        EntryStored([3], None, (1, 2, 3, 4, 5, 6), 2, group=2, **window),
+        StoredEvent([3], None, (1, 2, 3, 4, 5, 6), 2, group=2, **window),
     )
     rows = list_blocks(snapshot_pools(state, URL))
     assert [(row.hash, row.copies) for row in rows] == [(hash_hex(1), 1), (hash_hex(2), 2), (hash_hex(3), 3)]
@@ -89,8 +89,8 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
 
 
 def test_ranks_and_media_are_separate() -> None:
-    state = of(EntryStored([1], None, (1, 2), 2), EntryStored([1], None, (1, 2), 2, medium="CPU"), rank=0)
-    state.apply(EventBatch(2.0, [EntryStored([1], None, (1, 2), 2)], 1))
+    state = of(StoredEvent([1], None, (1, 2), 2), StoredEvent([1], None, (1, 2), 2, medium="CPU"), rank=0)
+    state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2), 2)], 1))
     assert [row.place for row in list_blocks(snapshot_pools(state, URL))] == [
         BlockLocation(URL, 0, "GPU"),
         BlockLocation(URL, 0, "CPU"),
@@ -102,11 +102,11 @@ def test_ranks_and_media_are_separate() -> None:
 
 
 def test_a_removal_applies_to_its_own_group() -> None:
-    stored = [EntryStored([1], None, (1, 2), 2, group=group) for group in (0, 1)]
-    state = of(*stored, EntryRemoved([1], group=2))
+    stored = [StoredEvent([1], None, (1, 2), 2, group=group) for group in (0, 1)]
+    state = of(*stored, RemovedEvent([1], group=2))
     assert (report_pools(state).cached, state.unknown) == (2, 1)
-    state.apply(EventBatch(2.0, [EntryRemoved([1], group=1)], None))
+    state.apply(EventBatch(2.0, [RemovedEvent([1], group=1)], None))
     assert [row.place and row.place.groups for row in list_blocks(snapshot_pools(state, URL))] == [(0,)]
     # Older publishers omit the group.
-    state.apply(EventBatch(3.0, [EntryRemoved([1])], None))
+    state.apply(EventBatch(3.0, [RemovedEvent([1])], None))
     assert (report_pools(state).cached, state.unknown) == (0, 1)

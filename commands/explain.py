@@ -17,7 +17,7 @@ from kvproxy.proxy_client.api_paths import ApiName, credentials
 from kvproxy.proxy_client.client import ProxyClient
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.journal import MissExplanation
+    from kvproxy.proxy_client.journal import ExplanationReport
 
 _LISTED_BLOCKS = 12
 
@@ -80,7 +80,7 @@ def _explain_miss(request: str, url: str, token: str | None, data: Path | None, 
         _print_miss(found)
 
 
-def _print_miss(found: "MissExplanation") -> None:
+def _print_miss(found: "ExplanationReport") -> None:
     typer.echo("\n".join(map(escape_controls, found.sentences)))
     record = found.record
     print_facts(

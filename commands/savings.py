@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
 
 
-class By(StrEnum):
+class SavingsGroup(StrEnum):
     """Fields by which requests are grouped."""
 
     layer = "layer"
@@ -26,7 +26,7 @@ class By(StrEnum):
 
 
 def savings(
-    by: Annotated[By, typer.Option(help="Group requests by this field.")] = By.layer,
+    by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
     since: Annotated[str | None, typer.Option(help="Only whole days within this duration, such as 7d.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,

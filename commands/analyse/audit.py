@@ -12,7 +12,7 @@ from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import JsonObject
-    from kvproxy.offline.audit import Pair
+    from kvproxy.offline.audit import AuditedPair
 
 _LISTED_PAIRS = 20
 
@@ -64,7 +64,7 @@ def audit(
 
 async def _audit(
     url: str, bodies: "list[JsonObject]", path: str, headers: dict[str, str], concurrency: int, flush: bool
-) -> "list[Pair]":
+) -> "list[AuditedPair]":
     import httpx
 
     from kvproxy.offline.audit import Auditor
@@ -86,7 +86,7 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
     return bodies
 
 
-def _print(pairs: "list[Pair]", proven: "list[Pair]", different: "list[Pair]") -> None:
+def _print(pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]") -> None:
     from kvproxy.index.evaluation.wilson import wilson
 
     if different:
@@ -115,7 +115,9 @@ def _tokens(tokens: tuple[str, ...], at: int) -> str:
     return "".join(tokens[at : at + 5]) or "(ended)"
 
 
-def _document(pairs: "list[Pair]", proven: "list[Pair]", different: "list[Pair]") -> dict[str, Any]:
+def _document(
+    pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
+) -> dict[str, Any]:
     from kvproxy.index.evaluation.wilson import wilson
 
     return {

@@ -34,7 +34,7 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
     if as_json:
         print_json({"stats": stats, "states": [block["state"] for block in blocks]})
-    elif stats["reported"]:
+    elif stats["engines"]:
         if not stats["slots"] or stats["complete"] is not None:
             _print_mirrors(stats)
         if stats["slots"]:

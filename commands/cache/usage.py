@@ -12,7 +12,7 @@ from kvproxy.commands.tables import print_table, text
 from kvproxy.proxy_client.cache import open_cache
 
 
-class By(StrEnum):
+class UsageGroup(StrEnum):
     """Fields by which stored responses are grouped."""
 
     tenant = "tenant"
@@ -22,7 +22,7 @@ class By(StrEnum):
 
 
 def usage(
-    by: Annotated[By, typer.Option(help="Group responses by this field.")] = By.tenant,
+    by: Annotated[UsageGroup, typer.Option(help="Group responses by this field.")] = UsageGroup.tenant,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,

@@ -13,7 +13,7 @@ from kvproxy.commands.output import print_json
 from kvproxy.commands.tables import print_table, text
 
 
-class By(StrEnum):
+class TopGroup(StrEnum):
     """Fields by which requests are grouped."""
 
     prompt = "prompt"
@@ -26,7 +26,7 @@ class By(StrEnum):
 
 
 def top(
-    by: Annotated[By, typer.Option(help="Group requests by this field.")] = By.prompt,
+    by: Annotated[TopGroup, typer.Option(help="Group requests by this field.")] = TopGroup.prompt,
     backend: Annotated[bool, typer.Option("--backend", help="Sort by backend time instead of requests.")] = False,
     limit: Limit = 10,
     since: Since = None,

@@ -15,7 +15,7 @@ _CHECKED = (
 )
 
 
-class Cipher(Protocol):
+class EntryCipher(Protocol):
     """Encrypts and decrypts bytes; see `kvproxy.encryption`. Thread-safe."""
 
     name: str
@@ -39,7 +39,7 @@ class RowCodec:
         cipher: None stores texts without encryption. Unencrypted rows can be read with a cipher too.
     """
 
-    def __init__(self, cipher: Cipher | None) -> None:
+    def __init__(self, cipher: EntryCipher | None) -> None:
         self.cipher = cipher
 
     def encode(self, row: Row) -> Row:

@@ -37,7 +37,7 @@ _INCOMPARABLE = ("tool_choice", "thinking", "context_management", "output_config
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptDigests:
     """Digests of the parts of a prompt.
 
     Attributes:
@@ -55,7 +55,7 @@ class Diagnostics:
     """Adds diagnostics to responses. Keeps digests of the last 10,000 prompts by tenant and response id."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[tuple[str, str], Prompt] = OrderedDict()
+        self._prompts: OrderedDict[tuple[str, str], PromptDigests] = OrderedDict()
 
     def applies(self, request: ApiRequest) -> bool:
         """Whether a request asks for diagnostics, or a later one may refer to it. Responses does not announce this."""
@@ -88,7 +88,7 @@ class Diagnostics:
     def _complete_stream(self, request: ApiRequest, body: bytes) -> bytes:
         return b"".join(self._events(request, _prompt(request), EventReader(), body))
 
-    def _events(self, request: ApiRequest, prompt: Prompt, reader: EventReader, chunk: bytes) -> Iterator[bytes]:
+    def _events(self, request: ApiRequest, prompt: PromptDigests, reader: EventReader, chunk: bytes) -> Iterator[bytes]:
         for each in reader.push(chunk):
             name, data = each.name.decode() or None, each.data
             holder = "message" if name == "message_start" else "response"
@@ -97,7 +97,7 @@ class Diagnostics:
                 data = dumps({**payload, holder: self._diagnosed(request, prompt, as_object(payload[holder]))})
             yield event(data, name)
 
-    def _diagnosed(self, request: ApiRequest, prompt: Prompt, answer: JsonObject) -> JsonObject:
+    def _diagnosed(self, request: ApiRequest, prompt: PromptDigests, answer: JsonObject) -> JsonObject:
         tokens = request.api.usage(answer)[0]
         if request.api.name == "messages":
             asked = field(request.body.get("diagnostics"), "previous_message_id")
@@ -111,7 +111,7 @@ class Diagnostics:
             self._prompts.popitem(last=False)
         return {**answer, **diagnosis}
 
-    def _messages(self, request: ApiRequest, prompt: Prompt, asked: Json, tokens: int) -> Json:
+    def _messages(self, request: ApiRequest, prompt: PromptDigests, asked: Json, tokens: int) -> Json:
         if not isinstance(asked, str):
             return None
         earlier = self._prompts.get((request.tenant, asked))
@@ -122,7 +122,7 @@ class Diagnostics:
             return {"cache_miss_reason": {"type": found[0], "cache_missed_input_tokens": round(tokens * found[1])}}
         return None if earlier.incomparable == prompt.incomparable else {"cache_miss_reason": {"type": "unavailable"}}
 
-    def _responses(self, request: ApiRequest, prompt: Prompt, asked: Json, tokens: int) -> Json:
+    def _responses(self, request: ApiRequest, prompt: PromptDigests, asked: Json, tokens: int) -> Json:
         earlier = self._prompts.get((request.tenant, asked)) if isinstance(asked, str) else None
         if earlier is None:
             return {"type": "comparison_response_not_found"}
@@ -132,7 +132,7 @@ class Diagnostics:
         return {"type": "cache_miss", "reason": found[0], "cache_missed_tokens": round(tokens * found[1])}
 
 
-def _divergence(earlier: Prompt, now: Prompt, api: str) -> tuple[str, float] | None:
+def _divergence(earlier: PromptDigests, now: PromptDigests, api: str) -> tuple[str, float] | None:
     """The first part that differs, and the share of the prompt's bytes after it; None if the earlier prompt is a prefix."""
     passed, whole = 0, sum(size for _, (_, size) in now.causes) + sum(size for _, size in now.turns)
     for (cause, before), (_, after) in zip(earlier.causes, now.causes, strict=True):
@@ -146,10 +146,10 @@ def _divergence(earlier: Prompt, now: Prompt, api: str) -> tuple[str, float] | N
     return None
 
 
-def _prompt(request: ApiRequest) -> Prompt:
+def _prompt(request: ApiRequest) -> PromptDigests:
     body, api = request.body, request.api.name
     turns = body.get(_TURNS[api][0])
-    return Prompt(
+    return PromptDigests(
         tuple((cause, _part(_at(body, path))) for cause, path in _CAUSES[api]),
         tuple(_part(turn) for turn in (turns if isinstance(turns, list) else [turns])),
         _part([body.get(name) for name in _INCOMPARABLE])[0],

@@ -64,9 +64,9 @@ class Services:
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         """A request with its rule and edits applied."""
-        ruled = self.rules.apply(request)
-        edits = self.rules.edits(ruled)
-        return edited(ruled, edits) if edits else ruled
+        edited_request = self.rules.apply(request)
+        edits = self.rules.edits(edited_request)
+        return edited(edited_request, edits) if edits else edited_request
 
     @cached_property
     def access(self) -> Access:

@@ -19,7 +19,7 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ResponseStored:
     """An entry was stored. `time`: of the commit; `request`: the request id."""
 
     key: str
@@ -30,16 +30,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ResponseRemoved:
     """An entry was removed."""
 
     key: str
-    why: RemovalReason | None
+    reason: RemovalReason | None
     time: float
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRecord:
     """The prompt of an exact key.
 
     Attributes:
@@ -81,10 +81,10 @@ class History:
         self._prompts.write()
         self._tombstones.write()
 
-    def prompt(self, key: bytes) -> Prompt | None:
+    def prompt(self, key: bytes) -> PromptRecord | None:
         """The prompt with a key."""
         row = self._prompts.get(key)
-        return None if row is None else Prompt(row.number, row.entry, row.expires, row.seconds)
+        return None if row is None else PromptRecord(row.number, row.entry, row.expires, row.seconds)
 
     def add(self, key: bytes, regions: Regions | None, text: str | None, whole: bytes | None) -> int:
         """Insert a prompt, and return its number."""
@@ -99,25 +99,25 @@ class History:
         if row is not None:
             row.seconds, row.changed = seconds, True
 
-    def set_entry(self, kept: Kept) -> None:
+    def set_entry(self, stored: ResponseStored) -> None:
         """Set the stored response of a prompt, if the prompt exists."""
-        key = short_key(kept.key)
+        key = short_key(stored.key)
         stone, row = self._tombstones.get(key), self._prompts.get(key)
-        if stone is not None and stone[1] <= kept.time:
+        if stone is not None and stone[1] <= stored.time:
             self._tombstones.set(key, None)
         if row is not None:
-            row.entry, row.expires, row.changed = kept.id, kept.expires, True
+            row.entry, row.expires, row.changed = stored.id, stored.expires, True
 
     def set_last_records(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Set the last record of each prompt; pairs of a record's and a prompt's number."""
         for record, prompt in prompts:
             self._prompts.set_last_record(record, prompt)
 
-    def add_removal(self, gone: Gone) -> None:
+    def add_removal(self, removal: ResponseRemoved) -> None:
         """Add a tombstone for a removed entry."""
-        self._tombstones.set(short_key(gone.key), (gone.why, gone.time))
+        self._tombstones.set(short_key(removal.key), (removal.reason, removal.time))
 
-    def removal(self, key: bytes, known: Prompt | None, now: float) -> tuple[str, float | None] | None:
+    def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
         """Reason and time of the removal of an entry; None if there was no entry."""
         stone = self._tombstones.get(key)
         if stone is not None and stone[1] <= now + _SLACK:

@@ -37,7 +37,7 @@ class NewPrompt:
 
 @dataclass(slots=True)
 class PromptRow:
-    """A row; see `history.Prompt`. `last`: number of its last record."""
+    """A row; see `history.PromptRecord`. `last`: number of its last record."""
 
     key: bytes
     number: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import Redactor
-from kvproxy.journal.history import Gone, History, Kept, Prompt
+from kvproxy.journal.history import History, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
@@ -29,7 +29,7 @@ _MAX_NUMBER = 2**62
 class _Storage:
     """A stored entry, and the reason that no entry was stored before it."""
 
-    kept: Kept
+    stored: ResponseStored
     absence: tuple[str, float | None] | None
 
 
@@ -57,7 +57,7 @@ class Writer:
         self._clock = clock
         self._strings = StringIds(connection)
         self._history = History(connection, self._strings)
-        self._prompts: dict[str, Prompt] = {}
+        self._prompts: dict[str, PromptRecord] = {}
         self._totals = Totals()
         self._storages: dict[str, _Storage] = {}
         # Numbers of records by key and request id. Their entries may be stored later.
@@ -100,7 +100,7 @@ class Writer:
 
     def _keys(self, events: Sequence[Event]) -> set[bytes]:
         """The keys to read from the file. A removal needs nothing from there."""
-        keys = {short_key(event.key) for event in events if isinstance(event, Kept)}
+        keys = {short_key(event.key) for event in events if isinstance(event, ResponseStored)}
         for event in events:
             key = event.key.exact if isinstance(event, Exchange) and event.key is not None else None
             if key is not None and isinstance(event, Exchange) and (event.hit is None or key not in self._prompts):
@@ -118,14 +118,14 @@ class Writer:
         self._history.read_similar(regions for _, regions in read.values() if regions is not None)
         return read
 
-    def _change(self, change: Kept | Gone, records: Mapping[int, Record]) -> None:
+    def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Write that an entry was stored or removed.
 
         Args:
             records: by number, if they are not in the file yet.
         """
         self._prompts.pop(change.key, None)
-        if isinstance(change, Gone):
+        if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
             return
         self._set_entry(change, records)
@@ -137,15 +137,15 @@ class Writer:
         self._storages[change.key] = _Storage(change, absence)
         self._history.set_entry(change)
 
-    def _set_entry(self, kept: Kept, records: Mapping[int, Record]) -> None:
+    def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         """Set the entry of the record whose request ended before its response was stored."""
-        number = self._without_entry.pop((kept.key, kept.request), None)
+        number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
-            record.entry = kept.id
+            record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._connection.execute(sql, [blob_of(kept.id), number])
+            self._connection.execute(sql, [blob_of(stored.id), number])
 
     def _complete(self, exchange: Exchange, record: Record, regions: Regions | None) -> None:
         """Complete a record from the history, and add it to the totals."""
@@ -168,17 +168,17 @@ class Writer:
         if prompt is None:
             text, whole = stored_text(exchange, self._settings.text, self._redact)
             regions = regions_of(exchange.key.parts) if regions is None else regions
-            prompt = Prompt(self._history.add(short, regions, text, whole), None, None, None)
+            prompt = PromptRecord(self._history.add(short, regions, text, whole), None, None, None)
             storage = self._storages.get(key)
             if storage is not None:
-                self._history.set_entry(storage.kept)
-                prompt = Prompt(prompt.number, storage.kept.id, storage.kept.expires, None)
-        if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
+                self._history.set_entry(storage.stored)
+                prompt = PromptRecord(prompt.number, storage.stored.id, storage.stored.expires, None)
+        if record.layer in ("forward", "prefix", "revalidated") and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
             # The shortest of several responses, so that savings are not overstated.
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
             self._history.set_seconds(short, seconds)
-            prompt = Prompt(prompt.number, prompt.entry, prompt.expires, seconds)
+            prompt = PromptRecord(prompt.number, prompt.entry, prompt.expires, seconds)
         if len(self._prompts) >= _MAX_CACHED_PROMPTS:
             self._prompts.clear()
         self._prompts[key] = prompt
@@ -186,15 +186,17 @@ class Writer:
         if record.entry is None:
             self._expect_entry(key, exchange, record)
 
-    def _explain_miss(self, exchange: Exchange, record: Record, regions: Regions | None, prompt: Prompt | None) -> None:
+    def _explain_miss(
+        self, exchange: Exchange, record: Record, regions: Regions | None, prompt: PromptRecord | None
+    ) -> None:
         key = exchange.cache_key.exact
         storage = self._storages.get(key)
-        if storage is not None and storage.kept.time >= record.time:
+        if storage is not None and storage.stored.time >= record.time:
             absence = storage.absence
         else:
             absence = self._history.removal(short_key(key), prompt, record.time)
         if absence is not None:
-            record.reason, record.gone = f"miss-{absence[0]}", absence[1]
+            record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
             return
         change = None if regions is None else self._history.change(short_key(key), regions)
         if change is not None:
@@ -206,8 +208,8 @@ class Writer:
     def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         """Set the entry that stores the response, now or as soon as it is stored."""
         storage = self._storages.get(key)
-        if storage is not None and storage.kept.request == exchange.request_id:
-            record.entry = storage.kept.id
+        if storage is not None and storage.stored.request == exchange.request_id:
+            record.entry = storage.stored.id
             return
         if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
             self._without_entry.popitem(last=False)
@@ -215,7 +217,7 @@ class Writer:
 
     def _count(self, exchange: Exchange, record: Record) -> None:
         """Add a request of a client to the totals, once for all and once for each of its tags."""
-        if record.layer == "renewed":
+        if record.layer == "revalidated":
             return
         saved = self._saved_seconds(exchange, record)
         for tag in (ALL, *(exchange.request.control.tags if exchange.request is not None else ())):

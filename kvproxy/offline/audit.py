@@ -42,7 +42,7 @@ class AuditedResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AuditedPair:
     """The cold and the warm response to one request; `number` counts from 1."""
 
     number: int
@@ -89,7 +89,7 @@ class Auditor:
 
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
-    ) -> list[Pair]:
+    ) -> list[AuditedPair]:
         """Send every request cold, then warm.
 
         Args:
@@ -101,7 +101,7 @@ class Auditor:
             InvalidRequest: the server rejects a request.
         """
         limit = asyncio.Semaphore(1 if self._flush else concurrency)
-        done: list[Pair] = []
+        done: list[AuditedPair] = []
 
         async def one(number: int, body: JsonObject) -> None:
             async with limit:
@@ -111,12 +111,12 @@ class Auditor:
         await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies, 1)))
         return sorted(done, key=lambda pair: pair.number)
 
-    async def _pair(self, number: int, body: JsonObject, path: str) -> Pair:
+    async def _pair(self, number: int, body: JsonObject, path: str) -> AuditedPair:
         if self._flush:
             await self._post("/reset_prefix_cache", {})
         salted: JsonObject = {**body, "temperature": 0, "stream": False, "cache_salt": uuid.uuid4().hex}
         cold = await self._ask(path, salted)
-        return Pair(number, cold, await self._ask(path, salted))
+        return AuditedPair(number, cold, await self._ask(path, salted))
 
     async def _ask(self, path: str, body: JsonObject) -> AuditedResponse:
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}

@@ -30,7 +30,7 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChangedSpan:
     """A changing span of a prompt.
 
     Attributes:
@@ -59,17 +59,17 @@ class Span:
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
-def find_changed_span(old: PromptInput, new: PromptInput) -> Span | None:
+def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
     """Return the changing span; None for a continuation or an unrelated prompt."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
             lost = len(_pieces("\n".join(lines[1]))) + sum(len(_pieces(each.text)) for each in prompt_regions(new)[1:])
-            return Span(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
+            return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
     return _text_span(prompt_regions(old), prompt_regions(new), new)
 
 
-def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
+def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     for place, (one, other) in enumerate(zip(old, new, strict=False)):
         if one.name != other.name:
             return None
@@ -78,7 +78,7 @@ def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) 
     return None
 
 
-def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> Span | None:
+def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _pieces(old[0].text), _pieces(new[0].text)
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     resumed = _resume(one[same:], other[same:])
@@ -99,7 +99,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
     if isinstance(form, Conversation) and new[0].message is not None:
         role = str(form.messages[new[0].message].get("role"))
     was, now = old[0].text[at:end_old], new[0].text[at:end_new]
-    return Span(new[0].name, role, at, was, now, before, after, kind, lost)
+    return ChangedSpan(new[0].name, role, at, was, now, before, after, kind, lost)
 
 
 def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
@@ -157,7 +157,7 @@ def _pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def describe(span: Span) -> Iterator[str]:
+def describe(span: ChangedSpan) -> Iterator[str]:
     """Describe the place of a span, and its change."""
     if span.kind == "order of tools":
         yield "the order of the tools"
@@ -170,7 +170,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 
-def strip_edit(span: Span) -> EditSettings:
+def strip_edit(span: ChangedSpan) -> EditSettings:
     """Return the edit that removes a span, and spans like it."""
     if span.kind == "order of tools":
         return EditSettings(name="tools", action="sort-tools")
@@ -191,7 +191,7 @@ def move_edit(edit: EditSettings) -> EditSettings:
     return edit.model_copy(update={"action": "move"})
 
 
-def _matches(pattern: str, span: Span) -> bool:
+def _matches(pattern: str, span: ChangedSpan) -> bool:
     return all(re.fullmatch(pattern, text) for text in (span.old, span.new))
 
 

@@ -9,7 +9,7 @@ from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import edited
-from kvproxy.offline.changed_spans import Span, find_changed_span, move_edit, strip_edit
+from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, move_edit, strip_edit
 from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.prefix_reuse import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.offline.prompt_families import Family, group_families, shingles
@@ -36,7 +36,7 @@ class EditSaving:
         stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """
 
-    span: Span
+    span: ChangedSpan
     edit: EditSettings
     changed: int
     stripped: int
@@ -179,9 +179,9 @@ class _Prompts:
         return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
 
 
-def _costliest_span(forms: Sequence[PromptInput]) -> tuple[Span, int] | None:
+def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | None:
     """Return the span that costs a family the most words, and how often it changes."""
-    found: defaultdict[tuple[object, ...], list[Span]] = defaultdict(list)
+    found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         hashes = shingles("\n".join(region.text for region in prompt_regions(form)))

@@ -22,7 +22,7 @@ _PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class MissExplanation:
+class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
@@ -44,7 +44,7 @@ class JournalClient(Protocol):
     def record(self, request: str) -> Record:
         """Return the record of a request."""
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
@@ -58,11 +58,7 @@ class JournalClient(Protocol):
 
 
 class JournalFile:
-    """The journal in a data folder on this machine.
-
-    Raises:
-        NotFound: the folder has no journal.
-    """
+    """The journal in a data folder on this machine. Raises NotFound."""
 
     def __init__(self, data: Path) -> None:
         from kvproxy.settings import load_settings
@@ -77,7 +73,7 @@ class JournalFile:
     def record(self, request: str) -> Record:
         return self._reader.find(request)
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.flow.explain import texts
         from kvproxy.journal.causes import explain_record
@@ -87,7 +83,7 @@ class JournalFile:
         has_store = store_exists(self._settings)
         with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
             found = explain_record(self._reader, record, texts(self._reader, store))
-        return MissExplanation(record, asdict(found), sentences(found, moment))
+        return ExplanationReport(record, asdict(found), sentences(found, moment))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         rows = self._reader.groups(query, by, order=order, limit=limit)
@@ -152,9 +148,9 @@ class RemoteJournal:
     def record(self, request: str) -> Record:
         return _record(self._explained(request)["explained"]["record"])
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> MissExplanation:
+    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         answer = self._explained(request)
-        return MissExplanation(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
+        return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         raise self._unsupported("log top")
@@ -181,11 +177,7 @@ class RemoteJournal:
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
-    """Open the journal of --data, else of the proxy at the URL, else of the default data folder.
-
-    Raises:
-        NotFound: the data folder has no journal.
-    """
+    """Open the journal of --data, of the proxy at the URL, or of the default data folder."""
     from kvproxy.settings import load_settings
 
     if data is None:
@@ -209,11 +201,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Build a query from the options of a command.
-
-    Raises:
-        InvalidRequest: the layer or the duration is unknown.
-    """
+    """Build a query from the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     start = None if since is None else time.time() - parse_duration(since)
@@ -221,11 +209,7 @@ def journal_query(
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`. Raises InvalidRequest."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
     if found is None:
         raise InvalidRequest(f"{text[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")

@@ -20,7 +20,7 @@ from kvproxy.upstreams.engine_reports.metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import Candidate, Load
+from kvproxy.upstreams.routing import EngineCandidate, Load
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -40,9 +40,7 @@ class EngineStatus:
     """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        requests: requests in flight.
         load: tokens of work.
-        sent: requests since the start.
         failures: consecutive failures.
         complete: whether the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
@@ -71,11 +69,7 @@ class EngineStatus:
 class FleetEngine:
     """An upstream with its mirror, load, health and slots.
 
-    Raises:
-        SettingsError: the events endpoint is not valid.
-
-    Attributes:
-        llama: slots of llama.cpp; None if the engine publishes events.
+    Raises SettingsError if the events endpoint is not valid. `llama` is None if the engine publishes events.
     """
 
     def __init__(
@@ -194,10 +188,10 @@ class FleetEngine:
         reported_at, metrics = self._metrics
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
-    def candidate(self, prompt: HashedPrompt | None) -> Candidate:
+    def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
         """Return the engine as a candidate for a prompt with computed hashes."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
-        return Candidate(self.url, matched, self.load.tokens, self.weight)
+        return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
 
     def status(self) -> EngineStatus:
         mirror = self.mirror
@@ -222,11 +216,9 @@ class FleetEngine:
         )
 
     def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
-        """Return this engine as the upstream of a response, with a callback for the reported reuse.
+        """Return this engine with its predicted reuse, and a callback for the reported reuse.
 
-        Args:
-            predicted: tokens that should be reused; None without a prediction.
-            work: tokens that should be computed.
+        `work` is the number of tokens that should be computed.
         """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:

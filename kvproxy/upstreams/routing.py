@@ -24,11 +24,7 @@ LOAD_SLACK = 1.25
 
 
 class Ring:
-    """Consistent hashing ring.
-
-    Args:
-        weights: weight by engine; weight 2 receives twice the keys.
-    """
+    """Consistent hashing ring. An engine of weight 2 receives twice the keys."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._size = len(weights)
@@ -84,7 +80,7 @@ class RequestLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EngineCandidate:
     """An engine that can serve a request.
 
     Attributes:
@@ -99,25 +95,19 @@ class Candidate:
     weight: float = 1.0
 
 
-def choose(candidates: Sequence[Candidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Sort engines by cost, the best first.
-
-    Args:
-        candidates: available engines.
-        prompt_tokens: length of the prompt, or an estimate.
-        order: the ring's order for the prompt's key; it decides between equal costs.
-    """
+def choose(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
+    """Sort engines by cost, the best first. The ring's `order` decides between equal costs."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched for candidate in candidates):
 
-        def cost(candidate: Candidate) -> float:
+        def cost(candidate: EngineCandidate) -> float:
             return (MISS_COST * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
 
     else:
         weight = sum(candidate.weight for candidate in candidates)
         share = LOAD_SLACK * (sum(candidate.load for candidate in candidates) + prompt_tokens) / weight
 
-        def cost(candidate: Candidate) -> float:
+        def cost(candidate: EngineCandidate) -> float:
             return candidate.load > share * candidate.weight
 
     return [each.name for each in sorted(candidates, key=lambda each: (cost(each), place[each.name]))]

@@ -25,8 +25,8 @@ from pathlib import Path
 import httpx
 
 from tests.benchmarks.timing import interleave, report
-from tests.engines.llama import await_health, llama_server
-from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
+from tests.engines.llama import llama_server
+from tests.engines.running import HYBRID, PLAIN, Model, Vllm, await_health, running
 from tests.ports import free_port
 
 _WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import new_id
-from kvproxy.journal.history import Kept
+from kvproxy.journal.history import ResponseStored
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
@@ -80,7 +80,7 @@ def size(count: int) -> None:
             made = time.time()
             batch = [_request(draw, asked) for _ in range(min(_BATCH, count - start))]
             stored = [
-                Kept(each.cache_key.exact, each.entry_id or "", made + 86_400, made)
+                ResponseStored(each.cache_key.exact, each.entry_id or "", made + 86_400, made)
                 for each in batch
                 if each.hit is None
             ]

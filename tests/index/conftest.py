@@ -1,4 +1,4 @@
-"""Empty stores of all kinds, and one PostgreSQL server with pgvector for all tests."""
+"""Empty stores of all kinds, and a PostgreSQL server with pgvector."""
 
 import itertools
 import tempfile
@@ -47,6 +47,14 @@ def empty(url: str) -> None:
     """Drop the store on a server."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("drop schema if exists kvproxy cascade")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    """Return an empty store in the file `r.db`."""
+    opened = SqliteStore(tmp_path / "r.db")
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres", "encrypted"])

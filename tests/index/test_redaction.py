@@ -65,8 +65,7 @@ def test_invalid_json_is_not_stored() -> None:
     assert "a@b.c" not in str(raised.value)
 
 
-async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path, store: SqliteStore) -> None:
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=redact) as cache:
         assert await cache.set("what does the customer with mail a@b.c owe us", "nothing")
@@ -85,8 +84,7 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
     assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_an_answer_with_text_to_redact_is_not_stored(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_an_answer_with_text_to_redact_is_not_stored(store: SqliteStore) -> None:
     async with ResponseCache(store, None, redact=redact) as cache:
         assert not await cache.set("who asked", "It was a@b.c")
         assert await cache.get("who asked") is None
@@ -94,11 +92,10 @@ async def test_an_answer_with_text_to_redact_is_not_stored(tmp_path: Path) -> No
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
 
-async def test_nothing_is_stored_or_compared_if_redaction_fails(tmp_path: Path) -> None:
+async def test_nothing_is_stored_or_compared_if_redaction_fails(store: SqliteStore) -> None:
     def broken(text: str) -> str:
         raise RedactionFailed("it failed")
 
-    store = SqliteStore(tmp_path / "r.db")
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with ResponseCache(store, semantic, redact=broken) as cache:
         with pytest.raises(RedactionFailed):

@@ -1,7 +1,6 @@
 """One kvproxy follows another one's embedded engine over real sockets."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
+from tests.polling import until
 from tests.servers import run_proxy
 
 SYSTEM = "You answer questions about a caching proxy in one short sentence, and you never guess. " * 6
@@ -43,13 +43,6 @@ def ask(url: str, question: str, **options: Any) -> httpx.Response:
 
 def get(url: str, path: str) -> Any:
     return httpx.get(url + path).raise_for_status().json()
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.05)
 
 
 def engine_chains(url: str) -> list[tuple[Any, ...]]:

@@ -1,8 +1,6 @@
 """Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again, and has a disk tier."""
 
 import contextlib
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,9 @@ import httpx
 import pytest
 
 from tests.commands.test_commands import kvproxy, result
+from tests.polling import until
 from tests.ports import free_port
 from tests.tiers.test_serve import SYSTEM, ask, cached, fill_the_disk, find_it_again, serving, tier_flags
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.1)
 
 
 def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(

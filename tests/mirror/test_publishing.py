@@ -1,10 +1,9 @@
 """What our publisher sends, read by a consumer that knows only vLLM's description of the wire."""
 
-import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -16,6 +15,7 @@ from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.errors import SettingsError
 from kvproxy.mirror.subscriber import EventSubscriber
+from tests.polling import until_async
 
 A, B = b"\x01" * 32, b"\x02" * 32
 STORED = BlockStored((A, B), None, (1, 2, 3, 4), 2)
@@ -79,13 +79,6 @@ def test_frames_numbers_and_replay(context: "zmq.Context[Any]") -> None:
         publisher.close()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        await asyncio.sleep(0.01)
-
-
 async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
     asked = 0
 
@@ -104,7 +97,7 @@ async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
     try:
         for subscriber in late:
             await subscriber.start()
-            await until(lambda subscriber=subscriber: subscriber.sequencer.complete and subscriber.state.pools)
+            await until_async(lambda subscriber=subscriber: subscriber.sequencer.complete and subscriber.state.pools)
             (pool,) = subscriber.state.pools.values()
             held = Counter({digest: block.copies for digest, block in pool.blocks.items()})
             assert held == Counter(map(event_hash, (A, B, bytes(32))))

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from kvproxy.offline.audit import AuditedResponse, Pair
+from kvproxy.offline.audit import AuditedPair, AuditedResponse
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
 from tests.servers import run_app, run_proxy
@@ -93,7 +93,7 @@ def test_pairs_without_reports_are_not_counted() -> None:
     ("cold", "warm", "at"), [("abc", "abc", None), ("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("ab", "abc", 2)]
 )
 def test_the_first_different_token(cold: str, warm: str, at: int | None) -> None:
-    pair = Pair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
+    pair = AuditedPair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
     assert pair.differs_at == at
     assert pair.is_proven
-    assert not Pair(1, pair.warm, pair.warm).is_proven
+    assert not AuditedPair(1, pair.warm, pair.warm).is_proven

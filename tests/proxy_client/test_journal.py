@@ -1,6 +1,5 @@
 """The journal of a proxy on another machine is read over HTTP, with the same results as from its file."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ import httpx
 import pytest
 
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.services import Services
 from kvproxy.proxy_client import journal
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.journal import JournalFile, RemoteJournal, journal_query, open_journal
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.servers import run_proxy
 
 Running = tuple[str, Path]
@@ -32,14 +31,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                 body = {"model": "m", "messages": [{"role": "user", "content": question}]}
                 headers = {"cache-control": "confirm", "x-request-id": f"request {question}"}
                 assert client.post("/v1/chat/completions", json=body, headers=headers).is_success
-            _wait_for_records(services, 4)
+            until(lambda: len(services.answerer.journal.latest(4)) == 4)
             yield url, data
-
-
-def _wait_for_records(services: Services, count: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(services.answerer.journal.latest(count)) < count:
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.mirror.publisher import Model, Sockets
 from tests.servers import run_app, run_proxy
 
 WHOLE = {
@@ -25,15 +27,23 @@ WHOLE = {
 }
 
 
+SIZE = 16
+
+
+def block_hashes(tokens: list[int]) -> list[int]:
+    return [event_hash(digest) for digest in BlockHasher().chain(tokens, SIZE)]
+
+
 class Engine:
-    """A fake upstream that records its requests and fails on demand."""
+    """A fake upstream that publishes events, records its requests, and fails on demand."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
         self.mood = "well"
         self.resets = self.tokenized = 0
-        self.asked: dict[str, Any] = {}
+        self.tokenize_body: dict[str, Any] = {}
         """Last request to `/tokenize`."""
+        self.sockets = Sockets(Model())
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -61,9 +71,14 @@ class Engine:
             await asyncio.sleep(60)
         if self.mood == "old":
             return JSONResponse({"detail": "Not Found"}, 404)
-        body = self.asked = await request.json()
-        text = "".join(message["content"] for message in body["messages"])
+        body = self.tokenize_body = await request.json()
+        text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
         return JSONResponse({"tokens": list(text.encode()), "count": len(text), "max_model_len": 4096})
+
+    def store(self, text: str) -> None:
+        """Publish the blocks of a text."""
+        tokens = list(text.encode())[: len(text) // SIZE * SIZE]
+        self.sockets.send(self.sockets.model.store(block_hashes(tokens), tokens=tokens))
 
     async def messages(self, request: Request) -> Response:
         self.got.append("messages")
@@ -112,22 +127,34 @@ class Fleet:
         assert self.ask(question).status_code == 200
         return next(url for url, engine in self.engines.items() if len(engine.got) > before[url])
 
+    def post(self, path: str, body: Any = None, **params: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/admin{path}", json=body, params=params, timeout=60)
+
     def status(self, url: str) -> dict[str, Any]:
         every = httpx.get(f"{self.url}/admin/upstreams").raise_for_status().json()
         return next(each for each in every if each["url"] == url)
 
 
 @contextlib.contextmanager
-def fleet(data: Path, count: int = 3, servers: Any = dict, **routing: Any) -> Iterator[Fleet]:
-    """Run a proxy over `count` engines; `servers` returns the settings of each index."""
+def run_engine(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run an engine; return its URL, and its settings as an upstream with events."""
+    try:
+        with run_app(engine.app) as url:
+            yield url, {"url": url, "kv_events": engine.sockets.events, "kv_replay": engine.sockets.replay}
+    finally:
+        engine.sockets.close()
+
+
+@contextlib.contextmanager
+def fleet(data: Path, count: int = 3, *, events: bool = False, **routing: Any) -> Iterator[Fleet]:
+    """Run a proxy over `count` engines, which publish `events` or not."""
     with contextlib.ExitStack() as stack:
-        engines = {}
+        engines, upstreams = {}, []
         for _ in range(count):
             engine = Engine()
-            engines[stack.enter_context(run_app(engine.app))] = engine
-        upstreams = [
-            {"url": f"{url}/v1"} | (servers(at) if servers is not dict else {}) for at, url in enumerate(engines)
-        ]
+            url, upstream = stack.enter_context(run_engine(engine))
+            engines[url] = engine
+            upstreams.append(upstream if events else {"url": f"{url}/v1"})
         settings = load_settings(
             data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.2} | routing
         )

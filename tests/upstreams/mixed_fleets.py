@@ -7,12 +7,10 @@ from typing import Any
 
 import httpx
 
-from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.settings import load_settings
-from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
 from tests.servers import run_app, run_proxy
-from tests.upstreams.fleets import Engine
+from tests.upstreams.fleets import Engine, run_engine
 from tests.upstreams.llama.fake_server import Llama
 
 IN_VLLM = "You are a judge. " * 8
@@ -22,9 +20,8 @@ IN_LLAMA = "You are a cook. " * 30
 class Mixed:
     """A proxy in front of both; llama.cpp is the first upstream."""
 
-    def __init__(self, url: str, data: Path, llama: str, vllm: str, engine: Engine, publisher: Sockets) -> None:
+    def __init__(self, url: str, data: Path, llama: str, vllm: str, engine: Engine) -> None:
         self.url, self.data, self.llama, self.vllm, self.engine = url, data, llama, vllm, engine
-        self.publisher = publisher
 
     def get(self, path: str) -> Any:
         return httpx.get(f"{self.url}/admin{path}").raise_for_status().json()
@@ -37,9 +34,7 @@ class Mixed:
 
     def fill(self) -> None:
         """Fill each engine with its own prefix."""
-        tokens = list(IN_VLLM.encode())[:96]
-        names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
-        self.publisher.send(self.publisher.model.store(names, tokens=tokens))
+        self.engine.store(IN_VLLM[:96])
         until(lambda: next(each for each in self.get("/upstreams") if each["url"] == self.vllm)["cached_blocks"] == 6)
         self.post("/upstreams/drain", name=self.vllm)
         httpx.post(f"{self.url}/v1/chat/completions", json=chat(IN_LLAMA)).raise_for_status()
@@ -54,20 +49,14 @@ def chat(text: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def run_mixed(data: Path) -> Iterator[Mixed]:
     """Run the filled fleet."""
-    publisher, engine = Sockets(Model()), Engine()
-    try:
-        with run_app(Llama().app) as llama, run_app(engine.app) as vllm:
-            upstreams = [
-                {"url": llama},
-                {"url": vllm, "kv_events": publisher.events, "kv_replay": publisher.replay},
-            ]
-            settings = load_settings(
-                data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.1}
-            )
-            with run_proxy(settings) as (url, _):
-                running = Mixed(url, data, llama, vllm, engine, publisher)
-                until(lambda: any(each["slots"] for each in running.get("/upstreams")))
-                running.fill()
-                yield running
-    finally:
-        publisher.close()
+    engine = Engine()
+    with run_app(Llama().app) as llama, run_engine(engine) as (vllm, upstream):
+        upstreams = [{"url": llama}, upstream]
+        settings = load_settings(
+            data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.1}
+        )
+        with run_proxy(settings) as (url, _):
+            running = Mixed(url, data, llama, vllm, engine)
+            until(lambda: any(each["slots"] for each in running.get("/upstreams")))
+            running.fill()
+            yield running

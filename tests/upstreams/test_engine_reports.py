@@ -217,7 +217,7 @@ def test_metrics_are_shown_with_their_age(proxy: str) -> None:
     stats = httpx.get(f"{proxy}/admin/blocks/stats").raise_for_status().json()
     assert (stats["num_blocks"], stats["used"], stats["usage"], stats["hits"]) == (200, 50, 0.25, 17344)
     assert (stats["cached"], stats["complete"]) == (None, None)
-    assert 0 <= stats["engines"][0]["age"] < 20
+    assert 0 <= stats["reported"][0]["age"] < 20
     assert httpx.get(f"{proxy}/admin/blocks").status_code == 409
     metrics = httpx.get(f"{proxy}/metrics").text
     assert "kvproxy_engine_usage{upstream=" in metrics

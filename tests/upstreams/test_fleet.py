@@ -2,17 +2,15 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.errors import SettingsError
 from kvproxy.settings import load_settings
-from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
-from tests.servers import run_app, run_proxy
-from tests.upstreams.fleets import Engine, Fleet, fleet
+from tests.servers import run_proxy
+from tests.upstreams.fleets import Engine, Fleet, fleet, run_engine
 
 
 def test_without_events_prefixes_are_sticky_and_failing_engines_are_ejected(tmp_path: Path) -> None:
@@ -42,19 +40,19 @@ def test_without_events_prefixes_are_sticky_and_failing_engines_are_ejected(tmp_
 
 
 def test_draining_engines_get_no_new_requests(tmp_path: Path) -> None:
-    with fleet(tmp_path, 2) as running, httpx.Client(base_url=running.url) as client:
+    with fleet(tmp_path, 2) as running:
         own = running.engine_for("hello")
-        assert client.post("/admin/upstreams/drain", params={"name": own}).json()["state"] == "draining"
+        assert running.post("/upstreams/drain", name=own).json()["state"] == "draining"
         other = running.engine_for("hello")
         assert other != own
-        client.post("/admin/upstreams/drain", params={"name": other}).raise_for_status()
+        running.post("/upstreams/drain", name=other).raise_for_status()
         refused = running.ask("hello")
         assert refused.status_code == 503
         assert "draining" in refused.json()["error"]["message"]
         number = list(running.engines).index(own) + 1
-        client.post("/admin/upstreams/undrain", params={"name": str(number)}).raise_for_status()
+        running.post("/upstreams/undrain", name=str(number)).raise_for_status()
         assert running.engine_for("hello") == own
-        assert client.post("/admin/upstreams/drain", params={"name": "http://nowhere"}).status_code == 404
+        assert running.post("/upstreams/drain", name="http://nowhere").status_code == 404
 
 
 def test_another_engine_is_tried_only_before_the_first_chunk(tmp_path: Path) -> None:
@@ -89,9 +87,8 @@ def test_another_engine_is_tried_only_before_the_first_chunk(tmp_path: Path) -> 
 
 
 def test_an_unreachable_engine_fails_no_request(tmp_path: Path) -> None:
-    engine = Engine()
-    with run_app(engine.app) as url:
-        gone = "http://127.0.0.1:9"
+    engine, gone = Engine(), "http://127.0.0.1:9"
+    with run_engine(engine) as (url, _):
         settings = load_settings(
             data=tmp_path,
             upstreams=[{"url": gone}, {"url": url}],
@@ -108,59 +105,39 @@ def test_an_unreachable_engine_fails_no_request(tmp_path: Path) -> None:
 
 
 def test_requests_follow_their_prefix(tmp_path: Path) -> None:
-    publishers = [Sockets(Model(positional=bool(at))) for at in range(3)]
-    try:
+    with fleet(tmp_path, 3, events=True) as running:
+        urls, engines = list(running.engines), list(running.engines.values())
+        prompts = [f"You are a {role}. " * 8 for role in ("poet", "judge", "cook")]
+        # Each engine caches one prefix. The first engine has other block hashes, the second one another encoding.
+        tokens = list(prompts[0].encode())[:96]
+        engines[0].sockets.send(engines[0].sockets.model.store(list(range(1000, 1006)), tokens=tokens))
+        engines[1].sockets.model.positional = True
+        for engine, prompt in list(zip(engines, prompts, strict=True))[1:]:
+            engine.store(prompt[:96])
+        until(lambda: all(running.status(url)["cached_blocks"] == 6 for url in urls))
+        for url, prompt in zip(urls, prompts, strict=True):
+            assert [running.engine_for(prompt + question) for question in "abc"] == [url] * 3
 
-        def server(at: int) -> dict[str, Any]:
-            return {"kv_events": publishers[at].events, "kv_replay": publishers[at].replay}
+        message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": prompts[2] + "x"}]}
+        httpx.post(f"{running.url}/v1/messages", json=message).raise_for_status()
+        assert engines[2].got[-1] == "messages"
 
-        with fleet(tmp_path, 3, server) as running:
-            urls = list(running.engines)
-            beginnings = ["You are a poet. " * 8, "You are a judge. " * 8, "You are a cook. " * 8]
-            # Each engine caches one prefix; the first engine has unknown block hashes.
-            for at, beginning in enumerate(beginnings):
-                tokens = list(beginning.encode())[:96]
-                names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
-                names = names if at else [1000 + number for number in range(len(names))]
-                publishers[at].send(publishers[at].model.store(names, tokens=tokens))
-            until(lambda: all(running.status(url)["cached_blocks"] == 6 for url in urls))
-            for at, beginning in enumerate(beginnings):
-                assert [running.engine_for(beginning + question) for question in "abc"] == [urls[at]] * 3
+        chat = {"model": "m", "messages": [{"role": "user", "content": prompts[1] + "x"}]}
+        found = running.post("/explain", chat).json()["prefix"]
+        assert (found["matched_tokens"], found["engine"], found["hashes_match"]) == (96, urls[1], True)
+        assert found["engines"] == {urls[0]: 0, urls[1]: 96, urls[2]: 0}
 
-            message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": beginnings[2] + "x"}]}
-            httpx.post(f"{running.url}/v1/messages", json=message).raise_for_status()
-            assert running.engines[urls[2]].got[-1] == "messages"
+        # After an eviction, requests go to the engine with the prefix.
+        engines[1].sockets.send(engines[1].sockets.model.clear())
+        engines[2].store(prompts[1][:96])
+        until(lambda: [running.status(url)["cached_blocks"] for url in urls] == [6, 0, 12])
+        assert running.engine_for(prompts[1] + "d") == urls[2]
 
-            told = httpx.post(
-                f"{running.url}/admin/explain",
-                json={"model": "m", "messages": [{"role": "user", "content": beginnings[1] + "x"}]},
-            ).json()["prefix"]
-            assert (told["matched_tokens"], told["engine"], told["hashes_match"]) == (96, urls[1], True)
-            assert told["engines"] == {urls[0]: 0, urls[1]: 96, urls[2]: 0}
-
-            # After an eviction, requests go to the engine with the prefix.
-            publishers[1].send(publishers[1].model.clear())
-            publishers[2].send(
-                publishers[2].model.store(
-                    [event_hash(digest) for digest in BlockHasher().chain(list(beginnings[1].encode())[:96], 16)],
-                    tokens=list(beginnings[1].encode())[:96],
-                )
-            )
-            until(
-                lambda: running.status(urls[1])["cached_blocks"] == 0 and running.status(urls[2])["cached_blocks"] == 12
-            )
-            assert running.engine_for(beginnings[1] + "d") == urls[2]
-
-            assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
-            assert [engine.resets for engine in running.engines.values()] == [1, 1, 1]
-    finally:
-        for publisher in publishers:
-            publisher.close()
+        assert running.post("/blocks/reset").json()["reset"] is True
+        assert [engine.resets for engine in engines] == [1, 1, 1]
 
 
 def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
-    from kvproxy.errors import SettingsError
-
     twice = [{"url": "http://127.0.0.1:9"}, {"url": "http://127.0.0.1:9/v1"}]
     for upstreams, word in (
         (twice, "two upstreams have the same URL"),

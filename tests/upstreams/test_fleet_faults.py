@@ -2,119 +2,78 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from kvproxy.blocks.block_hash import BlockHasher, event_hash
-from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
 from tests.upstreams.fleets import fleet
 
-BEGINNING = "You are a poet. " * 8
+PROMPT = "You are a poet. " * 8
 
 
 def test_a_hanging_tokenizer_delays_no_request(tmp_path: Path) -> None:
-    sockets = Sockets(Model())
-    try:
-        with fleet(tmp_path, 2, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
-            for engine in running.engines.values():
-                engine.mood = "hangs"
-            began = time.monotonic()
-            assert running.ask("hello").status_code == 200
-            assert time.monotonic() - began < 30
-            # Only the tokenizer of the preferred engine was called.
-            assert sum(engine.tokenized for engine in running.engines.values()) == 1
-    finally:
-        sockets.close()
+    with fleet(tmp_path, 2, events=True) as running:
+        for engine in running.engines.values():
+            engine.mood = "hangs"
+        began = time.monotonic()
+        assert running.ask("hello").status_code == 200
+        assert time.monotonic() - began < 30
+        # Only the tokenizer of the preferred engine was called.
+        assert sum(engine.tokenized for engine in running.engines.values()) == 1
 
 
 def test_a_drained_engine_is_not_asked_for_tokens(tmp_path: Path) -> None:
-    sockets = [Sockets(Model()) for _ in range(3)]
-    try:
-        with fleet(tmp_path, 3, lambda at: {"kv_events": sockets[at].events}) as running:
-            drained, *others = running.engines
-            running.engines[drained].mood = "hangs"
-            httpx.post(f"{running.url}/admin/upstreams/drain", params={"name": drained}).raise_for_status()
-            for question in "abcdef":
-                assert running.ask(question).status_code == 200
-            assert running.engines[drained].tokenized == 0
-            assert sum(running.engines[url].tokenized for url in others) == 6
-    finally:
-        for each in sockets:
-            each.close()
+    with fleet(tmp_path, 3, events=True) as running:
+        drained, *others = running.engines
+        running.engines[drained].mood = "hangs"
+        running.post("/upstreams/drain", name=drained).raise_for_status()
+        for question in "abcdef":
+            assert running.ask(question).status_code == 200
+        assert running.engines[drained].tokenized == 0
+        assert sum(running.engines[url].tokenized for url in others) == 6
 
 
-def test_template_fields_are_sent_to_the_tokenizer(tmp_path: Path) -> None:
-    sockets = Sockets(Model())
-    shaping = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
-    try:
-        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, prediction_sample_rate=1.0) as running:
-            (engine,) = running.engines.values()
-            assert running.ask("hello", temperature=0.5, **shaping).status_code == 200
-            assert engine.asked == {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | shaping
-    finally:
-        sockets.close()
-
-
-def test_unpredictable_requests_have_no_prediction(tmp_path: Path) -> None:
-    sockets = Sockets(Model())
-    try:
-        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events}, prediction_sample_rate=1.0) as running:
-            (engine,) = running.engines.values()
-            for options in ({"n": 2}, {"prompt_logprobs": 0}):
-                assert running.ask("hello", **options).status_code == 200
-            assert engine.tokenized == 0
-            assert running.ask("hello", n=1).status_code == 200
-            assert engine.tokenized == 1
-    finally:
-        sockets.close()
+def test_only_predictable_requests_are_tokenized_with_their_template_fields(tmp_path: Path) -> None:
+    template = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
+    with fleet(tmp_path, 1, events=True, prediction_sample_rate=1.0) as running:
+        (engine,) = running.engines.values()
+        for options in ({"n": 2}, {"prompt_logprobs": 0}):
+            assert running.ask("hello", **options).status_code == 200
+        assert engine.tokenized == 0
+        assert running.ask("hello", n=1, temperature=0.5, **template).status_code == 200
+        assert engine.tokenize_body == {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | template
 
 
 @pytest.mark.parametrize("mood", ["old", "gone"])
 def test_explain_reports_missing_information(tmp_path: Path, mood: str) -> None:
-    sockets = Sockets(Model())
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    try:
-        servers: dict[str, Any] = {"kv_events": sockets.events}
-        with fleet(tmp_path, 1, lambda at: servers) as running:
-            (engine,) = running.engines.values()
-            engine.mood = mood
-            if mood == "gone":
-                fleet_of_one = running.services.built.fleet
-                assert fleet_of_one is not None
-                (only,) = fleet_of_one.engines.values()
-                only.client._connections._base = "http://127.0.0.1:9"
-            answer = httpx.post(f"{running.url}/admin/explain", json=body)
-            assert answer.status_code == 200
-            told = answer.json()
-            assert (told["layer"], told["prefix"]["matched_tokens"], told["prefix"]["tiers"]) == ("none", None, {})
-            assert "tokenize" in told["prefix"]["reason"]
-    finally:
-        sockets.close()
+    with fleet(tmp_path, 1, events=True) as running:
+        (engine,) = running.engines.values()
+        engine.mood = mood
+        if mood == "gone":
+            (only,) = running.services.built.fleet.engines.values()  # type: ignore[union-attr]
+            only.client._connections._base = "http://127.0.0.1:9"
+        answer = running.post("/explain", {"model": "m", "messages": [{"role": "user", "content": "x"}]})
+        assert answer.status_code == 200
+        found = answer.json()
+        assert (found["layer"], found["prefix"]["matched_tokens"], found["prefix"]["tiers"]) == ("none", None, {})
+        assert "tokenize" in found["prefix"]["reason"]
 
 
 def test_a_reset_rejected_with_status_200_is_a_failure(tmp_path: Path) -> None:
-    sockets = Sockets(Model())
-    try:
-        with fleet(tmp_path, 1, lambda at: {"kv_events": sockets.events, "kv_replay": sockets.replay}) as running:
-            (url,) = running.engines
-            tokens = list(BEGINNING.encode())[:96]
-            names = [event_hash(digest) for digest in BlockHasher().chain(tokens, 16)]
-            sockets.send(sockets.model.store(names, tokens=tokens))
-            until(lambda: running.status(url)["cached_blocks"] == 6)
-            running.engines[url].mood = "busy"
-            told = httpx.post(f"{running.url}/admin/blocks/reset").json()
-            assert (told["reset"], told["engines"][0]["engine"]) == (False, url)
-            assert "in use" in told["engines"][0]["message"]
-            assert running.status(url)["cached_blocks"] == 6
-            # vLLM publishes the reset only with its next step; the mirror is emptied by the response.
-            running.engines[url].mood = "well"
-            assert httpx.post(f"{running.url}/admin/blocks/reset").json()["reset"] is True
-            assert running.status(url)["cached_blocks"] == 0
-    finally:
-        sockets.close()
+    with fleet(tmp_path, 1, events=True) as running:
+        ((url, engine),) = running.engines.items()
+        engine.store(PROMPT[:96])
+        until(lambda: running.status(url)["cached_blocks"] == 6)
+        engine.mood = "busy"
+        found = running.post("/blocks/reset").json()
+        assert (found["reset"], found["engines"][0]["engine"]) == (False, url)
+        assert "in use" in found["engines"][0]["message"]
+        assert running.status(url)["cached_blocks"] == 6
+        # vLLM publishes the reset only with its next step; the mirror is emptied by the response.
+        engine.mood = "well"
+        assert running.post("/blocks/reset").json()["reset"] is True
+        assert running.status(url)["cached_blocks"] == 0
 
 
 def test_a_stream_that_fails_before_its_first_chunk_goes_to_another_engine(tmp_path: Path) -> None:

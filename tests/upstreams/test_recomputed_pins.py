@@ -6,59 +6,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.settings import load_settings
-from kvproxy.upstreams import recomputed_pins as pinned
+from kvproxy.upstreams import recomputed_pins
 from tests.commands.run import kvproxy, result
-from tests.mirror.publisher import Model, Sockets
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy
+from tests.upstreams.fleets import SIZE, Engine, block_hashes, run_engine
 
-SIZE = 16
 
-
-class Engine:
-    """A fake engine that publishes its blocks and can evict them."""
+class PinEngine(Engine):
+    """An engine that computes prompts, publishes their blocks, and can evict them."""
 
     def __init__(self) -> None:
-        self.sockets = Sockets(Model())
+        super().__init__()
         self.model = self.sockets.model
         self.computed: list[int] = []
-        self.mood = "well"
-        self.app = Starlette(
-            routes=[
-                Route("/health", lambda request: Response()),
-                Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": "m"}]})),
-                Route("/tokenize", self.tokenize, methods=["POST"]),
-                Route("/v1/completions", self.complete, methods=["POST"]),
-                Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            ]
-        )
-
-    async def tokenize(self, request: Request) -> Response:
-        body = await request.json()
-        text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
-        return JSONResponse({"tokens": list(text.encode())})
+        self.app.routes.append(Route("/v1/completions", self.complete, methods=["POST"]))
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         if self.mood == "refuses":
             return JSONResponse({"error": {"message": "no token ids here"}}, 400)
         assert body["max_tokens"] == 1
-        return JSONResponse({"choices": [], "usage": self.take(body["prompt"])})
+        return JSONResponse({"choices": [], "usage": self.compute(body["prompt"])})
 
     async def chat(self, request: Request) -> Response:
-        body = await request.json()
-        text = "".join(message["content"] for message in body["messages"])
-        return JSONResponse({"choices": [], "usage": self.take(list(text.encode()))})
+        text = "".join(message["content"] for message in (await request.json())["messages"])
+        return JSONResponse({"choices": [], "usage": self.compute(list(text.encode()))})
 
-    def take(self, tokens: list[int]) -> dict[str, Any]:
-        names = names_of(tokens)
+    def compute(self, tokens: list[int]) -> dict[str, Any]:
+        names = block_hashes(tokens)
         known = 0
         while known < len(names) and self.model.held[names[known]]:
             known += 1
@@ -69,29 +50,22 @@ class Engine:
         self.computed.append(len(tokens) - known * SIZE)
         return {"prompt_tokens": len(tokens), "prompt_tokens_details": {"cached_tokens": known * SIZE}}
 
-    def lose(self, names: list[int]) -> None:
+    def evict(self, names: list[int]) -> None:
         self.sockets.send(self.model.remove(names))
 
 
-def names_of(tokens: list[int]) -> list[int]:
-    return [event_hash(digest) for digest in BlockHasher().chain(tokens, SIZE)]
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> PinEngine:
+    monkeypatch.setattr(recomputed_pins, "_INTERVAL", 0.02)
+    return PinEngine()
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(pinned, "_INTERVAL", 0.02)
-    made = Engine()
-    yield made
-    made.sockets.close()
-
-
-@pytest.fixture
-def url(engine: Engine, tmp_path: Path) -> Iterator[str]:
-    with run_app(engine.app) as upstream:
-        server = {"url": upstream, "kv_events": engine.sockets.events, "kv_replay": engine.sockets.replay}
+def url(engine: PinEngine, tmp_path: Path) -> Iterator[str]:
+    with run_engine(engine) as (_, server):
         routing = {"pinned_tokens_per_minute": 400, "health_interval": 0.2}
         with run_proxy(load_settings(data=tmp_path / "data", upstreams=[server], routing=routing)) as (proxy, _):
-            engine.take(list(b"so that the size of a block is known"))
+            engine.compute(list(b"so that the size of a block is known"))
             until(lambda: result("blocks", "stats", url=proxy)["block_size"] == SIZE)
             yield proxy
 
@@ -105,15 +79,15 @@ def row(url: str) -> dict[str, Any]:
     return found
 
 
-def test_evicted_blocks_are_computed_again(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "_FIRST_PAUSE", 0.1)
+def test_evicted_blocks_are_computed_again(engine: PinEngine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputed_pins, "_FIRST_PAUSE", 0.1)
     # A prompt that is not cached yet is computed.
     done = result("blocks", "pin", "rules", PROMPT, url=url)
     assert done["tokens"] == 160
     until(lambda: row(url)["held"] == 160)
     assert engine.computed[1:] == [160]
     until(lambda: row(url)["error"] is None)
-    engine.lose(names_of(list(PROMPT.encode()))[6:])
+    engine.evict(block_hashes(list(PROMPT.encode()))[6:])
     until(lambda: len(engine.computed) == 3 and row(url)["held"] == 160)
     assert engine.computed[2] == 4 * SIZE
     assert (row(url)["computed"], row(url)["blocks"]) == (160 + 64, [])
@@ -124,21 +98,23 @@ def test_evicted_blocks_are_computed_again(engine: Engine, url: str, monkeypatch
     assert kvproxy("blocks", "unpin", "rules", url=url).returncode == 3
 
 
-def test_the_budget_limits_computation_and_is_shown(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "_FIRST_PAUSE", 0.05)
+def test_the_budget_limits_computation_and_is_shown(
+    engine: PinEngine, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputed_pins, "_FIRST_PAUSE", 0.05)
     result("blocks", "pin", "rules", PROMPT, url=url)
-    names = names_of(list(PROMPT.encode()))
+    names = block_hashes(list(PROMPT.encode()))
     until(lambda: row(url)["held"] == 160)
-    engine.lose(names)
+    engine.evict(names)
     until(lambda: len(engine.computed) == 3 and row(url)["held"] == 160)
     # 320 of 400 tokens are spent.
-    engine.lose(names)
+    engine.evict(names)
     until(lambda: "budget" in (row(url)["error"] or ""))
     assert "pinned_tokens_per_minute" in kvproxy("blocks", "pins", url=url).stdout
     assert len(engine.computed) == 3
 
 
-def test_a_small_pool_is_shown_and_not_flooded(engine: Engine, url: str) -> None:
+def test_a_small_pool_is_shown_and_not_flooded(engine: PinEngine, url: str) -> None:
     engine.mood = "forgets"
     result("blocks", "pin", "rules", PROMPT, url=url)
     until(lambda: len(engine.computed) == 2)
@@ -149,7 +125,7 @@ def test_a_small_pool_is_shown_and_not_flooded(engine: Engine, url: str) -> None
     assert len(engine.computed) == 2
 
 
-def test_leaves_ttls_and_invalid_pins(engine: Engine, url: str) -> None:
+def test_leaves_ttls_and_invalid_pins(engine: PinEngine, url: str) -> None:
     (chain,) = result("blocks", "chains", url=url)
     assert result("blocks", "pin", "leaf", "--leaf", chain["leaf"][:8], "--ttl", "3600", url=url)["tokens"] == 2 * SIZE
     assert 3500 < row(url)["seconds_left"] <= 3600
@@ -166,7 +142,7 @@ def test_leaves_ttls_and_invalid_pins(engine: Engine, url: str) -> None:
     until(lambda: result("blocks", "pins", url=url) == [])
 
 
-def test_warm_pins_all_prompts_of_a_file(engine: Engine, url: str, tmp_path: Path) -> None:
+def test_warm_pins_all_prompts_of_a_file(engine: PinEngine, url: str, tmp_path: Path) -> None:
     requests = tmp_path / "questions.jsonl"
     lines = [
         {"model": "m", "messages": [{"role": "user", "content": text * 12}]}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, Candidate, Load, Ring, choose
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, Load, Ring, choose
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
@@ -32,7 +32,7 @@ def test_the_longest_prefix_wins_up_to_a_load() -> None:
     order = ["a", "b", "c"]
 
     def best(load: float) -> str:
-        candidates = [Candidate("a", 0, 0.0), Candidate("b", 800, load), Candidate("c", 400, 0.0)]
+        candidates = [EngineCandidate("a", 0, 0.0), EngineCandidate("b", 800, load), EngineCandidate("c", 400, 0.0)]
         return choose(candidates, 1000, order)[0]
 
     assert best(0.0) == "b"
@@ -42,23 +42,23 @@ def test_the_longest_prefix_wins_up_to_a_load() -> None:
 
 
 def test_the_ring_decides_between_equal_costs() -> None:
-    candidates = [Candidate(name, 64, 10.0) for name in "abc"]
+    candidates = [EngineCandidate(name, 64, 10.0) for name in "abc"]
     assert choose(candidates, 100, ["c", "a", "b"])[0] == "c"
-    unknown = [Candidate(name, None, 0.0) for name in "abc"]
+    unknown = [EngineCandidate(name, None, 0.0) for name in "abc"]
     assert choose(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
 
 
 @given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
 def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations([str(number) for number in range(len(loads))]))
-    candidates = [Candidate(str(number), None, load) for number, load in enumerate(loads)]
+    candidates = [EngineCandidate(str(number), None, load) for number, load in enumerate(loads)]
     chosen = choose(candidates, tokens, order)
     assert sorted(chosen) == sorted(order)
     assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
 
 
 def test_a_faster_engine_takes_more() -> None:
-    candidates = [Candidate("slow", 100, 500.0), Candidate("fast", 100, 7000.0, weight=2.0)]
+    candidates = [EngineCandidate("slow", 100, 500.0), EngineCandidate("fast", 100, 7000.0, weight=2.0)]
     assert choose(candidates, 1000, ["slow", "fast"])[0] == "fast"
 
 

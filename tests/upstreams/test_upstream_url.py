@@ -68,18 +68,3 @@ def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
         assert down.status_code == 502
         assert "SECRET" not in down.text
         assert httpx.get(f"{proxy}/health").status_code == 200
-
-
-def test_a_proxy_is_ready_when_its_upstream_is(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    routing = {"health_interval": 0.05, "eject_after": 1}
-    for upstream, wanted in ((seen[0], 200), ("http://127.0.0.1:9", 503)):
-        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, routing=routing)
-        with run_proxy(settings) as (proxy, services):
-            fleet = services.built.fleet
-            assert fleet is not None
-            (engine,) = fleet.engines.values()
-            while not engine.health.failures and wanted == 503:
-                httpx.get(f"{proxy}/health")
-            answer = httpx.get(f"{proxy}/ready")
-            assert answer.status_code == wanted
-            assert wanted == 200 or "127.0.0.1:9" in answer.json()["error"]

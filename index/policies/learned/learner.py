@@ -33,11 +33,11 @@ _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _PROVED = 30
 """Comparisons of answers accepted by `checked` from which their error is known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
-"""Prior of `checked`: 1% of what it accepts is wrong."""
+"""Prior of `checked`: 1% of the accepted answers are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ErrorEstimate:
     """The estimated error of the nearest neighbour whose class is not obsolete.
 
     Attributes:
@@ -73,12 +73,11 @@ class Learner:
 
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
-        """Return the state of a namespace without observations."""
         level = ServingLevel(max_error, wrong=prior.wrong, expected=prior.expected)
         level.update_factor()
         return cls(prior.error_model(), level)
 
-    def estimate(self, neighbours: Sequence[Neighbour]) -> Estimate | None:
+    def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
         """Estimate the error of the nearest neighbour; None if all classes are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
@@ -90,7 +89,7 @@ class Learner:
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question belongs to an obsolete class, whose new answer is not stored yet.
             error += (1 - error) * 0.5
-        return Estimate(places[0], features, error, classes.count(classes[0]) == 1)
+        return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The policy `learned`: serves what the traffic of a namespace has shown to be right, within a bound on wrong answers.
+"""The policy `learned`: serves answers that the traffic of a namespace has proved right, within a bound on wrong answers.
 
 Until a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee and its assumptions.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned.error_model import REACH, Prior
-from kvproxy.index.policies.learned.learner import Estimate, Learner
+from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
@@ -78,14 +78,14 @@ class LearnedPolicy:
         if decision.verdict == "accepted":
             return Ruling(decisions, estimate.place, learner.chance(estimate.error), record)
         error = learner.checked_error
-        # `checked` does not overrule a decision within the limit. Otherwise a stricter request could get more than others.
+        # `checked` must not overrule a decision within the limit: a stricter request could have a hit and a plain one not.
         decided = estimate.error <= learner.level.limit
         if self._checked is None or decided or not learner.checked_allowed or not error <= _max_error(limits):
             return Ruling(decisions, None, 0.0, record)
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_chance)
 
     def _decide_nearest(
-        self, question: str, nearest: Neighbour, estimate: Estimate, learner: Learner, limits: Limits
+        self, question: str, nearest: Neighbour, estimate: ErrorEstimate, learner: Learner, limits: Limits
     ) -> Decision:
         error = estimate.error
         if not nearest.similarity >= max(self.floor, limits.min_similarity or 0.0):  # A NaN is refused, too.

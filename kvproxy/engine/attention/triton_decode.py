@@ -51,7 +51,7 @@ class TritonDecode:
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
         double_buffer = _shared_memory(table.device) >= _DOUBLE_BUFFER_BYTES
-        return _Rows(table, lengths, group, self, double_buffer)
+        return _TritonRows(table, lengths, group, self, double_buffer)
 
 
 @cache
@@ -94,7 +94,7 @@ def unsupported_reason(device: torch.device) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _TritonRows:
     table: torch.Tensor
     lengths: torch.Tensor
     group: LayerGroup

@@ -75,7 +75,7 @@ class VarlenPrefill:
         )
         has_past = any(first < start for _, first, start, _ in runs)
         slots = upload(_visible_slots(runs, pool.block_size, group.index), device) if has_past else None
-        return _Rows(layout, slots, self._attend)
+        return _PackedRows(layout, slots, self._attend)
 
 
 def _visible_slots(
@@ -92,7 +92,7 @@ def _visible_slots(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _PackedRows:
     """`slots` is None if no run has a past."""
 
     layout: PackedLayout

@@ -89,9 +89,9 @@ class Scheduler:
             if budget <= 0 or len(output) == self._max_num_seqs:
                 break
             if sequence in self.running:
-                # A long prompt leaves one token to each sequence behind it, so that decoding goes on.
-                behind = min(len(order), self._max_num_seqs) - place - 1
-                budget -= self._schedule_running(sequence, max(1, budget - behind), output)
+                # A long prompt leaves one token to each later sequence, so that decoding goes on.
+                num_later = min(len(order), self._max_num_seqs) - place - 1
+                budget -= self._schedule_running(sequence, max(1, budget - num_later), output)
         # Finish started prompts first: two half-computed prompts could block each other.
         if not any(sequence.num_remaining_tokens for sequence in self.running):
             self._schedule_waiting(budget, output)

@@ -35,7 +35,7 @@ class Quota:
             self._tokens = _bucket(client.tokens_per_minute)
 
     @contextmanager
-    def request(self) -> Iterator["Account"]:
+    def request(self) -> Iterator["QuotaAccount"]:
         """Count a request until its end.
 
         Raises:
@@ -51,7 +51,7 @@ class Quota:
             self._requests.take(1)
         self._in_flight += 1
         try:
-            yield Account(self)
+            yield QuotaAccount(self)
         finally:
             self._in_flight -= 1
 
@@ -93,7 +93,7 @@ class Quota:
         return headers
 
 
-class Account:
+class QuotaAccount:
     """Charges for one request; see `kvproxy.exchange.Account`."""
 
     def __init__(self, quota: Quota) -> None:

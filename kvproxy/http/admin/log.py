@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RequestExplanation:
     """The explanation of a request, with its texts and sentences."""
 
     explained: MissExplanation
@@ -143,17 +143,19 @@ async def series(request: Request) -> Response:
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 
-async def story(request: Request) -> Response:
+async def explain(request: Request) -> Response:
     """Explain a request, by its id, a prefix of it, or its number."""
     app, name = services(request), request.path_params["id"]
 
-    def read_story(reader: Reader) -> Story:
+    def read_explanation(reader: Reader) -> RequestExplanation:
         record = reader.find(name)
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])
-        return Story(found, row.question, row.stored_question, meaning(record.reason), sentences(found, _moment))
+        return RequestExplanation(
+            found, row.question, row.stored_question, meaning(record.reason), sentences(found, _moment)
+        )
 
-    return reply(await _read(app, read_story))
+    return reply(await _read(app, read_explanation))
 
 
 def _moment(seconds: float) -> str:
@@ -177,6 +179,6 @@ ROUTES = [
     Route("/log", log, methods=["GET"]),
     Route("/log/live", live, methods=["GET"]),
     Route("/log/series", series, methods=["GET"]),
-    Route("/log/{id}", story, methods=["GET"]),
+    Route("/log/{id}", explain, methods=["GET"]),
     Route("/savings", saved, methods=["GET"]),
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
 from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.upstreams.routing import Candidate, Load, RequestLoad, Ring, choose
+from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _NUM_HASHED_BLOCKS = 2
@@ -127,7 +127,7 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
 
     def choose_engine(arrival: Arrival, *, events: bool) -> SimulatedEngine:
         candidates = [
-            Candidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
+            EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
             for engine in engines
         ]
         return engines[int(choose(candidates, arrival.tokens, ring_order(arrival))[0])]

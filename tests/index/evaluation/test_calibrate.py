@@ -1,4 +1,4 @@
-"""Calibration counts what it says it counts."""
+"""Calibration agrees with the policies."""
 
 import gzip
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ LEVELS = Levels(threshold=0.951, checked=0.52, floor=0.75)
 
 @settings(deadline=None, max_examples=40)
 @given(PAIRS)
-def test_curves_say_what_the_policies_would_serve(pairs: list[Pair]) -> None:
+def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
     embedder, verifier = HashEmbedder(), OverlapVerifier()
     result = calibrate(pairs, embedder, verifier, LEVELS)
     cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
@@ -54,8 +54,7 @@ def test_curves_say_what_the_policies_would_serve(pairs: list[Pair]) -> None:
         assert [point.level for point in curves[name]] == sorted({point.level for point in curves[name]})
 
 
-def test_questions_that_the_proxy_matches_exactly_only_are_served_at_no_level() -> None:
-    """Calibration reported opposites in foreign languages as served, which the running proxy never serves."""
+def test_questions_with_exact_hits_only_are_never_served() -> None:
     foreign = [
         Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
         Pair("Comment puis-je ouvrir la fenêtre ?", "Comment puis-je fermer la fenêtre ?", False),
@@ -69,7 +68,7 @@ def test_questions_that_the_proxy_matches_exactly_only_are_served_at_no_level() 
         assert every.curves[name][0].served > 1
 
 
-def test_what_the_embedder_does_not_read_in_full_is_served_at_no_level() -> None:
+def test_texts_that_the_embedder_cannot_read_are_never_served() -> None:
     class Short(HashEmbedder):
         def reads(self, text: str) -> bool:
             return len(text) < 20
@@ -81,13 +80,10 @@ def test_what_the_embedder_does_not_read_in_full_is_served_at_no_level() -> None
     assert all(curve[0].served == 1 for curve in result.curves.values())
 
 
-def test_the_verifier_is_asked_only_about_what_could_be_served() -> None:
+def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:
     asked: list[tuple[str, str]] = []
 
     class Counting(OverlapVerifier):
-        def reads(self, text: str) -> bool:
-            return True
-
         def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
             asked.extend(pairs)
             return super().score(pairs)
@@ -107,7 +103,7 @@ class Angles(HashEmbedder):
         return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
-def test_recommends_the_lowest_level_that_is_known_to_be_good() -> None:
+def test_the_lowest_level_within_the_target_is_recommended() -> None:
     # cos 10 = 0.985, cos 20 = 0.940, cos 35 = 0.819: right, right, wrong.
     pairs = [Pair("0", "10", True)] * 200 + [Pair("0", "20", True)] * 200 + [Pair("0", "35", False)] * 200
     result = calibrate(pairs, Angles(), None, LEVELS, guards=())
@@ -116,7 +112,7 @@ def test_recommends_the_lowest_level_that_is_known_to_be_good() -> None:
     assert few.recommended["threshold"] is None
 
 
-def test_the_document_has_each_policy_under_its_name() -> None:
+def test_the_document_has_the_curve_of_each_policy() -> None:
     told: list[float] = []
     pairs = [Pair("what is a block", "what is a block", True)] * 300
     document = calibrate(
@@ -132,7 +128,7 @@ def test_the_document_has_each_policy_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
-def test_reads_pairs_and_names_a_bad_line(tmp_path: Path, name: str) -> None:
+def test_an_invalid_line_of_pairs_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write = gzip.compress if name.endswith(".gz") else bytes
     path.write_bytes(write(b'{"a": "x", "b": "y", "same": 1, "source": "s"}\n\n{"a": "x", "b": "z", "same": false}\n'))

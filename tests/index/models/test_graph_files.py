@@ -1,4 +1,4 @@
-"""Finished graphs in files: taken when they are sound, made again when they are not, by any number of processes."""
+"""Graph files are reused if intact, and rebuilt otherwise, also by concurrent processes."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_a_graph_is_built_once(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_a_damaged_file_is_made_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_is_built_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("graphs")
     files = GraphFiles([folder])
     files.open("probe", "one", lambda: PROBE)
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_made_again(tmp_path_factory: pytest.TempPathFactory, 
     assert [each.read_bytes() for each in folder.iterdir()] == [whole]
 
 
-def test_a_folder_that_cannot_be_written_to_only_costs_time(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_tolerated(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file, in which no folder can be made")
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_to_only_costs_time(tmp_path: Path) -> N
     assert works(GraphFiles([]).open("probe", "one", lambda: PROBE))
 
 
-def test_old_files_go_and_those_of_other_kinds_stay(tmp_path: Path) -> None:
+def test_old_files_of_a_kind_are_removed(tmp_path: Path) -> None:
     files = GraphFiles([tmp_path])
     files.open("other", "x", lambda: PROBE)
     abandoned, written = tmp_path / "probe-abandoned.part", tmp_path / "probe-written.part"
@@ -106,7 +106,7 @@ while True:
 """
 
 
-def test_processes_that_write_at_once_and_are_killed_leave_sound_files(tmp_path: Path) -> None:
+def test_concurrent_and_killed_writers_leave_intact_files(tmp_path: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
     ]
@@ -126,7 +126,7 @@ def test_processes_that_write_at_once_and_are_killed_leave_sound_files(tmp_path:
         assert file.read_bytes() == PROBE
 
 
-def test_a_digest_tells_names_shapes_and_values_apart() -> None:
+def test_a_digest_covers_names_shapes_and_values() -> None:
     one = np.arange(6, dtype=np.float32)
     same = digest_of({"a": one, "b": one}, "x")
     assert same == digest_of({"b": one.copy(), "a": one}, "x")

@@ -1,4 +1,4 @@
-"""Which language a question is in, and that one which the models do not know is answered from equal requests only."""
+"""Language detection; questions in unknown languages have exact hits only."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def embedder() -> MiniLMEmbedder:
 
 
 @pytest.mark.parametrize(("language", "text"), [(each, text) for each, texts in QUESTIONS.items() for text in texts])
-def test_other_languages_are_told(language: str, text: str) -> None:
+def test_other_languages_are_detected(language: str, text: str) -> None:
     assert language_of(text) == language
     assert not is_known(text, ("en",))
     assert is_known(text, ("en", language))
@@ -68,13 +68,13 @@ def test_english_names_and_code_are_english(embedder: MiniLMEmbedder, text: str)
     assert not is_known(text, ("de",))
 
 
-def test_words_that_no_english_text_has_are_not_english_without_any_that_it_has(embedder: MiniLMEmbedder) -> None:
+def test_unknown_words_without_function_words_are_not_english(embedder: MiniLMEmbedder) -> None:
     assert not is_known("Hauptstadt Frankreich", ("en",), embedder.vocabulary)
     assert is_known("Hauptstadt Frankreich", ("en",))
 
 
-def test_hardly_any_english_question_is_taken_for_another_language(embedder: MiniLMEmbedder) -> None:
-    """On 103,687 questions of people (docs/performance.md) it is one in 640; these are the ones that lie here."""
+def test_almost_all_english_questions_are_detected(embedder: MiniLMEmbedder) -> None:
+    # Of 103,687 real questions, 1 in 640 is misclassified (docs/performance.md).
     files = (Path(__file__).parents[1] / "data").glob("*.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     texts = {text for line in lines for text in line.values() if isinstance(text, str)}
@@ -89,8 +89,7 @@ def test_any_text_has_one_language(text: str) -> None:
     assert is_known(text, (language_of(text),))
 
 
-async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_questions_in_other_languages_have_exact_hits_only(store: SqliteStore) -> None:
     english = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en",))
     for text in ("Wie öffne ich das Konto?", "How do I open the account?"):
         assert await english.insert(make_entry(text))
@@ -100,4 +99,3 @@ async def test_what_the_models_do_not_know_is_served_for_equal_requests_only(tmp
     german = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en", "de"))
     assert await german.insert(make_entry("Wie öffne ich das neue Konto?"))
     assert (await german.lookup("n", "Wie öffne ich das neue Konto bitte?")).entry is not None
-    store.close()

@@ -1,8 +1,7 @@
-"""The packaged embedder in ONNX Runtime against the packaged model in torch."""
+"""The packaged embedder in ONNX Runtime agrees with the packaged model in torch."""
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def reference() -> np.ndarray:
     return load_embedder(str(packaged_model())).embed(TEXTS)
 
 
-def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray) -> None:
+def test_float_vectors_equal_those_of_sentence_transformers(reference: np.ndarray) -> None:
     embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)
@@ -45,7 +44,7 @@ def test_float_vectors_are_those_of_sentence_transformers(reference: np.ndarray)
     assert embedder.name == "all-MiniLM-L6-v2"
 
 
-def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> None:
+def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray) -> None:
     if not keeps_integers(graph_files()):
         pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
     embedder = load_embedder()
@@ -57,18 +56,16 @@ def test_eight_bit_vectors_are_close_and_named_apart(reference: np.ndarray) -> N
     assert embedder.name == "all-MiniLM-L6-v2-int8.2"
 
 
-async def test_a_store_of_a_former_graph_s_vectors_is_embedded_again_at_the_start(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_vectors_of_an_older_graph_are_computed_again(store: SqliteStore) -> None:
     elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
     store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
     semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))
     assert semantic.rebuild() == 1
     assert semantic.rebuild() == 0
     assert (await semantic.lookup("n", "What is a block?")).similarity == pytest.approx(1, abs=1e-3)
-    store.close()
 
 
-def test_a_vector_does_not_depend_on_what_else_is_embedded() -> None:
+def test_a_vector_does_not_depend_on_the_batch() -> None:
     embedder = load_embedder()
     together = embedder.embed(TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
@@ -100,7 +97,7 @@ def test_neither_embedder_nor_verifier_needs_torch() -> None:
 
 
 @pytest.mark.parametrize("most", [16, 128])
-def test_what_is_too_long_is_cut_and_of_a_pair_the_longer_text_first(most: int) -> None:
+def test_long_texts_are_truncated_and_the_longer_one_of_a_pair_first(most: int) -> None:
     tokenizer = load_tokenizer(packaged_model(), most)
     assert len(tokenizer.encode("cache " * 1000).ids) == most
     pair = tokenizer.encode("what is a block", "cache " * 1000)
@@ -110,7 +107,7 @@ def test_what_is_too_long_is_cut_and_of_a_pair_the_longer_text_first(most: int) 
 
 
 @pytest.mark.parametrize(("product", "exact"), [(2 * 255 * 127, True), (2**15 - 1, False), (0, False)])
-def test_a_processor_that_cuts_products_off_gets_no_integers(product: float, exact: bool) -> None:
+def test_a_processor_with_saturating_products_uses_no_integers(product: float, exact: bool) -> None:
     class Cutting:
         """Graph files whose graphs compute one and the same."""
 

@@ -1,4 +1,4 @@
-"""The verifier in the box."""
+"""The built-in verifier, and a verifier of the user."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,8 @@ from kvproxy.index.models.minilm.files import GraphFiles
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, merge, packaged_model, read_tensors
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Neighbour
 from training.verifier.network import CrossEncoder
 from training.verifier.tensors import pad
 
@@ -35,16 +37,15 @@ def verifier() -> BuiltInVerifier:
     return BuiltInVerifier.load()
 
 
-def test_it_tells_rewordings_from_near_misses(verifier: BuiltInVerifier) -> None:
+def test_rewordings_score_high_and_near_misses_low(verifier: BuiltInVerifier) -> None:
     assert verifier.score(SAME).min() > 0.8
     assert verifier.score(OTHER).max() < 0.2
 
 
-def test_scores_are_symmetric_and_do_not_depend_on_the_batch_or_the_threads(verifier: BuiltInVerifier) -> None:
+def test_a_score_does_not_depend_on_order_batch_or_threads(verifier: BuiltInVerifier) -> None:
     pairs = SAME + OTHER
     scores = verifier.score(pairs)
-    assert scores.dtype == np.float32
-    assert scores.shape == (len(pairs),)
+    assert (scores.dtype, scores.shape) == (np.float32, (len(pairs),))
     assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
     assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
     for cores in (1, 2):
@@ -54,12 +55,12 @@ def test_scores_are_symmetric_and_do_not_depend_on_the_batch_or_the_threads(veri
     assert verifier.score([]).shape == (0,)
 
 
-def test_empty_and_very_long_texts_score(verifier: BuiltInVerifier) -> None:
+def test_empty_and_very_long_texts_have_a_score(verifier: BuiltInVerifier) -> None:
     scores = verifier.score([("", ""), ("word " * 1000, "word"), ("", "What is a block?")])
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
-def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -> None:
+def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -> None:
     adapter, _ = read_tensors(ADAPTER)
     folder = packaged_model()
     trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
@@ -73,13 +74,13 @@ def test_both_graphs_give_the_logits_of_the_network(verifier: BuiltInVerifier) -
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
 
 
-def test_the_adapter_is_small_and_says_how_it_is_calibrated() -> None:
+def test_the_adapter_is_small_and_contains_its_calibration() -> None:
     assert ADAPTER.stat().st_size <= 4_000_000
     _, notes = read_tensors(ADAPTER)
     assert set(json.loads(notes["calibration"])) == {"alone", "all-MiniLM-L6-v2"}
 
 
-def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
+def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:
     near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
     for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.2"):
         knows = load_verifier(embedder=name)
@@ -89,7 +90,7 @@ def test_a_known_embedder_s_cosine_counts_and_another_s_does_not() -> None:
     assert other.name != knows.name
 
 
-def test_a_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_an_error_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VerifierError, match="cannot load verifier 'no/such-model'"):
         load_verifier("no/such-model")
     monkeypatch.setattr("kvproxy.index.models.verifier.built_in.ADAPTER", tmp_path / "none")
@@ -97,7 +98,7 @@ def test_a_missing_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_verifier()
 
 
-def test_a_users_cross_encoder_takes_its_place(tmp_path: Path) -> None:
+def test_a_cross_encoder_of_the_user_replaces_it(tmp_path: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1)
@@ -107,7 +108,32 @@ def test_a_users_cross_encoder_takes_its_place(tmp_path: Path) -> None:
     own = load_verifier(str(tmp_path / "own"))
     scores = own.score(SAME, np.ones(len(SAME)))
     assert own.name == str(tmp_path / "own")
-    assert scores.dtype == np.float32
-    assert scores.shape == (len(SAME),)
+    assert (scores.dtype, scores.shape) == (np.float32, (len(SAME),))
     assert ((scores > 0) & (scores < 1)).all()
     assert own.score([], np.ones(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Wie kann ich mein Passwort zurücksetzen?",
+        "Jak zmienić hasło?",
+        "Parolamı nasıl değiştiririm?",
+        "Comment activer la double authentification ?",
+        "¿Dónde está la estación?",
+        "Come posso cambiare la password?",
+        "Hoe kan ik mijn wachtwoord wijzigen?",
+        "Hur återställer jag mitt lösenord?",
+    ],
+)
+def test_questions_in_other_languages_are_refused(verifier: BuiltInVerifier, question: str) -> None:
+    (decision,) = CheckedPolicy(verifier, 0.0, 0.0, guards=()).decide(question, [Neighbour(question, 1.0)]).decisions
+    assert (decision.verdict, decision.guard) == ("vetoed", "language")
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["What does LRU evict first?", "Why has my direct debit been declined?", "how big is a kv block", "2 + 2"],
+)
+def test_english_questions_are_read(verifier: BuiltInVerifier, question: str) -> None:
+    assert verifier.reads(question)

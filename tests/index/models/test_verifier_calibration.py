@@ -1,4 +1,4 @@
-"""Probabilities, and how they are judged, against straightforward counting."""
+"""Platt scaling and quality measures agree with a direct count."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ from training.verifier.quality import brier, fit_scaling, most_served, reliabili
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
 
 
-def test_a_fit_finds_what_made_the_labels() -> None:
+def test_a_fit_recovers_the_scaling() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, 20_000)
     same = rng.random(20_000) < PlattScaling(0.7, -0.4).probabilities(logits)
@@ -21,7 +21,7 @@ def test_a_fit_finds_what_made_the_labels() -> None:
         assert abs(part.said - part.was) < 0.05
 
 
-def test_a_fit_weighs_the_cosine() -> None:
+def test_a_fit_recovers_the_weight_of_the_cosine() -> None:
     rng = np.random.default_rng(1)
     logits, cosines = rng.normal(0, 3, 20_000), rng.uniform(0.5, 1, 20_000)
     same = rng.random(20_000) < PlattScaling(0.6, -3.0, 4.0).probabilities(logits, cosines)
@@ -39,7 +39,9 @@ def test_probabilities_rise_with_the_logits_and_stay_between_0_and_1() -> None:
 
 
 @given(SCORED, st.sampled_from([0.0, 0.05, 0.3, 0.5]))
-def test_no_level_serves_more_at_the_wrong_share(scored: list[tuple[float, bool]], allowed: float) -> None:
+def test_the_chosen_level_serves_the_most_within_the_wrong_share(
+    scored: list[tuple[float, bool]], allowed: float
+) -> None:
     scores, same = (np.array(column) for column in zip(*scored, strict=True))
     if not same.any():
         return
@@ -66,7 +68,7 @@ def test_reliability_counts_every_pair_once(scored: list[tuple[float, bool]]) ->
     assert all(part.low - 1e-9 <= part.said <= part.high + 1e-9 for part in bins)
 
 
-def test_brier_score_of_a_coin_and_of_certainty() -> None:
+def test_examples_of_the_brier_score() -> None:
     same = np.array([True, False])
     assert brier(np.array([0.5, 0.5]), same) == 0.25
     assert brier(np.array([1.0, 0.0]), same) == 0.0

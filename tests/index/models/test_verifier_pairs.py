@@ -1,4 +1,4 @@
-"""The pairs that the verifier learns from."""
+"""The training pairs of the verifier."""
 
 import random
 
@@ -16,7 +16,7 @@ EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120
 
 
 @given(EDGES, st.integers(0, 5))
-def test_no_question_stands_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
+def test_no_question_is_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
     pairs = [Pair(str(one), str(other), True) for one, other in edges]
     parts = split_clusters(pairs, (0.2, 0.3), seed)
     texts = [{text for pair in part for text in (pair.a, pair.b)} for part in parts]
@@ -26,7 +26,7 @@ def test_no_question_stands_in_two_parts(edges: list[tuple[int, int]], seed: int
     assert sorted(repr(pair) for part in parts for pair in part) == sorted(map(repr, pairs))
 
 
-def test_the_split_is_the_same_every_time_and_of_the_stated_size() -> None:
+def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
     rng = random.Random(1)
     pairs = [Pair(f"q{rng.randrange(5000)}", f"q{rng.randrange(5000)}", bool(n % 2)) for n in range(2000)]
     parts = hold_out(pairs)
@@ -35,28 +35,28 @@ def test_the_split_is_the_same_every_time_and_of_the_stated_size() -> None:
     assert len(parts.report) == pytest.approx(140, abs=20)
 
 
-def test_a_cluster_is_all_that_hangs_together() -> None:
+def test_a_cluster_contains_all_connected_questions() -> None:
     pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
     assert cluster_sizes(pairs) == [3, 3, 1, 3]
 
 
-def test_what_is_implied_follows_and_was_not_said() -> None:
-    said = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
-    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied(said)}
+def test_implied_pairs_follow_from_labelled_ones() -> None:
+    labelled = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
+    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied(labelled)}
     assert found == {("a", "c", True), ("a", "x", False), ("a", "y", False), ("b", "x", False)} | {
         ("b", "y", False),
         ("c", "y", False),
     }
-    assert implied(said, largest=2) == []
+    assert implied(labelled, largest=2) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
-def test_labels_that_agree_imply_only_the_truth(edges: list[tuple[int, int]], seed: int) -> None:
+def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], seed: int) -> None:
     truth = random.Random(seed).choices(range(3), k=9)
-    said = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
-    for pair in implied(said):
+    labelled = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
+    for pair in implied(labelled):
         assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
-        assert Pair(pair.a, pair.b, pair.same) not in said
+        assert Pair(pair.a, pair.b, pair.same) not in labelled
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_labels_that_agree_imply_only_the_truth(edges: list[tuple[int, int]], se
         ("asking", "Why did the empire fall?"),
     ],
 )
-def test_a_change_changes_what_is_asked(kind: str, text: str) -> None:
+def test_a_change_alters_the_question(kind: str, text: str) -> None:
     other = CHANGES[kind](text, random.Random(0))
     assert other is not None
     assert other != text
     assert CHANGES[kind]("", random.Random(0)) is None
 
 
-def test_every_kind_is_generated_in_like_numbers() -> None:
+def test_every_kind_of_pair_is_generated() -> None:
     pairs = list(from_templates(200, seed=3))
     made = list(from_questions([pair.a for pair in pairs], 60, seed=3))
     assert {pair.kind for pair in made} >= {"number", "antonym", "name", "order", "reworded"}

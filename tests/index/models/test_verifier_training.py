@@ -1,4 +1,4 @@
-"""The script that makes the adapter, on sixty pairs."""
+"""The training script of the adapter, with sixty pairs."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,6 @@ TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 
 @pytest.fixture
 def labelled(tmp_path: Path) -> Path:
-    """Sixty labelled pairs about thirty things."""
     file = tmp_path / "pairs.jsonl"
     rows = []
     for number in range(30):
@@ -29,7 +28,7 @@ def labelled(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_small_training_goes_on_from_an_adapter_and_writes_one_that_scores(
+def test_a_small_training_writes_an_adapter_that_scores(
     labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.safetensors"
@@ -51,13 +50,13 @@ def test_a_small_training_goes_on_from_an_adapter_and_writes_one_that_scores(
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
 
 
-def test_the_gradients_of_all_workers_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_averaged_over_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(3, 2)
     model(torch.tensor([[1.0, 2.0, 3.0]])).sum().backward()
     own = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
     def other_workers_too(flat: torch.Tensor) -> None:
-        """Two others, whose gradients and losses are all 6."""
+        # The gradients and losses of the two other workers are 6.
         flat += 12.0
 
     monkeypatch.setattr(train.dist, "all_reduce", other_workers_too)

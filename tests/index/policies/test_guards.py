@@ -13,7 +13,7 @@ BY_NAME = {guard.name: guard.vetoes for guard in GUARDS}
 def read(text: str) -> dict[str, list[tuple[str, str]]]:
     """Read lines `GUARD: ONE ~ OTHER; ONE ~ OTHER; ..`, which may continue on the next line."""
     examples: dict[str, list[tuple[str, str]]] = {}
-    for line in re.split(r"\n(?=\w)", text.strip()):
+    for line in re.split(r"\n(?=\w)", text.strip().replace(r"\u0308", "\u0308")):
         guard, _, pairs = line.partition(": ")
         for pair in re.split(r";\s*", pairs.strip().removesuffix(";")):
             one, other = pair.split(" ~ ")
@@ -28,20 +28,25 @@ case: a 5 mW laser ~ a 5 MW laser; send 100Mb ~ send 100MB; match \d here ~ matc
 possession: my boss's car ~ my boss's boss's car; my brother's friend ~ my friend's brother
 numbers: Use port 80 ~ Use port 8080; Add two eggs ~ Add three eggs; Pay 30k ~ Pay 40,000;
     Which one is it? ~ Which two is it?; World War II ~ World War III; Python 3.11 ~ Python 3.12; 2 of 3 ~ 3 of 4;
-    the first half ~ the second half
+    the first half ~ the second half;
+    What if I miss one pill? ~ What if I miss two pills?
 units: run 10 miles ~ run 10 kilometres; 15% of it ~ 15 of it; 15 percent of it ~ 15 of it; pay $5 ~ pay €5;
-    pay rs 5 ~ pay usd 5; wait 5-minute ~ wait 5-hour
+    pay rs 5 ~ pay usd 5; wait 5-minute ~ wait 5-hour;
+    Which phone is best under Rs. 3000? ~ Which phone is best under $3000?
 negation: Does it work? ~ Does it not work?; It works ~ It doesn’t work
 opposites: How do I enable it? ~ How do I disable it?; Was it accepted? ~ Was it rejected?;
     Is it regular? ~ Is it irregular?; the heaviest bag ~ the lightest bag; Is it helpful? ~ Is it helpless?;
     macroeconomics ~ microeconomics; move it to my bank ~ move it from my bank;
-    Do all birds fly? ~ Do some birds fly?; stopping it ~ starting it
+    Do all birds fly? ~ Do some birds fly?; stopping it ~ starting it;
+    Give arguments for nuclear power ~ Give arguments against nuclear power
 quotes: What does "stop" mean? ~ What does "seed" mean?; Say `a b` ~ Say `b a`
 code: Set max_tokens ~ Set max_model_len; Give --port ~ Give --host; GET /v1/models ~ GET /metrics;
-    call run() ~ call stop(); Is a == b? ~ Is a != b?; In C++ ~ In C#
+    call run() ~ call stop(); Is a == b? ~ Is a != b?; In C++ ~ In C#;
+    What does max_tokens do? ~ What does top_p do?
 names: The weather in Paris ~ The weather in Rome; Is Python or something else good ~ Is Java or something else good;
     Python or something else ~ Java or something else; What did Tom say to Ann ~ What did Bob say to Ann;
-    the NASA budget ~ the ESA budget
+    the NASA budget ~ the ESA budget;
+    How do I convert USD to EUR? ~ How do I convert USD to GBP?
 order: convert miles to kilometres ~ convert kilometres to miles; from A to B ~ from B to A
 roles: who beat Brazil ~ who did Brazil beat; was Tom hit by Ann ~ did Tom hit Ann;
     who was paid by the guests ~ who paid the guests; who chose Brazil ~ who did Brazil choose;
@@ -55,7 +60,8 @@ form: Explain it in one sentence ~ Explain it step by step; Explain it ~ Explain
     Explain it in two lines ~ Explain it in three lines; Tell it as json ~ Tell it as yaml;
     Explain it to a child ~ Explain it to an expert; Explain it with examples ~ Explain it in detail;
     a list ~ a list in a table
-signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ what is a**b; x = y ~ x == y
+signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ what is a**b; x = y ~ x == y;
+    Was bedeutet schon? ~ Was bedeutet scho\u0308n?
 """)
 ALIKE = read(r"""
 case: What is the capital of France? ~ what is the capital of france; HOW DO I RESET IT? ~ How do I reset it?;
@@ -84,7 +90,20 @@ question: When was it invented? ~ What year was it invented?; Which is it? ~ Who
     When and where was it? ~ Where was it?; Do it ~ When is it?; tell me when and ~ tell me when
 language: Answer in French ~ Reply in French; What is the thing ~ How does the thing go; ist das so ~ is it so
 form: Explain it ~ Describe it; Explain it briefly ~ Explain it in short; write a page ~ write it
-signs: Is it 👍 ~ Is it so; schön ~ schön; a & b ~ a and b; schön ~ gut
+signs: Is it 👍 ~ Is it so; schön ~ scho\u0308n; a & b ~ a and b; schön ~ gut
+""")
+
+
+REWORDINGS = read(r"""
+all: What is a block? ~ Can you tell me what a block is?; How do I install it? ~ What is the way to install it?;
+    How far is 10 kilometres? ~ How far is 10 km?; Tell me about the free queue ~ What is the free queue?;
+    Why is the sky blue? ~ why is the sky blue; What happens when I restart it? ~ What happens if I restart it?;
+    How do I steer the cache? ~ How can I steer the cache?; Who won the world cup? ~ Which team won the world cup?;
+    How does one lose 5 kg? ~ How do I lose 5 kg?; Explain the hash chain. ~ Please explain the hash chain;
+    Should I learn French and German? ~ Should I learn German and French?;
+    Is Down’s Syndrome hereditary? ~ Is Down's syndrome hereditary?; what is the free queue ~ What is the free queue?;
+    Best earphone under INR 3000? ~ Best earphone under Rs 3000?; Was heißt «schön»? ~ Was bedeutet scho\u0308n?;
+    Thanks 😀 what is a block? ~ Thanks, what is a block?
 """)
 
 
@@ -109,6 +128,11 @@ def test_a_guard_vetoes_pairs_that_differ(name: str, question: str, cached: str)
 @pytest.mark.parametrize(("name", "question", "cached"), both(ALIKE))
 def test_a_guard_accepts_pairs_that_do_not_differ(name: str, question: str, cached: str) -> None:
     assert not BY_NAME[name](question, cached)
+
+
+@pytest.mark.parametrize(("one", "other"), REWORDINGS["all"])
+def test_no_guard_vetoes_a_rewording(one: str, other: str) -> None:
+    assert not [name for name, vetoes in BY_NAME.items() if vetoes(one, other) or vetoes(one, one)]
 
 
 def test_words_and_their_base_forms() -> None:

@@ -128,18 +128,3 @@ def test_each_guard_catches_most_of_its_kind_both_ways(guard) -> None:  # type: 
     assert len(caught) >= 0.7 * len(mine)
     assert all(guard.vetoes(pair["a"], pair["b"]) == guard.vetoes(pair["b"], pair["a"]) for pair in PAIRS)
     assert not any(guard.vetoes(pair["a"], pair["a"]) for pair in PAIRS)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("What is a block?", "Can you tell me what a block is?"),
-        ("How do I install it?", "What is the way to install it?"),
-        ("How far is 10 kilometres?", "How far is 10 km?"),
-        ("Tell me about the free queue", "What is the free queue?"),
-        ("Why is the sky blue?", "why is the sky blue"),
-        ("What happens when I restart it?", "What happens if I restart it?"),
-    ],
-)
-def test_rewordings_pass(one: str, other: str) -> None:
-    assert not [guard.name for guard in GUARDS if guard.vetoes(one, other)]

@@ -73,8 +73,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(
     store.close()
 
 
-def test_a_read_waits_for_no_other_read(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+def test_reads_run_in_parallel(store: SqliteStore) -> None:
     entry = make_entry()
     store.put(entry)
     with store.database.reading(), store.database.reading():  # Two long reads.
@@ -83,7 +82,6 @@ def test_a_read_waits_for_no_other_read(tmp_path: Path) -> None:
         reader.start()
         reader.join(5)
         assert found == [entry]
-    store.close()
 
 
 def test_a_merge_does_not_block_lookups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Lookups share a job, and have a budget: what is not decided in time is skipped, and made good behind the answer."""
+"""Lookups share batches and have timeouts; skipped questions are embedded later."""
 
 import asyncio
 import threading
@@ -11,14 +11,16 @@ import pytest
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import Lookup
+from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
+from tests.polling import until
 
 
 class Held(HashEmbedder):
-    """Embeds nothing before it is let go; the texts of each call are noted."""
+    """Embeds when `go` is set. Records the texts of each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,15 +53,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
     made.store.close()
 
 
-async def until(true: object) -> None:
-    for _ in range(2000):
-        if callable(true) and true():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to be")
-
-
-async def test_waiting_lookups_share_a_run_of_the_embedder(cache: Cache) -> None:
+async def test_waiting_lookups_share_a_batch(cache: Cache) -> None:
     await asyncio.gather(*(cache.semantic.insert(make_entry(f"what is number {n}")) for n in range(8)))
     cache.embedder.calls.clear()
     found = await asyncio.gather(*(cache.semantic.lookup("n", f"what is number {n} really") for n in range(8)))
@@ -69,11 +63,11 @@ async def test_waiting_lookups_share_a_run_of_the_embedder(cache: Cache) -> None
     assert len(cache.embedder.calls) <= 4
 
 
-async def test_a_lookup_that_exceeds_its_timeout_is_skipped_and_never_begins_later(cache: Cache) -> None:
+async def test_a_lookup_that_exceeds_its_timeout_is_skipped(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
-    await until(lambda: len(cache.embedder.calls) == 2)
+    await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
     skipped = await cache.semantic.lookup("n", "what is a queue", seconds=0.01)
     assert (skipped.skipped, skipped.outcome, skipped.entry) == ("timeout", "skipped", None)
     assert (skipped.namespace, skipped.question) == ("n", "what is a queue")
@@ -83,17 +77,17 @@ async def test_a_lookup_that_exceeds_its_timeout_is_skipped_and_never_begins_lat
     assert ["what is a queue"] not in cache.embedder.calls
 
 
-async def test_a_lookup_that_does_not_fit_the_queue_is_skipped_at_once(cache: Cache) -> None:
+async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is number 0", seconds=60))
-    await until(lambda: len(cache.embedder.calls) == 2)
+    await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
     waiting = [asyncio.create_task(cache.semantic.lookup("n", f"what is number {n}", seconds=60)) for n in range(1, 9)]
-    await until(lambda: len(cache.semantic._queue) == 8)
+    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 8)
     assert (await cache.semantic.lookup("n", "what is number 9", seconds=60)).skipped == "queue-full"
     # A lookup without a timeout ignores the bound.
     unbounded = asyncio.create_task(cache.semantic.lookup("n", "what is number 10"))
-    await until(lambda: len(cache.semantic._queue) == 9)
+    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 9)
     # A cancelled lookup leaves room for another one.
     waiting.pop().cancel()
     unbounded.cancel()
@@ -104,7 +98,7 @@ async def test_a_lookup_that_does_not_fit_the_queue_is_skipped_at_once(cache: Ca
     assert all(lookup.skipped is None for lookup in await asyncio.gather(first, *waiting))
 
 
-async def test_a_lookup_that_fails_fails_alone(cache: Cache) -> None:
+async def test_lookups_work_again_after_an_error_of_the_embedder(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.broken = True
     results = await asyncio.gather(
@@ -115,17 +109,17 @@ async def test_a_lookup_that_fails_fails_alone(cache: Cache) -> None:
     assert (await cache.semantic.lookup("n", "what is a block please")).entry is not None
 
 
-async def test_a_skipped_question_is_found_and_told_of_behind_its_answer(cache: Cache) -> None:
+async def test_a_deferred_entry_is_embedded_and_its_lookup_reported(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
-    told: list[Lookup] = []
+    reported: list[Lookup] = []
     entry = make_entry("what is a block please")
     cache.embedder.go.clear()
-    assert await cache.semantic.insert_deferred(entry, told.append)
+    assert await cache.semantic.insert_deferred(entry, reported.append)
     # It is stored before it is embedded, and found by equal requests.
     assert cache.store.find(entry.key) == entry
     cache.embedder.go.set()
     await cache.semantic.deferred.idle()
-    (lookup,) = told
+    (lookup,) = reported
     assert [candidate.prompt for candidate in lookup.candidates] == ["what is a block"]
     assert lookup.candidates[0].verdict == "accepted"
     near = await cache.semantic.lookup("n", "what is a block please do")
@@ -133,18 +127,18 @@ async def test_a_skipped_question_is_found_and_told_of_behind_its_answer(cache: 
     assert near.candidates[0].id == entry.id
 
 
-async def test_what_is_beyond_the_bound_waits_in_the_store(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_beyond_the_limit_are_read_from_the_store(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.search.deferred_embedding._LIMIT", 3)
-    told: list[Lookup] = []
+    reported: list[Lookup] = []
     cache.embedder.go.clear()
     for number in range(10):
-        assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"), told.append)
+        assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"), reported.append)
         assert len(cache.semantic.deferred) <= 3
     dropped = cache.semantic.deferred.dropped
     assert 3 <= dropped <= 7
     cache.embedder.go.set()
     await cache.semantic.deferred.idle()
-    assert len(told) == 10 - dropped
+    assert len(reported) == 10 - dropped
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
     for number in range(10):
         assert (await cache.semantic.lookup("n", f"what is number {number}")).candidates[0].similarity > 0.999
@@ -155,24 +149,21 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
     cache.embedder.calls.clear()
     cache.embedder.go.clear()
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
-    await until(lambda: len(cache.embedder.calls) == 1)
-    await cache.semantic.insert_deferred(make_entry("what is a queue"), None)
-    await cache.semantic.insert_deferred(make_entry("what is a chain"), None)
-    others = [asyncio.create_task(cache.semantic.lookup("n", f"what is number {n}")) for n in range(3)]
-    await until(lambda: len(cache.semantic._queue) == 3)
+    await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 1)
+    for name in ("queue", "chain"):
+        await cache.semantic.insert_deferred(make_entry(f"what is a {name}"), None)
+    lookups = [f"what is number {n}" for n in range(3)]
+    others = [asyncio.create_task(cache.semantic.lookup("n", text)) for text in lookups]
+    await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 3)
     cache.embedder.go.set()
     await asyncio.gather(first, *others)
     await cache.semantic.deferred.idle()
-    deferred = [["what is a queue"], ["what is a chain"]]
-    lookups = [f"what is number {n}" for n in range(3)]
-    assert cache.embedder.calls in (
-        [["what is a block please"], lookups, *deferred],
-        [["what is a block please"], deferred[0], lookups, deferred[1]],
-    )
+    calls, deferred = cache.embedder.calls[1:], [["what is a queue"], ["what is a chain"]]
+    assert calls in ([lookups, *deferred], [deferred[0], lookups, deferred[1]])
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 
-async def test_what_fails_behind_an_answer_is_made_good_with_the_next(cache: Cache) -> None:
+async def test_a_failed_embedding_is_repeated_with_the_next_entry(cache: Cache) -> None:
     cache.embedder.broken = True
     await cache.semantic.insert_deferred(make_entry("what is a block"), None)
     await cache.semantic.deferred.idle()
@@ -183,25 +174,19 @@ async def test_what_fails_behind_an_answer_is_made_good_with_the_next(cache: Cac
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 
-async def test_the_index_takes_vectors_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """It passes over numbers below the last, so that one that came late would never be found."""
-    from kvproxy.index.search.neighbours import FaissNeighbours
-
-    made = Cache(tmp_path)
-    made.semantic._neighbours = FaissNeighbours(made.store, HashEmbedder.name, 64, small=4)
+async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None:
+    # The index ignores numbers below its last one.
+    near = cache.semantic._neighbours = FaissNeighbours(cache.store, HashEmbedder.name, 64, small=4)
     for number in range(30):
-        insert = made.semantic.insert(make_entry(f"now {number}"))
-        soon = made.semantic.insert_deferred(make_entry(f"soon {number}"), None)
-        await asyncio.gather(insert, soon)
-    await made.semantic.deferred.idle()
-    index = made.semantic._neighbours.indexes["n"]
-    assert index.numbers() == set(made.store.vector_ids("n", HashEmbedder.name)[0].tolist())
+        insert = cache.semantic.insert(make_entry(f"now {number}"))
+        await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}"), None))
+    await cache.semantic.deferred.idle()
+    index = near.indexes["n"]
+    assert index.numbers() == set(cache.store.vector_ids("n", HashEmbedder.name)[0].tolist())
     assert len(index) == 60
-    made.semantic.close()
-    made.store.close()
 
 
-async def test_a_question_whose_vector_is_known_is_found_at_once(cache: Cache) -> None:
+async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     await cache.semantic.lookup("n", "what is a queue")
     cache.embedder.go.clear()

@@ -1,9 +1,9 @@
-"""Near questions by namespace, over either store: what is stored is found, what went is not, and every proxy sees the same."""
+"""Vector search by namespace in both databases agrees with the stored vectors, also after restarts and damage."""
 
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
 from kvproxy.index.store import ClassifiedAnswer, NewEntry, RemovedEntry, SqliteStore, Store
+from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.index.search.test_vector_index import DIM, unit
@@ -40,7 +42,7 @@ def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, fi
 
 
 @pytest.mark.parametrize("count", [5, 60, 400])
-def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeStore, count: int) -> None:
+def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, count: int) -> None:
     store = make_store()
     near = neighbours_of(store)
     assert not near.holds("a")
@@ -51,18 +53,17 @@ def test_search_stays_in_its_namespace_and_finds_the_nearest(make_store: MakeSto
     assert near.holds("a")
     query = unit(1, 9)[0]
     best = np.argsort(-(vectors @ query))[:3]
+    ids = [f"b{number:031x}" for number in best]
     found = near.search("b", query, 3)
-    assert [head.id for head, _ in found] == [f"b{number:031x}" for number in best]
+    assert [head.id for head, _ in found] == ids
     assert [score for _, score in found] == pytest.approx((vectors @ query)[best].tolist(), abs=1e-5)
     assert near.search("c", query, 3) == []
-    near.remove(store.delete([f"b{number:031x}" for number in best]))
-    assert not {f"b{number:031x}" for number in best} & {head.id for head, _ in near.search("b", query, 10)}
+    near.remove(store.delete(ids))
+    assert not set(ids) & {head.id for head, _ in near.search("b", query, 10)}
     near.close()
 
 
-def test_another_proxys_answers_are_found_and_its_removals_seen(empty_postgres: str) -> None:
-    from kvproxy.index.store.postgres.store import PostgresStore
-
+def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -> None:
     one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
     mine, theirs = neighbours_of(one), neighbours_of(other)
     vectors = unit(3)
@@ -82,10 +83,7 @@ def graphs_in(store: Any) -> int:
         return int(connection.execute(sql).fetchone()["there"])
 
 
-def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: str) -> None:
-    from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
-    from kvproxy.index.store.postgres.store import PostgresStore
-
+def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) -> None:
     store = PostgresStore(empty_postgres)
     near = PostgresNeighbours(store, "e", DIM, large=100)
     vectors = unit(500)
@@ -97,7 +95,7 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     found = [near.search("a", vectors[number], 1)[0][0].id for number in range(0, 500, 20)]
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
     near.remove([RemovedEntry("x", "a")])
-    # Another embedder's proxy leaves it alone; its own takes it away when the namespace is small.
+    # Only a proxy with the same embedder removes the graph, when the namespace is small.
     PostgresNeighbours(store, "another", DIM, large=100).maintain()
     store.delete([f"a{number:031x}" for number in range(400)])
     near.maintain()
@@ -118,10 +116,10 @@ def test_a_large_namespace_gets_a_graph_of_its_own_in_postgres(empty_postgres: s
     limit=st.integers(1, 30),
     data=st.data(),
 )
-def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
+def test_a_search_agrees_bitwise_with_the_stored_vectors(
     count: int, small: int, flat_limit: int, seed: int, limit: int, data: st.DataObject
 ) -> None:
-    """To the last bit, whether a namespace is read from the store, compared one by one, or searched by a graph."""
+    """The namespace is read from the store, compared in a flat index, or searched by a graph."""
     with tempfile.TemporaryDirectory() as folder:
         now = 1000.0
         store = SqliteStore(Path(folder) / "r.db", clock=lambda: now)
@@ -138,7 +136,7 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
             if data.draw(st.booleans()):
                 store.classify(ClassifiedAnswer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
         near.settle()
-        # One that this index does not hear of, as where another process removes it.
+        # As if another process removed entries: the index is not notified.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
         store.delete([f"{number}" for number in gone if number % 2])
         store.unindex([f"{number}" for number in gone])
@@ -157,38 +155,41 @@ def test_one_statement_tells_what_the_vectors_and_the_heads_tell(
 
 
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
-def test_cosines_are_those_of_the_stored_vectors_where_the_index_rounds(tmp_path: Path, kind: Kind) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+def test_cosines_are_exact_although_the_index_rounds(store: SqliteStore, kind: Kind) -> None:
     near = FaissNeighbours(store, "e", DIM, kind, small=5)
     vectors, query = unit(50), unit(1, 9)[0]
     keep(store, near, vectors, "a")
     found = near.search("a", query, 10)
-    assert {head.id: cosine for head, cosine in found} == {
-        head.id: float(vectors[int(head.id[1:], 16)] @ query) for head, _ in found
-    }
-    assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
+    cosines = [cosine for _, cosine in found]
+    assert cosines == [float(vectors[int(head.id[1:], 16)] @ query) for head, _ in found]
+    assert cosines == sorted(cosines, reverse=True)
     near.close()
-    store.close()
+
+
+Open = Callable[..., tuple[SqliteStore, FaissNeighbours]]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Any:
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens a store and its indexes; with `size`, also stores vectors and saves their graph."""
     made: list[tuple[SqliteStore, FaissNeighbours]] = []
 
-    def open_(path: Path = tmp_path / "r.db", **options: Any) -> tuple[SqliteStore, FaissNeighbours]:
+    def open_(path: Path = tmp_path / "r.db", size: int = 0, seed: int = 0) -> tuple[SqliteStore, FaissNeighbours]:
         store = SqliteStore(path)
-        near = FaissNeighbours(store, "e", DIM, **{"small": 20, "flat_limit": 100} | options)
+        near = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
         near.load()
         made.append((store, near))
+        if size:
+            keep(store, near, unit(size, seed), "a")
+            near.settle()
+            near.close()
+            assert near.indexes["a"].graph is not None
         return store, near
 
     yield open_
     for store, near in made:
         near.close()
         store.close()
-
-
-Open = Callable[..., tuple[SqliteStore, FaissNeighbours]]
 
 
 def agree(store: SqliteStore, near: FaissNeighbours, namespace: str = "a") -> bool:
@@ -199,7 +200,7 @@ def folder(store: SqliteStore) -> Path:
     return store.path.with_name(store.path.name + "-index")
 
 
-def test_small_namespaces_cost_no_memory(opened: Open) -> None:
+def test_small_namespaces_have_no_index_in_memory(opened: Open) -> None:
     store, near = opened()
     keep(store, near, unit(19), "a")
     assert near.indexes == {}
@@ -210,16 +211,12 @@ def test_small_namespaces_cost_no_memory(opened: Open) -> None:
     assert len(near.search("a", unit(1)[0], 9)) == 5
 
 
-def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> None:
-    store, near = opened()
-    ids = keep(store, near, unit(300), "a")
-    near.settle()
-    near.close()
-    assert near.indexes["a"].graph is not None
-    store.delete(ids[:10])
+def test_a_saved_graph_is_loaded_and_brought_up_to_date(opened: Open) -> None:
+    store, _ = opened(size=300)
+    ids = [f"a{number:031x}" for number in range(10)]
+    store.delete(ids)
     store.put(make_entry("new", namespace="a"), unit(1, 5)[0], "e")
     store, again = opened()
-    # The graph was read, not built.
     assert again.indexes["a"].graph is not None
     assert len(again.indexes["a"].graph) == 300
     assert agree(store, again)
@@ -227,11 +224,8 @@ def test_a_graph_is_kept_and_what_changed_without_it_is_seen(opened: Open) -> No
     assert ids[3] not in [head.id for head, _ in again.search("a", unit(300)[3], 5)]
 
 
-def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) -> None:
-    store, near = opened()
-    keep(store, near, unit(300), "a")
-    near.settle()
-    near.close()
+def test_unused_graphs_of_another_embedder_are_removed_after_a_week(opened: Open) -> None:
+    store, _ = opened(size=300)
     (old,) = folder(store).glob("*.npz")
 
     def start(age: float, embedder: str) -> None:
@@ -241,9 +235,8 @@ def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) ->
         again.load()
         again.close()
 
-    # A start with its own embedder is a use, however old the files are.
+    # A start with the same embedder is a use, however old the files are.
     start(30 * 86_400, "e")
-    assert old.exists()
     assert old.stat().st_mtime > time.time() - 60
     start(86_400, "another")
     assert len(list(folder(store).iterdir())) == 2
@@ -254,10 +247,7 @@ def test_graphs_of_an_earlier_embedder_go_once_nobody_uses_them(opened: Open) ->
 @pytest.mark.parametrize("kind", ["faiss", "npz"])
 @pytest.mark.parametrize("damage", ["flipped", "missing", "empty"])
 def test_a_damaged_graph_is_built_again(opened: Open, kind: str, damage: str) -> None:
-    store, near = opened()
-    keep(store, near, unit(300), "a")
-    near.settle()
-    near.close()
+    store, _ = opened(size=300)
     (file,) = folder(store).glob(f"*.{kind}")
     content = bytearray(file.read_bytes())
     for place in (len(content) // 2, len(content) - 3):
@@ -273,15 +263,9 @@ def test_a_damaged_graph_is_built_again(opened: Open, kind: str, damage: str) ->
     assert len(list(folder(store).glob("*.npz"))) == 1
 
 
-def test_a_graph_of_another_database_is_passed_over(opened: Open, tmp_path: Path) -> None:
-    store, near = opened()
-    keep(store, near, unit(300), "a")
-    near.settle()
-    near.close()
-    other, mine = opened(tmp_path / "other.db")
-    keep(other, mine, unit(300, 7), "a")
-    mine.settle()
-    mine.close()
+def test_a_graph_of_another_database_is_ignored(opened: Open, tmp_path: Path) -> None:
+    store, _ = opened(size=300)
+    other, _ = opened(tmp_path / "other.db", size=300, seed=7)
     for file in folder(other).iterdir():
         file.unlink()
     for file in folder(store).iterdir():
@@ -292,10 +276,9 @@ def test_a_graph_of_another_database_is_passed_over(opened: Open, tmp_path: Path
     assert agree(other, again)
 
 
-def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_path: Path) -> None:
+def test_a_restored_backup_ignores_the_later_graph(opened: Open, tmp_path: Path) -> None:
     store, near = opened()
     keep(store, near, unit(150), "a")
-    store.flush()
     backup = tmp_path / "backup.db"
     store.database._writer.execute("vacuum into ?", [str(backup)])
     keep(store, near, unit(150, 3), "a", 150)
@@ -306,11 +289,9 @@ def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_
         if part.is_file():
             part.unlink()
     backup.rename(store.path)
-    # The numbers after the backup are given out again, to other vectors.
+    # Other vectors get the numbers after those of the backup.
     again = SqliteStore(store.path)
-    again.put_many(
-        [NewEntry(make_entry(f"o {number}", namespace="a"), unit(1, 50 + number)[0], "e") for number in range(150)]
-    )
+    again.put_many([NewEntry(make_entry(f"o {n}", namespace="a"), unit(1, 50 + n)[0], "e") for n in range(150)])
     again.close()
     fresh, mine = opened()
     mine.settle()
@@ -318,13 +299,12 @@ def test_a_restored_backup_does_not_take_over_the_later_graph(opened: Open, tmp_
     assert mine.search("a", unit(1, 60)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_deleted_vectors_leave_the_graph_in_the_background(opened: Open) -> None:
+def test_deleted_vectors_are_removed_from_the_graph_in_the_background(opened: Open) -> None:
     store, near = opened()
     ids = keep(store, near, unit(600), "a")
     near.settle()
     near.remove(store.delete(ids[:300]))
     near.settle()
-    graph = near.indexes["a"].graph
-    assert graph is not None
-    assert len(graph) == 300
+    assert near.indexes["a"].graph is not None
+    assert len(near.indexes["a"].graph) == 300
     assert agree(store, near)

@@ -7,7 +7,6 @@ import pytest
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
-from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -24,17 +23,14 @@ async def test_lookup_stays_in_its_namespace(tmp_path: Path) -> None:
     semantic = cache(tmp_path)
     await semantic.insert(make_entry("what is a block here", namespace="a"))
     assert (await semantic.lookup("a", "what is a block here")).entry is not None
-    elsewhere = await semantic.lookup("b", "what is a block here")
-    assert elsewhere.entry is None
-    assert elsewhere.candidates == ()
+    assert (await semantic.lookup("b", "what is a block here")).candidates == ()
 
 
-async def test_threshold_of_a_request_is_only_ever_stricter(tmp_path: Path) -> None:
+async def test_a_request_can_only_raise_the_threshold(tmp_path: Path) -> None:
     semantic = cache(tmp_path)
     await semantic.insert(make_entry("explain the free queue of blocks please sir"))
     near = "explain the free queue of blocks please here"
-    found = await semantic.lookup("n", near)
-    assert found.entry is not None
+    assert (await semantic.lookup("n", near)).entry is not None
     assert (await semantic.lookup("n", near, limits=Limits(0.999))).entry is None
     far = "what is the speed of light in water"
     assert (await semantic.lookup("n", far, limits=Limits(-1.0))).entry is None
@@ -84,55 +80,7 @@ def test_equal_texts_are_embedded_once() -> None:
     assert embeddings.cached("text 0") is None
 
 
-@pytest.mark.parametrize(
-    ("guard", "one", "other"),
-    [
-        ("numbers", "How do I open port 80?", "How do I open port 8080?"),
-        ("numbers", "What are the two caches?", "What are the three caches?"),
-        ("numbers", "What if I miss one pill?", "What if I miss two pills?"),
-        ("negation", "Why does it work?", "Why doesn't it work?"),
-        ("opposites", "Give arguments for nuclear power", "Give arguments against nuclear power"),
-        ("opposites", "How do I enable 2FA?", "How do I disable 2FA?"),
-        ("quotes", 'What does "stop" mean?', 'What does "seed" mean?'),
-        ("code", "What does max_tokens do?", "What does top_p do?"),
-        ("code", "What does --port do?", "What does --host do?"),
-        ("names", "What is the weather in Paris?", "What is the weather in Rome?"),
-        ("names", "How do I convert USD to EUR?", "How do I convert USD to GBP?"),
-        ("units", "Which phone is best under Rs. 3000?", "Which phone is best under $3000?"),
-        ("order", "How do I convert miles to kilometres?", "How do I convert kilometres to miles?"),
-        ("time", "Is it open on Monday?", "Is it open on Sunday?"),
-        ("signs", "What is the meaning of 👍?", "What is the meaning of 👎?"),
-        ("signs", "Was bedeutet schon?", "Was bedeutet scho\u0308n?"),
-    ],
-)
-def test_guards_veto_near_misses(guard: str, one: str, other: str) -> None:
-    vetoes = {each.name: each.vetoes for each in GUARDS}
-    assert vetoes[guard](one, other)
-    assert vetoes[guard](other, one)
-    assert not any(veto(one, one) for veto in vetoes.values())
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("What is a block?", "Can you tell me what a block is?"),
-        ("How do I steer the cache?", "How can I steer the cache?"),
-        ("what is the free queue", "What is the free queue?"),
-        ("Who won the world cup?", "Which team won the world cup?"),
-        ("How does one lose 5 kg?", "How do I lose 5 kg?"),
-        ("Explain the hash chain.", "Please explain the hash chain"),
-        ("Should I learn French and German?", "Should I learn German and French?"),
-        ("Is Down’s Syndrome hereditary?", "Is Down's syndrome hereditary?"),
-        ("Best earphone under INR 3000?", "Best earphone under Rs 3000?"),
-        ("Was heißt «schön»?", "Was bedeutet scho\u0308n?"),
-        ("Thanks 😀 what is a block?", "Thanks, what is a block?"),
-    ],
-)
-def test_guards_let_rewordings_pass(one: str, other: str) -> None:
-    assert not [guard.name for guard in GUARDS if guard.vetoes(one, other)]
-
-
-def test_the_packaged_embedder_knows_rewordings() -> None:
+def test_the_packaged_embedder_puts_rewordings_close() -> None:
     embedder = load_embedder()
     one, other, far = embedder.embed(["What is a block?", "Can you tell me what a block is?", "Is coffee healthy?"])
     assert np.linalg.norm(one) == pytest.approx(1.0, abs=1e-5)
@@ -142,7 +90,7 @@ def test_the_packaged_embedder_knows_rewordings() -> None:
         load_embedder("no/such-model")
 
 
-async def test_a_cosine_alone_looks_at_the_five_nearest(tmp_path: Path) -> None:
+async def test_the_threshold_policy_reads_the_five_nearest(tmp_path: Path) -> None:
     semantic = cache(tmp_path)
     await semantic.insert_many([make_entry(f"what is block number {number} of the pool") for number in range(8)])
     assert len((await semantic.lookup("n", "what is block number 9 of the pool")).candidates) == 5

@@ -118,16 +118,12 @@ def test_lookups_and_changes_continue_during_a_rebuild() -> None:
 
 
 def test_the_tail_can_be_searched_during_a_merge() -> None:
-    vectors = unit(3000)
-    rows, index = Rows(vectors), VectorIndex(DIM, flat_limit=500)
-    index.add(numbers(1000), vectors[:1000])
-    index.rebuild(rows)
-    more = TAIL_LIMIT + 200
+    count = 1000 + TAIL_LIMIT + 200
+    vectors = unit(count)
     index = VectorIndex(DIM, flat_limit=500)
-    rows.kept = dict(list(rows.kept.items())[:1000])
     index.add(numbers(1000), vectors[:1000])
-    index.rebuild(rows)
-    index.add(numbers(more, 1001), vectors[1000 : 1000 + more])
+    index.rebuild(Rows(vectors[:1000]))
+    index.add(numbers(count - 1000, 1001), vectors[1000:])
     assert index.due() == "merge"
     work = threading.Thread(target=index.merge)
     work.start()
@@ -136,7 +132,7 @@ def test_the_tail_can_be_searched_during_a_merge() -> None:
         assert near[0][0] == 1101
         assert len({number for number, _ in near}) == 3
     assert index.due() is None
-    assert len(index) == 1000 + more
+    assert len(index) == count
 
 
 def test_a_search_skips_deleted_neighbours() -> None:

@@ -95,11 +95,9 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
     SqliteStore(path, cipher=NEW).close()
 
 
-def test_reseal_without_a_cipher_changes_nothing(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+def test_reseal_without_a_cipher_changes_nothing(store: SqliteStore) -> None:
     store.put(ENTRY)
     assert (store.reseal(), store.count_by_key_name()) == (0, {"": 1})
-    store.close()
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])

@@ -99,33 +99,6 @@ def test_a_store_agrees_with_a_dictionary(
     store.close()
 
 
-def test_the_entry_with_the_lowest_priority_is_evicted_first(make_store: MakeStore) -> None:
-    store = make_store(clock=lambda: 2000.0, capacity=Capacity(entries=3))
-    dear = make_entry("dear", completion_tokens=900)
-    cheap = make_entry("cheap", completion_tokens=1)
-    served = make_entry("served", completion_tokens=1)
-    for entry in (dear, cheap, served):
-        store.put(entry)
-    for _ in range(5):
-        store.record_hit(served.id)
-    store.flush()
-    written = store.put(make_entry("new", completion_tokens=50))
-    assert [gone.id for gone in written.removed] == [cheap.id]
-    # An entry without further hits ages: newer entries outlive it.
-    for number in range(8):
-        store.put(make_entry(f"later {number}", completion_tokens=60))
-    assert dear.id in store.ids()
-    assert served.id not in store.ids()
-
-
-def test_an_entry_larger_than_the_capacity_is_refused_and_evicts_nothing(make_store: MakeStore) -> None:
-    store = make_store(capacity=Capacity(bytes=500))
-    small, large = make_entry("small"), make_entry("large", response=b'"' + b"x" * 1000 + b'"')
-    store.put(small)
-    assert [gone.id for gone in store.put(large).removed] == [large.id]
-    assert store.ids() == [small.id]
-
-
 def test_a_lower_limit_applies_to_existing_entries(make_store: MakeStore) -> None:
     store = make_store()
     for number in range(20):

@@ -12,7 +12,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
-from kvproxy.index.store.sql_writer import MAX_PURGES
+from kvproxy.index.store.writer import MAX_PURGES
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -38,8 +38,7 @@ def test_purges_are_listed_newest_first(make_store: MakeStore) -> None:
     assert len(store.purges(1)) == 1
 
 
-def test_the_list_of_purges_is_bounded(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+def test_the_list_of_purges_is_bounded(tmp_path: Path, store: SqliteStore) -> None:
     with sqlite3.connect(tmp_path / "r.db") as connection:
         sql = "insert into purges (time, operator, filter, soft, entries) values (?, 'w', 'x', 0, 0)"
         connection.executemany(sql, [(number,) for number in range(MAX_PURGES + 5)])
@@ -47,7 +46,6 @@ def test_the_list_of_purges_is_bounded(tmp_path: Path) -> None:
     store.delete([], ME)
     listed = store.purges(2 * MAX_PURGES)
     assert (len(listed), listed[0].operator, listed[-1].time) == (MAX_PURGES, "me", 6.0)
-    store.close()
 
 
 def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from kvproxy.index.store.write_batcher import WriteBatcher
 from tests.index.entries import make_entry
 
 
-async def test_concurrent_writers_share_transactions(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+async def test_concurrent_writers_share_transactions(tmp_path: Path, store: SqliteStore) -> None:
     sizes = []
 
     def write(puts: Sequence[NewEntry]) -> WriteResult:
@@ -34,7 +33,6 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path) -> None:
     await asyncio.gather(*(insert(number) for number in range(100)))
     assert sum(sizes) == 100
     assert len(sizes) < 20
-    store.close()
 
 
 async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from kvproxy.journal.savings import savings
 from tests.ports import free_port
 from tests.processes import serve
 
-WORDS = Path(__file__).resolve().parents[2].joinpath("docs/handbook.md").read_text().split()
+WORDS = Path(__file__).resolve().parents[2].joinpath("training/demo/handbook.md").read_text().split()
 
 
 @contextlib.contextmanager

@@ -83,7 +83,6 @@ def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) ->
 
 
 def test_fifty_thousand_blocks_are_shown(page: Page, tmp_path: Path) -> None:
-    """tests/benchmarks/dashboard.py measures its frames."""
     with run_large(tmp_path, 50_001) as (url, manager, _):
         page.open(url, "pool")
         page.until(lambda: page.text("[data-state=cached] .number"))

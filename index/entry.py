@@ -153,5 +153,4 @@ def _is_unicode(value: str) -> bool:
 
 
 def new_id() -> str:
-    """Return a random entry id."""
     return uuid.uuid4().hex

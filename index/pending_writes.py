@@ -81,7 +81,6 @@ class PendingWrites:
 
     @property
     def full(self) -> bool:
-        """Whether further responses should wait."""
         return self.bytes >= _MAX_BYTES
 
     async def wait_for_space(self) -> None:
@@ -106,7 +105,6 @@ class PendingWrites:
             self._has_space.set()
 
     def get(self, key: str) -> PendingWrite | None:
-        """Return the last write with an exact key."""
         return self._latest.get(key)
 
     def in_namespace(self, namespace: str) -> tuple[PendingWrite, ...]:

@@ -14,7 +14,7 @@ from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import GUARDS, Guard
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
-# Denser towards 1, where the levels of verifiers are.
+# Dense near 1, the range of verifiers' levels.
 _SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
 PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
 Progress = Callable[[float], None]
@@ -28,7 +28,7 @@ class Point:
 
     Attributes:
         hit_rate: share of served pairs among the pairs that are the same.
-        wrong_share: share of pairs that are not the same among those served; None if none is served.
+        wrong_share: share of pairs that are not the same among those served; None without a served pair.
         served: number of served pairs.
         hit_interval, wrong_interval: 95% Wilson intervals.
     """
@@ -68,7 +68,6 @@ class Calibration:
     recommended: dict[str, float | None]
 
     def document(self) -> dict[str, Any]:
-        """Return the totals, and each policy under its name, for JSON."""
         return {"pairs": self.pairs, "same": self.same, "target_error": self.target_error} | {
             name: {
                 "default_level": self.default[name],

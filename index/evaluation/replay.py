@@ -32,7 +32,6 @@ class Stream:
     same: Same
 
     def reordered(self, order: Sequence[int]) -> "Stream":
-        """Return the questions in another order."""
         return Stream(
             [self.texts[line] for line in order],
             [self.answers[line] for line in order],
@@ -50,7 +49,6 @@ class Outcome:
 
     @property
     def hit_rate(self) -> float:
-        """Share of served requests."""
         return float(self.served.mean()) if len(self.served) else 0.0
 
     @property
@@ -84,7 +82,7 @@ class StoredQuestions:
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
         """Return the places of the nearest stored questions, nearest first, and their cosines."""
         if line not in self._block:
-            # Cosines of many questions at once are faster. Questions stored meanwhile are added below.
+            # Computing a block of cosines at once is faster. Later questions are added below.
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
             self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T
         computed = self._cosines[line - self._block.start]
@@ -96,13 +94,11 @@ class StoredQuestions:
         return near.tolist(), cosines[near].tolist()
 
     def drop(self, place: int) -> None:
-        """Exclude a stored question from the search."""
         self._vectors[place] = 0.0
         if place < self._cosines.shape[1]:
             self._cosines[:, place] = 0.0
 
     def add(self, line: int, answer: str) -> None:
-        """Store a question with the class of its answer."""
         place = len(self.classes)
         self._vectors[place] = self._stream.vectors[line]
         self.lines[place] = line

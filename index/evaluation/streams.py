@@ -54,7 +54,6 @@ class Report:
     orders: Sequence[Outcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
-        """Return the report for JSON."""
         policies: dict[str, dict[str, Any]] = {name: _figures(found) for name, found in self.outcomes.items()}
         policies["learned"]["bound"] = self.bound
         policies["threshold"]["level"] = self.level

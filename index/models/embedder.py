@@ -58,7 +58,6 @@ class SentenceEmbedder:
 
 
 def _fingerprint(model: Any) -> str:
-    """Return a digest of the weights of a torch model."""
     import torch
     import xxhash
 
@@ -140,7 +139,6 @@ class EmbeddingCache:
         self._model_lock = threading.Lock()
 
     def cached(self, text: str) -> np.ndarray | None:
-        """Return the vector of a text that was embedded recently."""
         with self._cache_lock:
             vector = self._vectors.get(text)
             if vector is not None:

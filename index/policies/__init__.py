@@ -1,1 +1,1 @@
-"""What may be served for a question: one interface, `policy.Policy`, and a file for each policy behind it."""
+"""Policies for semantic hits; start with policy.py, the interface."""

@@ -52,7 +52,7 @@ class Decider:
         policy = self.named(request.policy)
         near = self.search(request, vector, policy.reach, excluded)
         lookup = self.judge(request, near, policy)
-        # The policy that learns does not learn from decisions of others.
+        # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
 
     def named(self, name: PolicyName | None) -> Policy:

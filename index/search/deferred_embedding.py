@@ -50,7 +50,6 @@ class DeferredEmbeddings:
         """Number of entries whose callback was dropped because the queue was full."""
 
     def __len__(self) -> int:
-        """Number of entries in memory."""
         return len(self._waiting)
 
     def add(self, entry: DeferredEntry) -> None:

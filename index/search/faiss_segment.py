@@ -76,7 +76,7 @@ class Segment:
 
     @property
     def exact(self) -> bool:
-        """Whether cosines are bitwise equal to those of the stored vectors."""
+        """Whether cosines are bitwise equal to the exact ones."""
         return self.kind == "float32" and not self.on_gpu
 
     def __del__(self) -> None:
@@ -94,7 +94,6 @@ class Segment:
 
     @property
     def last(self) -> int:
-        """The highest number, 0 if the index is empty."""
         return int(self._numbers[self._count - 1]) if self._count else 0
 
     def has(self, number: int) -> bool:

@@ -74,7 +74,6 @@ class Lookup:
 
     @property
     def similarity(self) -> float | None:
-        """Cosine similarity of the served neighbour."""
         return self.chosen.similarity if self.entry is not None and self.chosen is not None else None
 
     @property

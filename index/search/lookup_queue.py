@@ -50,7 +50,7 @@ class _Waiting:
 class LookupQueue:
     """Runs lookups first in, first out, and one background job after each batch of lookups.
 
-    A batch is what has gathered in the meantime, so that the embedder gets several texts at once under load.
+    A batch contains the lookups that arrived during the previous batch, so the embedder gets several texts under load.
 
     Args:
         prepare: embeds the questions of a batch.
@@ -75,7 +75,6 @@ class LookupQueue:
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
 
     def __len__(self) -> int:
-        """Number of waiting lookups."""
         return len(self._lookups)
 
     async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:
@@ -114,7 +113,7 @@ class LookupQueue:
             job = self._background.popleft() if self._background else None
         batch = [each for each in batch if each.may_begin()]
         if len(batch) > 1:
-            # An error of one request must not fail the others. It recurs in the lookup of that request.
+            # One failing request must not fail its batch. The error recurs in its own lookup.
             with contextlib.suppress(Exception):
                 self._prepare([each.request for each in batch])
         for each in batch:
@@ -124,7 +123,6 @@ class LookupQueue:
             _settle(job[1], job[0])
 
     def close(self) -> None:
-        """Cancel waiting work, and wait for running work."""
         self._threads.shutdown(cancel_futures=True)
         waiting: list[Future[Any]] = [
             *(each.future for each in self._lookups),

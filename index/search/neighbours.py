@@ -213,7 +213,6 @@ class FaissNeighbours:
             self._schedule(namespace)
 
     def settle(self) -> None:
-        """Wait for background work."""
         self._background.submit(lambda: None).result()
 
     def close(self) -> None:

@@ -146,7 +146,6 @@ class SavedGraphs:
                     self._unlink(f"{name}.*")
 
     def forget(self, namespace: str) -> None:
-        """Remove the files of a namespace."""
         with contextlib.suppress(OSError):
             self._unlink(f"{self._name(namespace)}.*")
 

@@ -184,7 +184,6 @@ class SemanticCache:
         )
 
     async def entry(self, id: str) -> Entry | None:
-        """Return the entry with an id, expired or not."""
         return await asyncio.to_thread(self._store.get, id)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
@@ -221,7 +220,6 @@ class SemanticCache:
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
-        """Store entries in few transactions."""
         prompts = [entry.prompt for entry in entries if entry.semantic and self.reads(entry.prompt)]
         for start in range(0, len(prompts), _EMBEDDED_AT_ONCE):
             with contextlib.suppress(EmbedderError):
@@ -310,7 +308,7 @@ class SemanticCache:
         self._neighbours.maintain()
 
     def close(self) -> None:
-        """Stop all threads, and store what was served since the last observation."""
+        """Stop all threads, and store the counted hits."""
         self._queue.close()
         if self.learning is not None:
             self.learning.flush()

@@ -92,7 +92,7 @@ class VectorIndex:
 
     @property
     def exact(self) -> bool:
-        """Whether cosines are bitwise equal to those of the stored vectors."""
+        """Whether cosines are bitwise equal to the exact ones."""
         graph = self.graph
         return self._tail.exact and (graph is None or graph.exact)
 

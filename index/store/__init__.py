@@ -1,7 +1,9 @@
-"""The response store: `protocol.py` is its seam, `sql_store.py` implements it for SQLite and PostgreSQL."""
+"""The response store; start with store.py."""
 
 from kvproxy.index.store.opening import open_store
-from kvproxy.index.store.protocol import (
+from kvproxy.index.store.sqlite.store import SqliteStore
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import (
     EVERYTHING,
     Capacity,
     ClassifiedAnswer,
@@ -13,12 +15,10 @@ from kvproxy.index.store.protocol import (
     RemovalReason,
     RemovedEntry,
     StorageUsage,
-    Store,
     StoredQuestion,
     UsageKey,
     WriteResult,
 )
-from kvproxy.index.store.sqlite.store import SqliteStore
 
 __all__ = [
     "EVERYTHING",

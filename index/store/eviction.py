@@ -4,8 +4,8 @@ GreedyDual-Size-Frequency (Cherkasova 1998), as used by web caches. The priority
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` are those of prompt and answer, which one hit saves. `age` is the priority of the last evicted entry at the time when the
-entry was stored or last hit. So an entry without hits falls behind newer ones: recency counts without a clock.
+`tokens` is the number of tokens of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry at the
+time when the entry was stored or last hit. So an entry without hits falls behind newer ones: recency counts without a clock.
 
 The tenants `NAME` and `NAME/PART` have the owner `NAME` and share its limit.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.protocol import Capacity, RemovalReason, RemovedEntry
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
+from kvproxy.index.store.values import Capacity, RemovalReason, RemovedEntry
 
 PINNED = 1e300
 """The priority of a pinned entry."""
@@ -35,7 +35,6 @@ Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
 
 
 def fits(capacity: Capacity, tenant: str, size: int) -> bool:
-    """Whether an entry is not larger than the capacity and its tenant's limit."""
     limit = _tenant_limit(capacity, tenant)
     return not _exceeds(capacity, 1, size) and (limit is None or size <= limit)
 
@@ -67,7 +66,6 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, entry: Entry
 
 
 def expired_ids(run: Transaction, now: float) -> list[str]:
-    """Ids of some entries that can no longer be served."""
     sql = f"select id from responses where {SERVABLE_UNTIL} <= :now limit :limit"
     return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 

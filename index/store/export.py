@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import Redactor, redact_entry
-from kvproxy.index.store.protocol import NewEntry, Store
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import NewEntry
 
 IMPORT_BATCH = 256
 

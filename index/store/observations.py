@@ -64,7 +64,6 @@ class Observation:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Observation":
-        """Create an observation from its columns."""
         values = json.loads(row["details"])
         values |= {name: row[name] for name in (*_COLUMNS, "number")}
         values |= {name: bool(values[name]) for name in ("right", "accepted")}

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Database
-from kvproxy.index.store.protocol import Capacity, Store
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_observations import SqlObservations
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.sqlite.store import SqliteStore
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import Capacity
 
 _SCHEMES = ("postgresql://", "postgres://")
 
 
 def is_url(where: str) -> bool:
-    """Whether a store is a PostgreSQL database."""
     return where.startswith(_SCHEMES)
 
 

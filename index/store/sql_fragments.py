@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Row
-from kvproxy.index.store.protocol import StoredQuestion
 from kvproxy.index.store.row_codec import RowCodec
+from kvproxy.index.store.values import StoredQuestion
 
 CLOCK_SKEW = 60.0
 """Seconds that the clocks of proxies on one store may differ."""

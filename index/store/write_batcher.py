@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvproxy.index.store.protocol import NewEntry, WriteResult
+from kvproxy.index.store.values import NewEntry, WriteResult
 
 _BATCH = 256
 _Pending = tuple[NewEntry, "asyncio.Future[bool]"]

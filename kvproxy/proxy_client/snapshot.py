@@ -8,7 +8,7 @@ from typing import Any
 from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.proxy_client.client import ProxyClient
 
-LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "gone", "error")
+LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
 """Values of `exchange.Layer` in display order."""
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 
@@ -86,14 +86,13 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     """Return rates and mean times between two snapshots, and the current totals.
 
-    Counters that decreased indicate a restart of the proxy, and count from zero. `first_byte_ms` is None for a layer without
-    new requests.
+    Counters that decreased indicate a restart of the proxy, and count from zero.
     """
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
     seconds = {layer: now.seconds.get(layer, 0.0) - before.seconds.get(layer, 0.0) for layer in LAYERS}
-    answered = sum(new.values()) - new["gone"]
+    answered = sum(new.values()) - new["disconnected"]
     return {
         "per_second": {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},
         "first_byte_ms": {

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import new_id
-from kvproxy.journal.history import EntryStored
+from kvproxy.journal.history import ResponseStored
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
@@ -64,7 +64,7 @@ def main() -> None:
                 for _ in range(min(_BATCH, count - start))
             ]
             new = [exchange for exchange in batch if exchange.hit is None]
-            stored = [EntryStored(each.cache_key.exact, each.entry_id or "", now + 86_400, now) for each in new]
+            stored = [ResponseStored(each.cache_key.exact, each.entry_id or "", now + 86_400, now) for each in new]
             writer.write([*stored, *batch])
             misses = [*misses, *new][-1_000:]
         connection.execute("pragma wal_checkpoint(truncate)")

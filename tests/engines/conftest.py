@@ -1,4 +1,4 @@
-"""Tests with real engines: collected only where KVPROXY_ENGINES names the folder that holds them (`make test-engines`)."""
+"""Tests with real engines, collected only if KVPROXY_ENGINES names their folder (`make test-engines`)."""
 
 import os
 from collections.abc import Callable
@@ -16,26 +16,25 @@ Table = Callable[[str, object], None]
 
 @pytest.fixture(scope="session")
 def engines() -> Path:
-    """The folder of the engines."""
     assert FOLDER
     return Path(FOLDER).resolve()
 
 
 @pytest.fixture(scope="session")
 def chats() -> int:
-    """How many random chats a test sends."""
+    """Number of random chats of a test."""
     return int(os.environ.get("KVPROXY_CHATS", "1000"))
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """Added to the seeds of random chats: another one makes other chats."""
+    """Offset of the seeds of random chats."""
     return int(os.environ.get("KVPROXY_SEED", "0"))
 
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Takes a figure for the table that is printed at the end."""
+    """Return a function that adds a row to the table at the end of the run."""
 
     def add(name: str, figure: object) -> None:
         request.config.stash.setdefault(_ROWS, []).append((name, str(figure)))
@@ -46,7 +45,7 @@ def table(request: pytest.FixtureRequest) -> Table:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     rows = config.stash.get(_ROWS, [])
     if rows:
-        terminalreporter.section("what was seen with real engines")
+        terminalreporter.section("results with real engines")
         width = max(len(name) for name, _ in rows)
         for name, figure in rows:
             terminalreporter.line(f"{name:<{width}}  {figure}")

@@ -1,4 +1,4 @@
-"""Two vLLM behind one proxy, one of them killed with -9 while requests pass: what clients see, and what the mirror shows."""
+"""One of two vLLM servers is killed under load: no request fails, and its blocks disappear from the mirror."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
-from tests.engines.chats import Chats, Teller
+from tests.engines.chats import Chats, PredictionClient
 from tests.engines.conftest import Table
 from tests.engines.running import PLAIN, Vllm, running
 from tests.polling import until
@@ -22,7 +22,7 @@ CLIENTS = 4
 
 
 class Load:
-    """Clients that ask without a pause until they are told to stop, half of them for streams."""
+    """Clients that send requests without a pause; half of them are streams."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -53,7 +53,7 @@ class Load:
         try:
             answer = client.post("/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
-            # The proxy had passed on the head of an answer that never came to its end.
+            # The head of the response was already sent.
             return self._failed(f"whole: {error!r}")
         return "ok" if answer.status_code == 200 else self._failed(f"whole: {answer.status_code} {answer.text[:200]}")
 
@@ -84,24 +84,23 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
     with (
         running(*pair),
         run_proxy(settings) as (url, _),
-        closing(Teller(url, PLAIN.name, *pair)) as teller,
+        closing(PredictionClient(url, PLAIN.name, *pair)) as client,
     ):
 
         def of_dead() -> dict[str, Any]:
-            return next(each for each in teller.upstreams() if each["url"] == dead.url)
+            return next(each for each in client.upstreams() if each["url"] == dead.url)
 
         with Load(url) as load:
             until(lambda: load.outcomes["ok"] >= 12 and of_dead()["cached_blocks"] > 0, 300)
-            # A chat that the engine holds, known to hold, and then kills.
             source = Chats(5, 600)
-            held = next(chat for chat in iter(source.next, None) if self_held(teller, dead.url, chat))
+            cached = next(chat for chat in iter(source.next, None) if is_cached(client, dead.url, chat))
             dead.kill()
             before = load.outcomes["ok"]
             until(lambda: of_dead()["cached_blocks"] == 0)
             shown = 0
             end = time.monotonic() + 20
             while time.monotonic() < end or load.outcomes["ok"] < before + 12:
-                shown = max(shown, teller.explain(held)["engines"].get(dead.url, 0), of_dead()["cached_blocks"])
+                shown = max(shown, client.explain(cached)["engines"].get(dead.url, 0), of_dead()["cached_blocks"])
                 time.sleep(0.1)
                 assert time.monotonic() < end + 280
             dead.start()
@@ -112,8 +111,8 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
             sent = of_dead()["sent"]
             until(lambda: of_dead()["sent"] > sent, 120)
             until(lambda: of_dead()["complete"], 60)
-        teller.settled()
-        predicted = teller.explain(held)
+        client.wait_for_mirrors()
+        predicted = client.explain(cached)
         notes = of_dead()["notes"]
     table("an engine killed -9 under load", f"{dict(load.outcomes)}; back in rotation {back:.1f} s after its health")
     assert load.failures == []
@@ -123,8 +122,8 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
     assert predicted["prompt_tokens"] > 0
 
 
-def self_held(teller: Teller, engine: str, chat: list[dict[str, str]]) -> bool:
-    """Send a chat; whether that engine holds it then."""
-    teller.ask(chat)
-    found: int = teller.explain(chat)["engines"].get(engine, 0)
+def is_cached(client: PredictionClient, engine: str, chat: list[dict[str, str]]) -> bool:
+    """Send a chat; return whether the engine caches it then."""
+    client.ask(chat)
+    found: int = client.explain(chat)["engines"].get(engine, 0)
     return found > 0

@@ -1,4 +1,4 @@
-"""llama.cpp's own server: what is said of its slots is what it does, and what it had is back after a crash."""
+"""Predictions for a real llama-server equal its reports, and its slots survive a crash."""
 
 import random
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from tests.servers import run_proxy
 _CHATS = 40
 
 
-class Asker:
-    """A client of a proxy in front of llama-server."""
+class Client:
+    """Client of a proxy in front of llama-server."""
 
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url, timeout=600)
 
     def ask(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """The answer, and how many tokens of the prompt were reused."""
+        """Return the response and the reused tokens."""
         body = {"model": "gemma", "messages": messages, "max_tokens": 6, "temperature": 0}
         answer = self._client.post("/v1/chat/completions", json=body).raise_for_status().json()
         until(lambda: all(block["state"] != "used" for block in self.get("/admin/blocks")))
@@ -45,16 +45,15 @@ class Asker:
 
 
 @contextmanager
-def asking(server: LlamaServer, data: Path, **slots: Any) -> Iterator[Asker]:
-    """A proxy in front of a server, and a client of it."""
+def run_client(server: LlamaServer, data: Path, **slots: Any) -> Iterator[Client]:
     settings = load_settings(
         data=data, upstream=server.url, cache={"enabled": False}, slots=slots, routing={"health_interval": 0.5}
     )
     with run_proxy(settings) as (url, _):
-        asker = Asker(url)
-        until(lambda: asker.status()["slots"] is not None)
-        yield asker
-        asker.close()
+        client = Client(url)
+        until(lambda: client.status()["slots"] is not None)
+        yield client
+        client.close()
 
 
 def long(topic: str, sentences: int = 12) -> list[dict[str, str]]:
@@ -63,56 +62,56 @@ def long(topic: str, sentences: int = 12) -> list[dict[str, str]]:
 
 
 def test_predictions_equal_reports(engines: Path, tmp_path: Path, table: Table) -> None:
-    """Chats with shared beginnings over two slots, with restarts of the server and answers that are thrown away."""
+    """Chats with common prefixes over two slots, with restarts of the server and removed turns."""
     choose = random.Random(14)
     equal = restored = 0
-    with llama_server(engines, tmp_path / "slots") as server, asking(server, tmp_path, save_after=0.2) as asker:
+    with llama_server(engines, tmp_path / "slots") as server, run_client(server, tmp_path, save_after=0.2) as client:
         chats = [long(f"{'the' if number % 2 else 'a'} topic {number}", choose.choice([6, 12])) for number in range(5)]
         for number in range(_CHATS):
             if number in (15, 30):
                 server.restart()
-                until(lambda: asker.status()["error"] is None)
+                until(lambda: client.status()["error"] is None)
             chat = choose.choice(chats)
             if len(chat) > 4 and choose.random() < 0.3:
                 del chat[-3:-1]
-            found = asker.explain(chat)
+            found = client.explain(chat)
             predicted = found["matched_tokens"] + sum(found["tiers"].values())
-            answer, reused = asker.ask(chat)
+            answer, reused = client.ask(chat)
             assert reused == predicted or not found["complete"], number
             equal += reused == predicted
             restored += bool(found["tiers"])
             chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"And page {number}?"}]
-        status = asker.status()["slots"]
-        assert status["shown"] == status["restores"] >= restored > 0
+        status = client.status()["slots"]
+        assert status["confirmed"] == status["restores"] >= restored > 0
     table("llama.cpp: predictions equal to reports", f"{equal}/{_CHATS}, {restored} of them from disk")
 
 
-def test_a_conversation_is_back_after_a_crash(engines: Path, tmp_path: Path, table: Table) -> None:
-    chat = long("what was lost", 60)
+def test_a_conversation_is_restored_after_a_crash(engines: Path, tmp_path: Path, table: Table) -> None:
+    chat = long("a crash", 60)
     with llama_server(engines, tmp_path / "slots") as server:
-        with asking(server, tmp_path, save_after=0.1) as asker:
-            chat.append({"role": "assistant", "content": asker.ask(chat)[0]})
-            until(lambda: asker.status()["slots"]["saved"] == 1)
+        with run_client(server, tmp_path, save_after=0.1) as client:
+            chat.append({"role": "assistant", "content": client.ask(chat)[0]})
+            until(lambda: client.status()["slots"]["saved"] == 1)
         server.restart()
-        with asking(server, tmp_path) as asker:
+        with run_client(server, tmp_path) as client:
             question = [*chat, {"role": "user", "content": "Go on."}]
-            found = asker.explain(question)
-            _, reused = asker.ask(question)
+            found = client.explain(question)
+            _, reused = client.ask(question)
             assert reused == found["tiers"]["disk"] + found["matched_tokens"] > 0.95 * found["prompt_tokens"]
     table("llama.cpp: reused after kill -9", f"{reused}/{found['prompt_tokens']}")
 
 
-def test_a_restore_without_swa_full_is_not_believed(engines: Path, tmp_path: Path) -> None:
+def test_restores_without_swa_full_are_detected(engines: Path, tmp_path: Path) -> None:
     server = LlamaServer(engines, tmp_path / "slots", 1, "--cache-ram", "0")
     server.command.remove("--swa-full")
     try:
         server.start()
-        with asking(server, tmp_path, save_after=0.0) as asker:
-            # Longer than the window, else there is nothing that a file could lack.
+        with run_client(server, tmp_path, save_after=0.0) as client:
+            # Longer than the window, so that files are incomplete.
             chats = [long(f"topic {number}", 60) for number in range(2)]
             for number in range(5):
-                asker.ask([*chats[number % 2], {"role": "user", "content": str(number)}])
-            assert any("--swa-full" in note for note in asker.status()["notes"])
-            assert asker.status()["slots"]["restores"] == 3
+                client.ask([*chats[number % 2], {"role": "user", "content": str(number)}])
+            assert any("--swa-full" in note for note in client.status()["notes"])
+            assert client.status()["slots"]["restores"] == 3
     finally:
         server.kill()

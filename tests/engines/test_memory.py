@@ -1,4 +1,4 @@
-"""A long request holds no more blocks in the embedded engine than in a real vLLM, as both tell while it runs."""
+"""A long request needs no more blocks in the embedded engine than in a real vLLM."""
 
 import random
 import threading
@@ -16,8 +16,8 @@ from tests.servers import run_proxy
 BLOCKS, TOKENS, LONGEST = 700, 3000, 4096
 
 
-def held(url: str, model: str, prompt: list[int], used: Callable[[], int]) -> list[int]:
-    """Blocks in use while a prompt is computed and answered, one figure after the other."""
+def used_blocks(url: str, model: str, prompt: list[int], used: Callable[[], int]) -> list[int]:
+    """Sample the blocks in use while a request runs."""
     seen: list[int] = []
     over = threading.Event()
 
@@ -36,7 +36,7 @@ def held(url: str, model: str, prompt: list[int], used: Callable[[], int]) -> li
     return [blocks for blocks in seen if blocks]
 
 
-def test_a_long_request_holds_no_more_than_in_vllm(engines: Path, tmp_path: Path, table: Table) -> None:
+def test_a_long_request_needs_no_more_blocks_than_in_vllm(engines: Path, tmp_path: Path, table: Table) -> None:
     sizes = ("--max-model-len", str(LONGEST), "--num-gpu-blocks-override", str(BLOCKS))
     vllm = Vllm(engines, HYBRID, tmp_path / "vllm.log", *sizes)
     own = load_settings(
@@ -59,7 +59,10 @@ def test_a_long_request_holds_no_more_than_in_vllm(engines: Path, tmp_path: Path
             used: int = client.get("/admin/blocks/stats").raise_for_status().json()["used"]
             return used
 
-        found = held(vllm.url, HYBRID.name, prompt, theirs), held(url, str(HYBRID.path(engines)), prompt, ours)
+        found = (
+            used_blocks(vllm.url, HYBRID.name, prompt, theirs),
+            used_blocks(url, str(HYBRID.path(engines)), prompt, ours),
+        )
         block = client.get("/admin/blocks/stats").raise_for_status().json()["block_bytes"]
     (most, last), (our_most, our_last) = [(max(seen), seen[-1]) for seen in found]
     table(

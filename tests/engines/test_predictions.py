@@ -1,4 +1,4 @@
-"""What is told before a request equals what vLLM reports after it: under eviction, after resets, kills and late joins."""
+"""Predictions equal the reports of vLLM under eviction, and after resets, crashes, and late subscriptions."""
 
 from contextlib import closing
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.settings import load_settings
-from tests.engines.chats import Chats, Tally, Teller
+from kvproxy.settings import Settings, load_settings
+from tests.engines.chats import Chats, PredictionClient, Tally
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
 from tests.polling import until
@@ -16,7 +16,7 @@ from tests.servers import run_proxy
 pytestmark = pytest.mark.engines
 
 
-def settings(data: Path, *engines: Vllm, **routing: object) -> object:
+def settings(data: Path, *engines: Vllm, **routing: object) -> Settings:
     told = {"health_interval": 0.5, "prediction_sample_rate": 1.0} | routing
     upstreams = [engine.upstream() for engine in engines]
     return load_settings(data=data, upstreams=upstreams, cache={"enabled": False}, routing=told)
@@ -36,33 +36,32 @@ def test_predictions_equal_reports(
     with running(vllm):
         with (
             run_proxy(settings(tmp_path / "first", vllm)) as (url, _),
-            closing(Teller(url, model.name, vllm)) as teller,
+            closing(PredictionClient(url, model.name, vllm)) as client,
         ):
-            teller.run(source, part, tally)
+            client.run(source, part, tally)
             evicted = evictions(url)
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
-            teller.run(source, part, tally)
-        # Nobody listens meanwhile: what this mirror knows, it must ask for.
+            client.run(source, part, tally)
+        # No mirror follows meanwhile, so the next one needs a replay.
         with (
             run_proxy(settings(tmp_path / "second", vllm)) as (url, _),
-            closing(Teller(url, model.name, vllm)) as teller,
+            closing(PredictionClient(url, model.name, vllm)) as client,
         ):
-            teller.run(source, part, tally)
+            client.run(source, part, tally)
             last = source.next()
-            teller.ask(last)
-            teller.settled()
-            assert teller.explain(last)["matched_tokens"] > 0
+            client.ask(last)
+            client.wait_for_mirrors()
+            assert client.explain(last)["matched_tokens"] > 0
             vllm.kill()
-            until(lambda: teller.upstreams()[0]["cached_blocks"] == 0)
+            until(lambda: client.upstreams()[0]["cached_blocks"] == 0)
             vllm.start()
             vllm.wait()
-            until(lambda: teller.upstreams()[0]["state"] == "up")
-            teller.run(source, part, tally)
+            until(lambda: client.upstreams()[0]["state"] == "up")
+            client.run(source, part, tally)
             assert httpx.post(f"{url}/admin/blocks/reset").json()["reset"]
-            teller.run(source, chats - 4 * part, tally)
+            client.run(source, chats - 4 * part, tally)
             evicted += evictions(url)
-            # The proxy counts the same itself.
-            (reuse,) = teller.upstreams()[0]["reuse"].values()
+            (reuse,) = client.upstreams()[0]["reuse"].values()
     table(f"predictions, {model.name}", f"{tally}, {evicted} evictions seen")
     assert tally.wrong == []
     assert (reuse["too_high"], reuse["too_low"]) == (0, 0)
@@ -76,19 +75,19 @@ def test_predictions_with_two_engines(engines: Path, chats: int, seed: int, tmp_
     with (
         running(*pair),
         run_proxy(settings(tmp_path / "proxy", *pair)) as (url, _),
-        closing(Teller(url, PLAIN.name, *pair)) as teller,
+        closing(PredictionClient(url, PLAIN.name, *pair)) as client,
     ):
         before = {engine.url: 0 for engine in pair}
         for _ in range(chats // 2):
-            teller.settled()
+            client.wait_for_mirrors()
             chat = source.next()
-            told = teller.explain(chat)["engines"]
-            usage = teller.ask(chat)
-            now = {each["url"]: each["sent"] for each in teller.upstreams()}
+            told = client.explain(chat)["engines"]
+            usage = client.ask(chat)
+            now = {each["url"]: each["sent"] for each in client.upstreams()}
             (took,) = (name for name in now if now[name] > before[name])
             before, reported = now, usage["prompt_tokens_details"]["cached_tokens"]
             tally.add(usage["prompt_tokens"], told.get(took, 0), reported)
-        figures = [reuse for each in teller.upstreams() for reuse in each["reuse"].values()]
+        figures = [reuse for each in client.upstreams() for reuse in each["reuse"].values()]
     table("predictions, two engines", f"{tally}; sent to each: {', '.join(map(str, before.values()))}")
     assert tally.wrong == []
     assert all(each["too_high"] == each["too_low"] == 0 for each in figures)

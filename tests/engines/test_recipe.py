@@ -1,6 +1,6 @@
-"""The recipe for vLLM is run as it stands: the servers that it starts, and its commands, which print what it says they print.
+"""The commands of the recipe for vLLM print the documented output.
 
-python -m tests.engines.test_recipe FOLDER    # writes the printed output into the recipe
+`python -m tests.engines.test_recipe FOLDER` writes the output into the recipe.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.engines.conftest import Table
-from tests.engines.running import PATIENCE
+from tests.engines.running import await_health
 from tests.ports import free_port
 from tests.tour.test_readme import BLOCK, Step, normal, written
 
@@ -33,13 +33,13 @@ _COUNTED = [
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:<port>"),
     (re.compile(r"\d+ batches"), "<n> batches"),
     (re.compile(r"\d+ s ago"), "<age> s ago"),
-    # An answer that takes longer than a second is stored too late for its header.
+    # A slow response is stored too late for its header.
     (re.compile(r" stored;|; key=\"[0-9a-f]+\""), ""),
 ]
 
 
 class Recipe:
-    """The recipe's text, with free ports in place of its own."""
+    """The recipe, with free ports."""
 
     def __init__(self, engines: Path) -> None:
         self.text = RECIPE.read_text()
@@ -47,36 +47,36 @@ class Recipe:
         self._engines = engines
         self._proxy = f"http://127.0.0.1:{self._ports['8484']}"
 
-    def _here(self, text: str) -> str:
+    def _with_free_ports(self, text: str) -> str:
         for port, free in self._ports.items():
             text = re.sub(rf"\b{port}\b", free, text)
         return text.replace("kvproxy serve", f"kvproxy serve --port {self._ports['8484']}")
 
-    def there(self, text: str) -> str:
-        """A printed text with the recipe's own ports."""
+    def with_documented_ports(self, text: str) -> str:
         for port, free in self._ports.items():
             text = text.replace(free, port)
         return text
 
     def run(self, folder: Path) -> list[Step]:
-        """Start the servers, then run each command at its turn."""
         with contextlib.ExitStack() as stack:
             for number, command in enumerate(START.findall(self.text)):
                 stack.enter_context(self._server(command, folder, number))
-            todo = [line[2:] for block in BLOCK.findall(self.text) for line in block.splitlines() if line[:2] == "$ "]
+            commands = [
+                line[2:] for block in BLOCK.findall(self.text) for line in block.splitlines() if line[:2] == "$ "
+            ]
             shell = stack.enter_context(
                 subprocess.Popen(
                     ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT,
                     env=self._variables(folder), text=True,
                 )
             )  # fmt: skip
-            return [Step(command, self._step(shell, command)) for command in todo]
+            return [Step(command, self._step(shell, command)) for command in commands]
 
     def _step(self, shell: "subprocess.Popen[str]", command: str) -> str:
         assert shell.stdin is not None
         assert shell.stdout is not None
         self._settled()
-        shell.stdin.write(f"{self._here(command)}\necho '{MARK}'\n")
+        shell.stdin.write(f"{self._with_free_ports(command)}\necho '{MARK}'\n")
         shell.stdin.flush()
         lines = []
         for line in shell.stdout:
@@ -86,7 +86,7 @@ class Recipe:
         return "".join(lines)
 
     def _settled(self) -> None:
-        """Wait until what happened has been told: the events, the engine's figures, and what is pinned."""
+        """Wait until events, metrics, and pins are up to date."""
         before: Any = None
         since, end = time.monotonic(), time.monotonic() + 60
         while time.monotonic() - since < 0.7 and time.monotonic() < end:
@@ -101,7 +101,7 @@ class Recipe:
     def _variables(self, folder: Path) -> dict[str, str]:
         path = f"{self._engines / 'vllm' / 'bin'}:{os.environ['PATH']}"
         ours = Path(sys.executable).parent
-        # The engine's own Python must not be taken for ours.
+        # The engine's folder contains another Python.
         (folder / "bin").mkdir(exist_ok=True)
         link = folder / "bin" / "kvproxy"
         if not link.exists():
@@ -129,15 +129,11 @@ class Recipe:
         port = self._ports["8484" if command.startswith("kvproxy") else "8000"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["bash", "-c", self._here(command)],
+                ["bash", "-c", self._with_free_ports(command)],
                 stdout=output, stderr=output, cwd=ROOT, env=self._variables(folder), start_new_session=True,
             )  # fmt: skip
         try:
-            end = time.monotonic() + PATIENCE
-            while not _healthy(port):
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < end, log.read_text()[-3000:]
-                time.sleep(0.2)
+            await_health(f"http://127.0.0.1:{port}", process, log)
             yield
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -145,15 +141,8 @@ class Recipe:
             process.wait()
 
 
-def _healthy(port: str) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def same(text: str) -> str:
-    """A text without what differs from run to run."""
+    """Remove the parts that differ between runs."""
     for pattern, replacement in _COUNTED:
         text = pattern.sub(replacement, text)
     return normal(text)
@@ -174,14 +163,13 @@ def test_the_recipe_prints_what_it_says(engines: Path, tmp_path: Path, table: Ta
 
 
 def refresh(engines: Path) -> None:
-    """Write the real output into the recipe."""
     recipe = Recipe(engines)
     with tempfile.TemporaryDirectory() as folder:
         printed = iter(recipe.run(Path(folder)))
 
     def fill(block: re.Match[str]) -> str:
         lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
-        shown = ((line, recipe.there(next(printed).output)) for line in lines)
+        shown = ((line, recipe.with_documented_ports(next(printed).output)) for line in lines)
         return "```console\n" + "".join(f"{line}\n{_trimmed(output)}" for line, output in shown) + "```"
 
     RECIPE.write_text(BLOCK.sub(fill, recipe.text))

@@ -1,7 +1,6 @@
-"""The same chats to a real vLLM and to the embedded engine, with equal blocks and pools: both report the same reuse.
+"""A real vLLM and the embedded engine with equal pools report the same reuse.
 
-Both keep the last window of each prompt by default. They are compared with all windows kept too, which vLLM does where a
-checkpoint of them is due with each block.
+Both cache the last window of each prompt by default, and all windows with a retention interval of one block.
 """
 
 from contextlib import closing
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
-from tests.engines.chats import Chats, Tally, Teller
+from tests.engines.chats import Chats, PredictionClient, Tally
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, Vllm, running
 from tests.servers import run_proxy
@@ -41,13 +40,13 @@ def test_reports_equal_those_of_vllm(
     with (
         running(vllm),
         run_proxy(own) as (url, _),
-        closing(Teller(vllm.url, HYBRID.name)) as theirs,
-        closing(Teller(url, str(HYBRID.path(engines)))) as ours,
+        closing(PredictionClient(vllm.url, HYBRID.name)) as theirs,
+        closing(PredictionClient(url, str(HYBRID.path(engines)))) as ours,
     ):
         for _ in range(min(chats, 300)):
             chat = source.next()
-            # What is generated is never asked about, so it may differ.
-            reports = [teller.ask(chat, max_tokens=1 + len(chat) % 3) for teller in (theirs, ours)]
+            # Generated texts may differ, because no later chat contains them.
+            reports = [client.ask(chat, max_tokens=1 + len(chat) % 3) for client in (theirs, ours)]
             assert reports[0]["prompt_tokens"] == reports[1]["prompt_tokens"]
             found = [report["prompt_tokens_details"]["cached_tokens"] for report in reports]
             tally.add(reports[0]["prompt_tokens"], found[1], found[0])

@@ -1,4 +1,4 @@
-"""Predictions equal reports for other kinds of requests too: answers fed back, streams, raw prompts, salts, small pools."""
+"""Predictions equal reports for continued responses, streams, raw prompts, salts, and small pools."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.chats import Tally, Teller
+from tests.engines.chats import PredictionClient, Tally
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
 from tests.engines.test_predictions import evictions, settings
@@ -24,8 +24,8 @@ _KINDS = {
     "plain": (PLAIN, 31, pool(40)),
     "hybrid": (HYBRID, 32, pool(230)),
     "hybrid, blocks of 64": (HYBRID, 33, pool(130, "--block-size", "64")),
-    # vLLM's default names, which nobody else can compute.
-    "hybrid, other names": (HYBRID, 34, pool(230, "--prefix-caching-hash-algo", "sha256")),
+    # vLLM's default hashes, which cannot be computed by other programs.
+    "hybrid, other hashes": (HYBRID, 34, pool(230, "--prefix-caching-hash-algo", "sha256")),
 }
 
 
@@ -43,36 +43,38 @@ def test_predictions_for_other_kinds_of_requests(
     vllm = Vllm(engines, model, tmp_path / "vllm.log", *flags)
     traffic, tally = Traffic(number + seed, 600 if model is PLAIN else 1800), Tally()
 
-    def asked() -> tuple[str, dict[str, Any]]:
+    def next_request() -> tuple[str, dict[str, Any]]:
         api, body = traffic.next()
         return api, {"model": model.name} | body
 
     with (
         running(vllm),
         run_proxy(settings(tmp_path / "proxy", vllm)) as (url, _),
-        closing(Teller(url, model.name, vllm)) as teller,
+        closing(PredictionClient(url, model.name, vllm)) as prediction_client,
         httpx.Client(base_url=url, timeout=300) as client,
     ):
         for turn in range(chats // 5):
             if turn % 50 == 49:
-                # Not through the proxy: it learns of it by the engine's events alone, which come with the next step.
+                # Not through the proxy, which receives the event with the engine's next step.
                 httpx.post(f"{vllm.url}/reset_prefix_cache").raise_for_status()
                 step = {"model": model.name, "prompt": "x", "max_tokens": 1}
                 httpx.post(f"{vllm.url}/v1/completions", json=step, timeout=300).raise_for_status()
             if turn % 10 == 5:
-                # Together nobody can tell what each will find, but afterwards all must be known.
+                # Concurrent requests have no predictions.
                 with ThreadPoolExecutor(3) as threads:
-                    list(threads.map(lambda asked: send(client, *asked), [asked() for _ in range(3)]))
-            teller.settled()
-            api, body = asked()
+                    list(threads.map(lambda request: send(client, *request), [next_request() for _ in range(3)]))
+            prediction_client.wait_for_mirrors()
+            api, body = next_request()
             told = client.post("/admin/explain", params={"api": api}, json=body).raise_for_status().json()
-            said = send(client, api, body)
-            traffic.answered(api, body, said.text)
-            details = said.usage["prompt_tokens_details"] or {}
+            reply = send(client, api, body)
+            traffic.add_reply(api, body, reply.text)
+            details = reply.usage["prompt_tokens_details"] or {}
             predicted, reported = told["prefix"]["matched_tokens"], details.get("cached_tokens") or 0
-            tally.add(said.usage["prompt_tokens"], predicted, reported)
+            tally.add(reply.usage["prompt_tokens"], predicted, reported)
             if predicted != reported:
-                print(f"{predicted} predicted, {reported} reported:", api, body, told["prefix"], said.usage, flush=True)
+                print(
+                    f"{predicted} predicted, {reported} reported:", api, body, told["prefix"], reply.usage, flush=True
+                )
         evicted = evictions(url)
     table(f"predictions, other kinds, {model.name} {' '.join(flags[2:])}", f"{tally}, {evicted} evictions seen")
     assert tally.wrong == []

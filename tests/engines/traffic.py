@@ -1,4 +1,4 @@
-"""Random traffic of many kinds: answers fed back, streams, raw prompts, salts, odd texts, resets at the engine itself."""
+"""Random traffic: continued responses, streams, raw prompts, salts, and unusual texts."""
 
 import json
 import random
@@ -16,24 +16,17 @@ _ANSWERS = (1, 2, 5, 33, 70)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an engine said."""
-
+class Reply:
     usage: dict[str, Any]
     text: str
 
 
 class Traffic:
-    """Requests of many kinds, of which some go on from what was answered before.
+    """Random requests, some of which continue earlier ones, up to `max_characters`."""
 
-    Args:
-        seed: the same one gives the same choices.
-        longest: characters of a conversation, above which it is given up.
-    """
-
-    def __init__(self, seed: int, longest: int) -> None:
+    def __init__(self, seed: int, max_characters: int) -> None:
         self.chance = random.Random(seed)
-        self._longest = longest
+        self._max_characters = max_characters
         self._beginnings = [self._text(self.chance.randrange(10, 60)) for _ in range(4)]
         self._chats: list[dict[str, Any]] = []
         self._texts = list(self._beginnings)
@@ -42,7 +35,7 @@ class Traffic:
         return " ".join(self.chance.choice(_WORDS) for _ in range(words))
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """The name of an API of kvproxy's, and a request to it."""
+        """Return the name of an API, and a request."""
         roll = self.chance.random()
         options: dict[str, Any] = {"max_tokens": self.chance.choice(_ANSWERS), "temperature": 0, "ignore_eos": True}
         if self.chance.random() < 0.4:
@@ -50,10 +43,10 @@ class Traffic:
         if self.chance.random() < 0.15:
             options["cache_salt"] = self.chance.choice(["one", "two"])
         if roll < 0.2:
-            begun = self.chance.choice(self._texts)
-            text = begun[: self.chance.randrange(1, len(begun) + 1)] + self._text(self.chance.randrange(1, 40))
+            earlier = self.chance.choice(self._texts)
+            text = earlier[: self.chance.randrange(1, len(earlier) + 1)] + self._text(self.chance.randrange(1, 40))
             self._texts = [*self._texts[-12:], text]
-            return "completions", {"prompt": text[: self._longest], **options}
+            return "completions", {"prompt": text[: self._max_characters], **options}
         if self._chats and roll < 0.75:
             body = self.chance.choice(self._chats)
         else:
@@ -62,8 +55,8 @@ class Traffic:
                 options["add_generation_prompt"] = False
         return "chat", body | options
 
-    def answered(self, api: str, body: dict[str, Any], text: str) -> None:
-        """Go on from an answer: with what the user says next, if there is room."""
+    def add_reply(self, api: str, body: dict[str, Any], text: str) -> None:
+        """Continue a response in later requests."""
         if api == "completions":
             self._texts.append(body["prompt"] + text)
             return
@@ -72,19 +65,18 @@ class Traffic:
             {"role": "user", "content": self._text(self.chance.randrange(1, 40))},
         ]
         messages = [*body["messages"], *turn]
-        if sum(len(message["content"]) for message in messages) < self._longest:
+        if sum(len(message["content"]) for message in messages) < self._max_characters:
             self._chats = [*self._chats[-10:], {"messages": messages}]
 
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
-def send(client: httpx.Client, api: str, body: dict[str, Any]) -> Said:
-    """Send a request, read the whole answer, as a stream or not."""
+def send(client: httpx.Client, api: str, body: dict[str, Any]) -> Reply:
     if not body.get("stream"):
         answer = client.post(PATHS[api], json=body).raise_for_status().json()
         (choice,) = answer["choices"]
-        return Said(answer["usage"], choice["text"] if api == "completions" else choice["message"]["content"] or "")
+        return Reply(answer["usage"], choice["text"] if api == "completions" else choice["message"]["content"] or "")
     usage: dict[str, Any] = {}
     text = ""
     with client.stream("POST", PATHS[api], json=body) as response:
@@ -96,4 +88,4 @@ def send(client: httpx.Client, api: str, body: dict[str, Any]) -> Said:
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
                 text += (choice["text"] if api == "completions" else choice["delta"].get("content")) or ""
-    return Said(usage, text)
+    return Reply(usage, text)

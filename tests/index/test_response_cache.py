@@ -14,7 +14,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.response_cache import CachedAnswer, ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.write_batcher import WriteBatcher
@@ -35,14 +35,11 @@ async def test_an_equal_question_wins_over_a_similar_one(store: SqliteStore) -> 
         assert await cache.get("what is a block here") is None
         assert await cache.set("what is a block here", "sixteen tokens")
         assert await cache.set("what is a block there", "another thing")
-        hit = await cache.get("what is a block there")
-        assert hit is not None
-        assert (hit.answer, hit.question, hit.similarity) == ("another thing", "what is a block there", None)
+        equal = await cache.get("what is a block there")
+        assert equal == CachedAnswer("another thing", "what is a block there", None)
         near = await cache.get("what is a block here then")
         assert near is not None
-        assert near.answer == "sixteen tokens"
-        assert near.similarity is not None
-        assert near.similarity > 0.8
+        assert (near.answer, (near.similarity or 0.0) > 0.8) == ("sixteen tokens", True)
         assert await cache.get("the weather in Lisbon") is None
 
 
@@ -127,11 +124,11 @@ async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None
     entry, go = make_entry("x", expires=1010.0), threading.Event()
     put = store.put_many
 
-    def held(puts: Any) -> Any:
+    def slow(puts: Any) -> Any:
         assert go.wait(20)
         return put(puts)
 
-    cache._writes = WriteBatcher(held)
+    cache._writes = WriteBatcher(slow)
     inserting = asyncio.create_task(cache.insert(entry))
     await asyncio.sleep(0)
     assert (await cache.find(entry.key), store.find(entry.key)) == (entry, None)

@@ -15,7 +15,7 @@ from kvproxy.mirror.event_decoder import (
     StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.view import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(

@@ -1,4 +1,4 @@
-"""A process that writes chunks until it is killed: `python -m tests.tiers.chunk_writer FOLDER`. It imports no torch."""
+"""Writes chunks until it is killed: `python -m tests.tiers.chunk_writer FOLDER`."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,6 @@ def name_of(number: int) -> ChunkName:
 
 
 def main(folder: Path) -> None:
-    """Write one chunk after the other, and say which."""
     store = DiskStore(folder, 1 << 30)
     for number in range(10_000):
         name = name_of(number)

@@ -1,4 +1,4 @@
-"""Tiny models are computed on one thread, here and in the processes that tests start."""
+"""Models run on one thread, also in the processes that tests start."""
 
 from collections.abc import Iterator
 

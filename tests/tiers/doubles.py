@@ -1,4 +1,4 @@
-"""A store of chunks that does as it is told."""
+"""A store of chunks that fails on demand."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from kvproxy.tiers.store import Data, StoreStats, TierError
 
 
 class DictStore:
-    """A dictionary that can be told to fail, and that counts its calls."""
+    """A dictionary that counts its calls."""
 
     def __init__(self, name: str = "dict", *, remote: bool = False) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class DictStore:
     def _call(self, method: str) -> None:
         self.calls[method] += 1
         if self.failing:
-            raise TierError(f"{self.name} was told to fail")
+            raise TierError(f"{self.name} fails")
 
     def get(self, key: str) -> Data | None:
         self._call("get")

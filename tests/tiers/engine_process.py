@@ -1,7 +1,7 @@
-"""A process with an engine: `python -m tests.tiers.engine_process FOLDER SIZE`.
+"""Runs an engine: `python -m tests.tiers.engine_process FOLDER SIZE`.
 
-It answers in FOLDER/small while its files may not grow beyond SIZE bytes, says how many errors that made, and then answers
-in FOLDER/whole without a limit, until it is killed.
+It first serves requests while its files in FOLDER/small may not exceed SIZE bytes, and prints the number of errors. Then it
+serves requests without a limit in FOLDER/whole, until it is killed.
 """
 
 import random
@@ -14,7 +14,7 @@ from tests.engine.tiered import Driven, tiny
 
 
 def prompt_of(number: int) -> list[int]:
-    """Prompts that begin alike, so that later ones load what earlier ones saved."""
+    """Return a prompt that shares its prefix with earlier ones."""
     chance = random.Random(number % 5)
     return [chance.randrange(VOCABULARY) for _ in range(40 + number % 40)]
 
@@ -27,7 +27,6 @@ def answer(driven: Driven, count: int) -> None:
 
 
 def main(folder: Path, size: int) -> None:
-    """Both engines, one after the other."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     limited = Driven(tiny(), {"disk": folder / "small"})

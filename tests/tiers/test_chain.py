@@ -1,6 +1,7 @@
-"""The tiers together: order, promotion, damage, failures, and a bounded backlog."""
+"""Tiers together: order, promotion, damage, failures, and a bounded backlog."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,18 +19,22 @@ def stores() -> tuple[DictStore, DictStore, DictStore]:
     return DictStore("fast"), DictStore("middle"), DictStore("slow", remote=True)
 
 
-def test_a_chunk_is_written_through_and_found_in_the_fastest(stores: tuple[DictStore, ...]) -> None:
+@pytest.fixture
+def chain(stores: tuple[DictStore, ...]) -> Iterator[TierChain]:
     chain = TierChain(stores)
+    yield chain
+    chain.close()
+
+
+def test_a_chunk_is_written_through_and_found_in_the_fastest(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     chain.save("k", b"data")
     assert chain.flush(5)
     assert [store.chunks for store in stores] == [{"k": b"data"}] * 3
     assert chain.load("k", whole) == b"data"
     assert [store.calls["get"] for store in stores] == [1, 0, 0]
-    chain.close()
 
 
-def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...]) -> None:
-    chain = TierChain(stores)
+def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     stores[2].put("k", b"data")
     assert chain.may_hold("k")
     assert chain.find_tier("k") == "slow"
@@ -38,22 +43,20 @@ def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...]) -> None
     assert chain.find_tier("k") == "fast"
     assert stores[2].calls["put"] == 1
     assert [row.hits for row in chain.stats()] == [0, 0, 1]
-    chain.close()
 
 
-def test_a_damaged_chunk_is_deleted_and_the_next_tier_asked(stores: tuple[DictStore, ...]) -> None:
-    chain = TierChain(stores)
+def test_a_damaged_chunk_is_deleted_and_loaded_from_the_next_tier(
+    stores: tuple[DictStore, ...], chain: TierChain
+) -> None:
     stores[0].put("k", b"bad data")
     stores[1].put("k", b"data")
     assert chain.load("k", whole) == b"data"
     assert chain.flush(5)
     assert stores[0].chunks == {"k": b"data"}
     assert chain.stats()[0].damaged == 1
-    chain.close()
 
 
-def test_a_failing_tier_is_passed_over(stores: tuple[DictStore, ...]) -> None:
-    chain = TierChain(stores)
+def test_a_failing_tier_is_skipped(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     stores[0].failing = True
     chain.save("k", b"data")
     assert chain.flush(5)
@@ -65,7 +68,7 @@ def test_a_failing_tier_is_passed_over(stores: tuple[DictStore, ...]) -> None:
     chain.close()
 
 
-def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None:
+def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None:
     gate = threading.Event()
     store = DictStore()
     chain = TierChain([store], pending=100)
@@ -74,7 +77,7 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     assert not chain.has_room(60)
     assert not chain.save("second", b"x" * 60)
     assert chain.should_save("second")
-    assert chain.stats()[0].dropped == 0, "it may come again"
+    assert chain.stats()[0].dropped == 0, "the chunk can be saved later"
     chain.count_dropped("second")
     assert chain.stats()[0].dropped == 1
     gate.set()
@@ -85,8 +88,7 @@ def test_a_backlog_is_bounded_and_what_is_refused_can_be_offered_again() -> None
     assert set(store.chunks) == {"first", "second"}
 
 
-def test_a_tier_is_cleared_behind_what_waits_and_the_others_keep_theirs(stores: tuple[DictStore, ...]) -> None:
-    chain = TierChain(stores)
+def test_a_tier_is_cleared_after_pending_chunks(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     gate = threading.Event()
     chain.save("own-1", b"data", lambda: gate.wait(10) and None)
     chain.save("other-1", b"data")
@@ -97,7 +99,7 @@ def test_a_tier_is_cleared_behind_what_waits_and_the_others_keep_theirs(stores: 
     assert chain.should_save("own-1")
     assert chain.clear("nowhere", lambda key: True) is None
     stores[2].failing = True
-    with pytest.raises(TierError, match="told to fail"):
+    with pytest.raises(TierError, match="fails"):
         chain.clear("slow", lambda key: True)
     gate.clear()
     chain.save("own-2", b"data", lambda: gate.wait(10) and None)
@@ -107,12 +109,12 @@ def test_a_tier_is_cleared_behind_what_waits_and_the_others_keep_theirs(stores: 
     chain.close()
 
 
-def test_work_that_breaks_does_not_end_the_writer() -> None:
+def test_a_failed_task_does_not_end_the_writer() -> None:
     store = DictStore()
     chain = TierChain([store])
 
     def broken() -> None:
-        raise ValueError("out of luck")
+        raise ValueError("failed")
 
     chain.save("a", b"data", broken)
     chain.save("b", b"data")

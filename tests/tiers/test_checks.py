@@ -1,4 +1,4 @@
-"""`kvproxy doctor` on the tiers: what is fine, and what each fault's fix is."""
+"""`kvproxy doctor` checks the tiers, and each error names its fix."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def doctor(*flags: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, {check["check"]: check for check in json.loads(done.stdout)}
 
 
-def test_doctor_looks_at_each_tier(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_doctor_checks_each_tier(tmp_path: Path, redis_server: RedisServer) -> None:
     folder = tmp_path / "chunks"
     DiskStore(folder, 1 << 20).put("0123456789abcdef-00", b"of another model")
     flags = ["--data", tmp_path, "--tier-disk", folder, "--tier-disk-size", "1MiB", "--tier-redis", redis_server.url]
@@ -37,11 +37,11 @@ def test_doctor_looks_at_each_tier(tmp_path: Path, redis_server: RedisServer) ->
     assert checks["model"]["ok"]
 
 
-def test_doctor_is_silent_on_tiers_that_are_not_set(tmp_path: Path) -> None:
+def test_doctor_ignores_tiers_that_are_not_configured(tmp_path: Path) -> None:
     assert not [name for name in doctor("--data", tmp_path)[1] if "tier" in name]
 
 
-def test_whose_chunks_a_folder_holds(tmp_path: Path) -> None:
+def test_chunks_of_the_model_are_counted(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "chunks", 1 << 20)
     for key in ("own-00", "own-01", "other-00"):
         store.put(key, b"data")
@@ -50,7 +50,7 @@ def test_whose_chunks_a_folder_holds(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "new", 1 << 20, "own-").endswith("0 chunks")
 
 
-def test_each_fault_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_error_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     for check, message in (
@@ -67,7 +67,7 @@ def test_each_fault_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert check_chunks(96, 16, "xxhash", is_persistent=True)
 
 
-def test_a_full_redis_that_would_refuse_chunks_is_a_fault(redis_server: RedisServer) -> None:
+def test_a_redis_that_rejects_writes_when_full_is_an_error(redis_server: RedisServer) -> None:
     store, settings = RedisStore(redis_server.url), TierSettings(redis=redis_server.url)
     store.put("own-00", b"data")
     client = store._client

@@ -1,4 +1,4 @@
-"""A chunk is read back whole, or not at all."""
+"""A chunk is read completely, or not at all."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""kill -9 of a real process that writes chunks, and files that may not grow: what is found afterwards is whole."""
+"""After kill -9 of a writing process, and with files that may not grow, all chunks are valid."""
 
 import os
 import signal
@@ -23,18 +23,18 @@ def start(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def read_until(process: subprocess.Popen[str], last: str) -> list[str]:
-    """The lines that a process says, up to one that begins so."""
+    """Return the output up to a line that begins with `last`."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line.strip())
         if line.startswith(last):
             return lines
-    raise AssertionError(f"it ended before it said {last!r}: {lines}")
+    raise AssertionError(f"the process ended before {last!r}: {lines}")
 
 
 def kill(process: subprocess.Popen[str]) -> list[str]:
-    """Kill it; the whole lines that it had said meanwhile."""
+    """Kill a process; return the rest of its complete lines."""
     os.kill(process.pid, signal.SIGKILL)
     assert process.stdout is not None
     rest = [line.strip() for line in process.stdout if line.endswith("\n")]
@@ -44,10 +44,10 @@ def kill(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("after", [1, 7, 23])
-def test_kill_9_loses_nothing_but_the_unfinished_chunk(after: int, tmp_path: Path) -> None:
+def test_kill_9_loses_only_the_unfinished_chunk(after: int, tmp_path: Path) -> None:
     process = start("chunk_writer", tmp_path)
     read_until(process, f"{after}\n")
-    # Somewhere in the middle of a chunk.
+    # Kill it in the middle of a chunk.
     time.sleep(0.0007 * after)
     told = [after, *map(int, kill(process))]
     store = DiskStore(tmp_path, 1 << 30)
@@ -56,7 +56,7 @@ def test_kill_9_loses_nothing_but_the_unfinished_chunk(after: int, tmp_path: Pat
         data = store.get(name_of(number).key)
         assert data is not None
         assert read_payload(data, name_of(number)) == bytes([number % 256]) * PAYLOAD
-    # One more may have been renamed and not yet told of; then it is whole too.
+    # One more chunk may be complete without a printed line.
     assert store.stats().chunks in (done, done + 1)
     last = store.get(name_of(done).key)
     assert last is None or read_payload(last, name_of(done)) is not None
@@ -74,14 +74,14 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, limited
 
 
-def test_an_engine_goes_on_where_files_may_not_grow(killed: tuple[Path, list[str]]) -> None:
+def test_an_engine_runs_while_files_may_not_grow(killed: tuple[Path, list[str]]) -> None:
     folder, (*answered, errors) = killed
     assert answered == [str(number) for number in range(12)]
     assert int(errors.split()[1]) > 0
     assert not [path for path in (folder / "small").rglob("*") if path.is_file()]
 
 
-def test_an_engine_that_was_killed_while_it_saved_finds_its_chunks_again(killed: tuple[Path, list[str]]) -> None:
+def test_a_killed_engine_finds_its_chunks_after_a_restart(killed: tuple[Path, list[str]]) -> None:
     folder, model = killed[0] / "whole", random_model("llama")
     driven = Driven(tiny(), {"disk": folder})
     for number in range(12):

@@ -1,4 +1,4 @@
-"""How much memory is free, as the files of the system tell it."""
+"""Available memory of a machine and of a container."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def machine(root: Path, **files: str) -> Path:
-    """A folder with files of `proc` and `sys/fs/cgroup`."""
+    """Write files of `proc` and `sys/fs/cgroup`."""
     for name, text in {
         "meminfo": f"MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n",
         **files,
@@ -25,18 +25,16 @@ def machine(root: Path, **files: str) -> Path:
     ("files", "free"),
     [
         ({}, 8 * GIB),
-        # What a container read of files counts as used, and is given back.
+        # Inactive page cache counts as used, but is reclaimable.
         ({"max": f"{4 * GIB}\n", "current": f"{3 * GIB}\n", "stat": f"anon 5\ninactive_file {2 * GIB}\n"}, 3 * GIB),
         ({"max": f"{4 * GIB}\n", "current": f"{3 * GIB}\n", "stat": "anon 5\n"}, GIB),
         ({"max": f"{64 * GIB}\n", "current": "0\n", "stat": "anon 5\n"}, 8 * GIB),
         ({"max": "max\n", "current": f"{3 * GIB}\n", "stat": "anon 5\n"}, 8 * GIB),
     ],
 )
-def test_what_is_left_of_the_machine_and_of_a_containers_limit(
-    tmp_path: Path, files: dict[str, str], free: int
-) -> None:
+def test_the_containers_limit_counts(tmp_path: Path, files: dict[str, str], free: int) -> None:
     assert free_memory(machine(tmp_path, **files)) == free
 
 
-def test_a_system_that_does_not_tell_has_all_its_memory(tmp_path: Path) -> None:
+def test_without_proc_all_physical_memory_counts(tmp_path: Path) -> None:
     assert free_memory(tmp_path) >= free_memory() > 0

@@ -1,7 +1,4 @@
-"""`kvproxy serve` with a disk tier: prompts find their prefix after a restart, and every surface says so.
-
-The restart itself is `tests/mirror/test_processes.py`'s, since the start of an engine is what takes long.
-"""
+"""Steps of a test of `kvproxy serve` with a disk tier; `tests/mirror/test_processes.py` runs them around a restart."""
 
 import contextlib
 import os
@@ -15,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.commands.run import kvproxy, result
+from tests.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "You answer questions about the cache. Be brief, be exact, and say so when you do not know. " * 4
@@ -23,7 +21,7 @@ CHUNK = 32
 
 @contextlib.contextmanager
 def serving(data: Path, *flags: str) -> Iterator[str]:
-    """The command in a process of its own; its URL. It is killed in the end, not asked to stop."""
+    """Run `kvproxy serve` in a process that is killed at the end; return its URL."""
     command = [
         sys.executable,
         "-m",
@@ -39,18 +37,15 @@ def serving(data: Path, *flags: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"})
     assert process.stdout is not None
     try:
-        for line in process.stdout:
-            found = re.search(r"listening\s+(http\S+)/v1", line)
-            if found:
-                break
-        else:
-            raise AssertionError("the server said no address")
-        with httpx.Client(base_url=found[1]) as client:
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    client.get("/health")
-                    break
-                time.sleep(0.05)
+        found = next(filter(None, (re.search(r"listening\s+(http\S+)/v1", line) for line in process.stdout)), None)
+        assert found is not None, "the server printed no address"
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{found[1]}/health").status_code > 0
+            return False
+
+        until(answers)
         yield found[1]
     finally:
         process.kill()
@@ -72,24 +67,25 @@ def cached(response: httpx.Response) -> int:
 
 
 def wait_for_chunks(url: str, more_than: int = 0) -> int:
-    """The chunks on the disk, once there are more, and no further one comes."""
-    end, seen = time.monotonic() + 60, -1
-    while time.monotonic() < end:
-        chunks: int = httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"]
-        if chunks == seen > more_than:
-            return chunks
-        seen = chunks
-        time.sleep(0.5 if chunks > more_than else 0.02)
-    raise AssertionError("no chunk was written")
+    """Wait until chunks were written; return their number on the disk."""
+
+    def count() -> int:
+        return int(httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"])
+
+    until(lambda: count() > more_than)
+    chunks = -1
+    while chunks != (chunks := count()):
+        time.sleep(0.5)
+    return chunks
 
 
 def tier_flags(folder: Path) -> tuple[str, ...]:
-    """Flags of tiers of which one is_persistent the process."""
+    """Return flags of a persistent tier and a host tier."""
     return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
 
 
 def fill_the_disk(url: str) -> dict[str, str]:
-    """Ask until a chunk is on the disk, at an engine that is fresh; what it said."""
+    """Send requests to a new engine until a chunk is on disk; return the response."""
     assert "tiers=" not in ask(url, "What is a block?").headers["cache-status"]
     said: dict[str, str] = ask(url, "What is a block?").json()["choices"][0]["message"]
     wait_for_chunks(url)
@@ -98,7 +94,7 @@ def fill_the_disk(url: str) -> dict[str, str]:
 
 
 def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
-    """What an engine that was started again finds on the disk, and every surface that shows it."""
+    """Check that a restarted engine reuses the chunks on disk, and that all views show it."""
     prompts = folder / "prompts.txt"
     prompts.write_text("What is a block?\n")
     entries = result("cache", "stats", url=url)["entries"]

@@ -65,7 +65,7 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
     page.until(lambda: cells(page, "Mirrors") == mirrors())
 
     # What an engine publishes is seen, and what is lost of it, until it was asked for again.
-    publisher = mixed.publisher
+    publisher = mixed.engine.sockets
     publisher.send(publisher.model.store([101, 102], tokens=list(range(32))))
     page.until(lambda: (rows := cells(page, "Mirrors")) == mirrors() and rows[0][-1] == "8")
     publisher.send(publisher.model.remove([101, 102]))

@@ -94,7 +94,6 @@ def _from_file(folder: Path, name: str) -> Any:
 
 
 def _write(folder: Path, name: str, graph: bytes) -> Path:
-    """Write a file under a temporary name, and rename it."""
     folder.mkdir(parents=True, exist_ok=True)
     number, part = tempfile.mkstemp(prefix=f"{name}-", suffix=".part", dir=folder)
     try:

@@ -1,10 +1,9 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or pair, so its result does not depend on other texts.
 
-The graph starts after the tokens were looked up, which NumPy does: word vectors are two thirds of the weights, and stay
-out of the graph. With `ranges`, every matrix multiplies 8-bit integers: weights have one scale for each output,
-activations one scale for each run. A few channels of MiniLM's activations are far larger than the others. Both sides
-are rescaled by channel first, so that the large channels do not use up the 8 bits (SmoothQuant, arXiv 2211.10438).
-Who changes how anything is rounded gives the embedder another name, see `embedder.INTEGERS`.
+NumPy looks up the word vectors, which are two thirds of the weights and not part of the graph. With `ranges`, every matrix
+multiplies 8-bit integers: weights have a scale for each output, activations a scale for each run. A few channels of the
+activations are much larger than the rest, so both sides are rescaled by channel first (SmoothQuant, arXiv 2211.10438).
+After a change of the rounding, change the name `embedder.INTEGERS` too.
 """
 
 from pathlib import Path
@@ -21,12 +20,12 @@ _RUNTIME = "com.microsoft"
 
 
 def builder() -> str:
-    """Names this code by its digest: a graph that other code built is not taken for this one's."""
+    """Return a digest of this code, so that graphs built by other code are not reused."""
     return file_digest(Path(__file__))
 
 
 class Graph:
-    """Collects nodes and constants; every method gives the name of a value."""
+    """Collects nodes and constants. Methods return names of values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -46,14 +45,14 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """The model; `inputs` gives names and shapes, all float32."""
+        """Return the model. `inputs` maps names to shapes, all float32."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """The embedder: from `tokens` `[1, length, 384]` (word, position and segment vectors, summed) to a vector `[1, 384]`."""
+    """Return the embedder: from `tokens`, see `look_up`, to a vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -62,11 +61,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """The verifier: from `tokens` as above and `sides` `[1, 2, length]` to a logit `[1, 1]`.
-
-    The two rows of `sides` average the tokens of each question. It computes the same
-    as `training.verifier.network.CrossEncoder`.
-    """
+    """Return the verifier `training.verifier.network.CrossEncoder`: from `tokens` and `sides` to a logit `[1, 1]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
@@ -85,7 +80,7 @@ def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
 
 
 def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
-    """The last hidden state `[1, length, 384]`."""
+    """Add the encoder, and return the name of its last hidden state `[1, length, 384]`."""
 
     def constant(name: str) -> str:
         return graph.constant(weights[name])
@@ -108,7 +103,6 @@ def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
 
 
 def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights | None) -> str:
-    """`x` times a matrix, plus its bias."""
     matrix, bias = weights[f"{name}.weight"], graph.constant(weights[f"{name}.bias"])
     if ranges is None:
         return graph.node("Add", graph.node("MatMul", x, graph.constant(matrix.T)), bias)
@@ -120,20 +114,20 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
         return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
-    # What gelu leaves differs most from token to token too; each is scaled by its own largest value.
+    # The ranges of gelu's output also differ most between tokens, so each token has its own scale.
     most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
     product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
     return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 `[in, out]` and a scale for each output of a matrix `[out, in]`."""
+    """Return a matrix `[out, in]` as int8 `[in, out]` and a scale for each output."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 
 
 def probe_graph() -> bytes:
-    """`tokens` `[1, 1, 2]` times a matrix of the largest 8-bit weights, for `integers.keeps_integers`."""
+    """Return a product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, for `keeps_integers`."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

@@ -68,12 +68,10 @@ def _classes() -> dict[str, Any]:
 
 
 def tensor(name: str, value: np.ndarray) -> Any:
-    """A constant of float32, int8, or int64."""
     return _message("Tensor")(name=name, dims=value.shape, data_type=_TYPES[value.dtype], raw_data=value.tobytes())
 
 
 def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attributes: dict[str, int | float]) -> Any:
-    """A node with integer and float attributes."""
     kind = _message("Attribute")
     return _message("Node")(
         op_type=operator,
@@ -98,7 +96,6 @@ def float_value(name: str, shape: list[int | str]) -> Any:
 def model(
     nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any], opsets: dict[str, int]
 ) -> bytes:
-    """A serialised model."""
     graph = _message("Graph")(name="minilm", node=nodes, input=inputs, output=outputs, initializer=constants)
     versions = [_message("Opset")(domain=domain, version=version) for domain, version in opsets.items()]
     written: bytes = _message("Model")(ir_version=_IR_VERSION, opset_import=versions, graph=graph).SerializeToString()

@@ -109,7 +109,6 @@ def base_weights(folder: Path) -> Weights:
 
 
 def _packaged_tensors(folder: Path) -> Weights:
-    """Return memory maps of the tensors of the packaged file."""
     path = folder / _FILE
     with path.open("rb") as file:
         # A safetensors file has the length of its header, the header as JSON, and the tensors.
@@ -143,7 +142,6 @@ def merge(base: Weights, adapter: Weights) -> Weights:
 
 
 def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as file:

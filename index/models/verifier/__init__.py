@@ -33,7 +33,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder of the cosines. The built-in verifier only uses those of the packaged embedder.
+        embedder: name of the embedder of the cosines. The built-in verifier ignores cosines of other embedders.
         data: the data folder. It stores the graph of the built-in verifier if the user's cache folder is not writable.
 
     Raises:

@@ -143,7 +143,6 @@ def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScalin
 
 
 def _digest(adapter: Weights, scaling: PlattScaling) -> str:
-    """Return a digest of everything that determines the scores."""
     # This format must not change: stored observations refer to the digest.
     fitted = f"Calibration(slope={scaling.slope!r}, offset={scaling.offset!r}, cosine={scaling.cosine!r})"
     digest = hashlib.sha256(fitted.encode())

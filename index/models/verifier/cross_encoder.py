@@ -42,7 +42,6 @@ class CrossEncoderVerifier:
         return cls(name, model)
 
     def reads(self, text: str) -> bool:
-        """Return true: the user selects the languages."""
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Invisible characters, and characters that imitate others."""
+"""Invisible characters and lookalike letters."""
 
 import re
 import unicodedata

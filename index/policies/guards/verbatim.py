@@ -65,5 +65,4 @@ def _signs(text: str) -> set[str]:
 
 
 def _bare(word: str) -> str:
-    """Return a word without accents."""
     return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

@@ -1,1 +1,1 @@
-"""The learned policy: serves what the traffic of a namespace has shown to be right; start with policy.py."""
+"""The learned policy: serves answers that the traffic of a namespace has proved right; start with policy.py."""

@@ -1,4 +1,4 @@
-"""Classes of equal answers: a fresh answer is compared with those of its question's neighbours."""
+"""Classes of equal answers: a fresh answer is compared with the answers of neighbours."""
 
 import hashlib
 import re

@@ -20,7 +20,7 @@ class ClassErrors:
 
     Attributes:
         odds: by class, that its answer has changed; only odds above the prior.
-        lifted: pairs (class, guard): answers were equal across this guard, and none has differed since.
+        lifted: pairs (class, guard) whose last comparison across the guard was equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)

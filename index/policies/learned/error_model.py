@@ -84,7 +84,6 @@ class ErrorModel:
     sure: float = 1000.0
 
     def error(self, features: np.ndarray) -> float:
-        """Return the probability of being wrong."""
         odds = float(features @ self.weights)
         spread = float(features @ self.covariance @ features)
         right = _sigmoid(odds / math.sqrt(1 + _CAUTION * math.pi * spread / 8))
@@ -136,12 +135,10 @@ class Prior:
 
     @property
     def expected(self) -> float:
-        """Expected errors of a new namespace."""
         return _WORTH
 
     @property
     def wrong(self) -> float:
-        """Wrong answers of a new namespace."""
         return _WORTH * max(1.0, self.seen_wrong / self.seen_expected)
 
     def learn(self, features: np.ndarray, error: float, right: bool, reach: float) -> None:

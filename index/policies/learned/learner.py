@@ -33,7 +33,7 @@ _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _PROVED = 30
 """Comparisons of answers accepted by `checked` from which their error is known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
-"""Prior of `checked`: 1% of what it accepts is wrong."""
+"""Prior of `checked`: 1% of the accepted answers are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,6 @@ class Learner:
 
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
-        """Return the state of a namespace without observations."""
         level = ServingLevel(max_error, wrong=prior.wrong, expected=prior.expected)
         level.update_factor()
         return cls(prior.error_model(), level)

@@ -1,4 +1,4 @@
-"""The policy `learned`: serves what the traffic of a namespace has shown to be right, within a bound on wrong answers.
+"""The policy `learned`: serves answers that the traffic of a namespace has proved right, within a bound on wrong answers.
 
 Until a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee and its assumptions.
 """
@@ -78,7 +78,7 @@ class LearnedPolicy:
         if decision.verdict == "accepted":
             return Ruling(decisions, estimate.place, learner.chance(estimate.error), record)
         error = learner.checked_error
-        # `checked` does not overrule a decision within the limit. Otherwise a stricter request could get more than others.
+        # `checked` must not overrule a decision within the limit: a stricter request could have a hit and a plain one not.
         decided = estimate.error <= learner.level.limit
         if self._checked is None or decided or not learner.checked_allowed or not error <= _max_error(limits):
             return Ruling(decisions, None, 0.0, record)

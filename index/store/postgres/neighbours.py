@@ -15,7 +15,7 @@ from psycopg import sql
 
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.postgres.store import PostgresStore
-from kvproxy.index.store.protocol import NewEntry, RemovedEntry, StoredQuestion, WriteResult
+from kvproxy.index.store.values import NewEntry, RemovedEntry, StoredQuestion, WriteResult
 
 LARGE = 5_000  # Vectors that the server compares in some milliseconds.
 _log = logging.getLogger("kvproxy")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvproxy.index.store.postgres.database import PostgresDatabase
-from kvproxy.index.store.protocol import Capacity, StoredQuestion
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
-from kvproxy.index.store.sql_store import SqlStore
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import Capacity, StoredQuestion
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """Responses on a server. Thread-safe. All proxies on a server require the same capacity and keys.
 
     Args:

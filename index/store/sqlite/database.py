@@ -66,7 +66,6 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one reader."""
         try:
             reader = self._readers.pop()
         except IndexError:

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.protocol import Capacity, StoredQuestion
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
-from kvproxy.index.store.sql_store import SqlStore
 from kvproxy.index.store.sqlite.database import SqliteDatabase
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.values import Capacity, StoredQuestion
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """Responses in a file. Thread-safe.
 
     Args:
@@ -60,7 +60,6 @@ class SqliteStore(SqlStore):
         return resealed
 
     def namespaces(self, embedder: str, least: int) -> list[str]:
-        """Namespaces with at least `least` vectors of an embedder."""
         sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": least})]
 

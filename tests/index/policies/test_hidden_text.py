@@ -1,4 +1,4 @@
-"""Texts with characters that a reader does not see match exactly or not at all, whatever the settings."""
+"""Texts with hidden characters have exact hits only."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from kvproxy.index.policies.guards.hidden_text import hides_text
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -16,8 +16,8 @@ PLAIN = "What is the capital of France?"
 HIDDEN = ["\U000e0041", "\ufe0f", "\u200b", "\u202e", "\ue000", "\0", "\x1b", "\u0301\u0302\u0303"]
 
 
-class Deaf(HashEmbedder):
-    """Reads nothing but letters and blanks of ASCII, as most embedders do."""
+class AsciiEmbedder(HashEmbedder):
+    """Ignores all but printable ASCII, as most embedders do."""
 
     def embed(self, texts: Any) -> Any:
         return super().embed(
@@ -25,31 +25,24 @@ class Deaf(HashEmbedder):
         )
 
 
-def cache(store: SqliteStore) -> SemanticCache:
-    return SemanticCache(store, Deaf(), ThresholdPolicy(0.5, guards=()))
+async def is_found(path: Path, stored: str, question: str) -> bool:
+    store = SqliteStore(path)
+    # An earlier version could store any question with a vector.
+    store.put(make_entry(stored, namespace="n"), AsciiEmbedder().embed([stored])[0], AsciiEmbedder.name)
+    semantic = SemanticCache(store, AsciiEmbedder(), ThresholdPolicy(0.5, guards=()))
+    semantic.rebuild()
+    found = await semantic.lookup("n", question)
+    semantic.close()
+    store.close()
+    return found.entry is not None
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=ascii)
-async def test_hidden_characters_neither_find_nor_are_found(hidden: str, tmp_path: Path) -> None:
-    for number, (stored, asked) in enumerate(
-        ((PLAIN + hidden, PLAIN), (PLAIN, PLAIN + hidden), (PLAIN + hidden, PLAIN + hidden))
-    ):
-        store = SqliteStore(tmp_path / f"{number}.db")
-        entry = make_entry(key="k", namespace="n", prompt=stored)
-        # As an earlier version would have stored it.
-        store.put_many([NewEntry(entry, Deaf().embed([stored])[0], Deaf().name)])
-        semantic = cache(store)
-        semantic.rebuild()
-        found = await semantic.lookup("n", asked)
-        assert found.entry is None
-
-
-async def test_the_same_question_without_hidden_characters_is_found(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "responses.db")
-    store.put_many([NewEntry(make_entry(key="k", namespace="n", prompt=PLAIN), Deaf().embed([PLAIN])[0], Deaf().name)])
-    semantic = cache(store)
-    semantic.rebuild()
-    assert (await semantic.lookup("n", PLAIN)).entry is not None
+async def test_questions_with_hidden_characters_have_no_semantic_hits(hidden: str, tmp_path: Path) -> None:
+    assert await is_found(tmp_path / "plain.db", PLAIN, PLAIN)
+    pairs = ((PLAIN + hidden, PLAIN), (PLAIN, PLAIN + hidden), (PLAIN + hidden, PLAIN + hidden))
+    for number, (stored, question) in enumerate(pairs):
+        assert not await is_found(tmp_path / f"{number}.db", stored, question)
 
 
 @pytest.mark.parametrize("text", ["Is p\u0430ypal safe?", "What is \u0391BC?"])
@@ -60,5 +53,5 @@ def test_words_of_two_alphabets_are_hidden_text(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Où est le cafe\u0301?", "one\r\n\ttwo", "हिन्दी में लिखो", "Что такое API?", "5 μm of α-helix"]
 )
-def test_ordinary_writing_is_not_hidden(text: str) -> None:
+def test_ordinary_texts_are_not_hidden(text: str) -> None:
     assert not hides_text(text)

@@ -1,11 +1,10 @@
 """PostgreSQL: failures of the server, and several proxies on one database."""
 
+import contextlib
 import json
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,13 +12,14 @@ import psycopg
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import build
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
 from kvproxy.index.store.postgres.store import PostgresStore
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
+from tests.polling import until
 from tests.servers import run_proxy
 
 BODY = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "What is a block?"}]}
@@ -56,45 +56,30 @@ def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: st
         PostgresStore(empty_postgres)
 
 
-@pytest.fixture
-def two(empty_postgres: str, tmp_path: Path) -> Iterator[list[tuple[str, Services]]]:
-    engine = {"num_blocks": 128}
-    settings = [load_settings(data=tmp_path / name, store=empty_postgres, engine=engine) for name in "ab"]
-    with run_proxy(settings[0]) as one, run_proxy(settings[1]) as other:
-        yield [one, other]
-
-
-def test_proxies_share_responses_and_survive_the_loss_of_the_store(
-    two: list[tuple[str, Services]], empty_postgres: str
-) -> None:
-    (one, _), (other, _) = two
-
-    def ask(url: str, question: str = "What is a block?") -> httpx.Response:
-        body = BODY | {"messages": [{"role": "user", "content": question}]}
-        headers = {"x-kvproxy-tags": "t", "cache-control": "confirm"}
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-
-    assert "stored" in ask(one).headers["cache-status"]
-    assert 'detail="exact"' in ask(other).headers["cache-status"]
-    assert "semantic" in ask(other, "what is a block?").headers["cache-status"]
-    (entry,) = httpx.get(f"{other}/admin/cache").json()
-    assert (entry["tags"], entry["tenant"], entry["hits"]) == (["t"], "public", 2)
-    assert httpx.delete(f"{other}/admin/cache", params={"tag": "t"}).json() == {"removed": 1}
-    assert "stored" in ask(one).headers["cache-status"]
-    # Requests are answered without the tables.
-    with psycopg.connect(empty_postgres, autocommit=True) as connection:
-        connection.execute("alter schema kvproxy rename to elsewhere")
-    try:
-        answer = ask(one)
-        assert answer.status_code == 200
-        assert "fwd=uri-miss" in answer.headers["cache-status"]
-        assert httpx.get(f"{one}/metrics").status_code == 200
-        listing = httpx.get(f"{one}/admin/cache")
-        assert (listing.status_code, listing.json()["error"]["code"]) == (503, "store_unavailable")
-    finally:
+def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path: Path) -> None:
+    def alter(change: str) -> None:
         with psycopg.connect(empty_postgres, autocommit=True) as connection:
-            connection.execute("alter schema elsewhere rename to kvproxy")
-    assert 'detail="exact"' in ask(one).headers["cache-status"]
+            connection.execute(f"alter schema {change}")
+
+    settings = load_settings(data=tmp_path, store=empty_postgres, engine={"num_blocks": 128})
+    with run_proxy(settings) as (url, _):
+
+        def ask() -> str:
+            headers = {"cache-control": "confirm"}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
+            assert answer.status_code == 200
+            return answer.headers["cache-status"]
+
+        assert "stored" in ask()
+        alter("kvproxy rename to elsewhere")
+        try:
+            assert "fwd=uri-miss" in ask()
+            assert httpx.get(f"{url}/metrics").status_code == 200
+            listing = httpx.get(f"{url}/admin/cache")
+            assert (listing.status_code, listing.json()["error"]["code"]) == (503, "store_unavailable")
+        finally:
+            alter("elsewhere rename to kvproxy")
+        assert 'detail="exact"' in ask()
 
 
 def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,44 +88,31 @@ def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytes
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
-    with pytest.raises(CacheStoreError, match="failed"):
-        store.count()
-    with pytest.raises(CacheStoreError, match="failed"):
-        store.count()  # No second attempt during the retry delay.
-    # End the retry delay.
+    for _ in range(2):  # The second call makes no attempt, because of the retry delay.
+        with pytest.raises(CacheStoreError, match="failed"):
+            store.count()
     store.database._failed = None
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.2)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        time.sleep(0.25)
-        try:
-            assert store.count() == 1
-            break
-        except CacheStoreError:
-            continue
-    assert store.count() == 1
+
+    def works() -> bool:
+        with contextlib.suppress(CacheStoreError):
+            return store.count() == 1
+        return False
+
+    until(works)
     store.close()
 
 
 def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
-    errors: list[Exception] = []
-
     def work(name: int) -> None:
-        try:
-            store = PostgresStore(empty_postgres, capacity=Capacity(entries=10))
-            for number in range(30):
-                store.put(make_entry(f"question {name * number % 17}"))
-                store.flush()
-            store.close()
-        except Exception as error:
-            errors.append(error)
+        store = PostgresStore(empty_postgres, capacity=Capacity(entries=10))
+        for number in range(30):
+            store.put(make_entry(f"question {name * number % 17}"))
+            store.flush()
+        store.close()
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
     store = PostgresStore(empty_postgres)
     assert store.check() == 10
     store.close()

@@ -12,7 +12,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
-from kvproxy.index.store.sql_writer import MAX_PURGES
+from kvproxy.index.store.writer import MAX_PURGES
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry

@@ -1,6 +1,6 @@
 """Behaviour of all stores: SQLite, encrypted SQLite, and PostgreSQL."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -91,26 +91,18 @@ def test_entries_returns_everything_in_pages(make_store: MakeStore) -> None:
 
 def test_threads_can_read_and_write_concurrently(make_store: MakeStore) -> None:
     store = make_store()
-    errors: list[Exception] = []
 
     def work(name: int) -> None:
-        try:
-            for number in range(20):
-                entry = make_entry(f"{name} {number}")
-                store.put(entry)
-                assert store.find(entry.key) == entry
-                store.record_hit(entry.id)
-                if number % 5 == 0:
-                    store.flush()
-        except Exception as error:
-            errors.append(error)
+        for number in range(20):
+            entry = make_entry(f"{name} {number}")
+            store.put(entry)
+            assert store.find(entry.key) == entry
+            store.record_hit(entry.id)
+            if number % 5 == 0:
+                store.flush()
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert store.count() == 80
     assert store.stats()["hits"] == 80
 

@@ -47,26 +47,26 @@ class Llama:
     """The server.
 
     Attributes:
-        model: what is loaded; a restored slot of another model is an error that no test may provoke.
-        lies: restores say ok and bring nothing back.
-        clears: idle slots are emptied when another one begins.
-        held: answers wait until it is False again.
-        stalls: files are written when it is False again.
-        computed: prompt tokens that were computed.
-        bodies: what was asked, as it came.
+        ignores_restores: restores succeed, but the next request reuses nothing.
+        clears_idle: a request clears idle slots.
+        paused: responses wait.
+        delays_saves: saves wait.
+        computed: computed prompt tokens.
+        bodies: received requests.
+        errors: uses of a slot or a model that must not happen.
     """
 
-    def __init__(self, slots: int = 2, *, told: bool = True, saves: bool = True, context: int = 100_000) -> None:
+    def __init__(self, slots: int = 2, *, lists_slots: bool = True, saves: bool = True, context: int = 100_000) -> None:
         self.model = "one"
         self.files: dict[str, File] = {}
-        self.told, self.saves, self.context = told, saves, context
-        self.lies = self.clears = False
+        self.lists_slots, self.saves, self.context = lists_slots, saves, context
+        self.ignores_restores = self.clears_idle = False
         self.adapters: list[str] = []
-        self.held = self.stalls = False
+        self.paused = self.delays_saves = False
         self.computed = 0
         self.bodies: list[bytes] = []
         self.actions: list[str] = []
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
         self._count = slots
         self.restart()
         self.app = Starlette(
@@ -99,7 +99,7 @@ class Llama:
         return JSONResponse({"object": "list", "data": [{"id": "m", "meta": {"n_params": 1}}]})
 
     async def list_slots(self, request: Request) -> Response:
-        if not self.told:
+        if not self.lists_slots:
             return JSONResponse(
                 {"error": {"code": 501, "message": "This server does not support slots endpoint."}}, 501
             )
@@ -118,7 +118,7 @@ class Llama:
         if action == "none":
             return JSONResponse({"error": {"code": 400, "message": "Invalid action"}}, 400)
         if slot.busy:
-            self.wrong.append(f"{action} of slot {slot.id}, which is in use")
+            self.errors.append(f"{action} of slot {slot.id}, which is in use")
         while slot.busy:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         self._task += 1
@@ -128,7 +128,7 @@ class Llama:
             return JSONResponse({"id_slot": slot.id, "n_erased": erased})
         name = (await request.json())["filename"]
         if action == "save":
-            while self.stalls:  # noqa: ASYNC110
+            while self.delays_saves:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             self.files[name] = File(list(slot.tokens), slot.model)
             size = 52 + BYTES_PER_TOKEN * len(slot.tokens)
@@ -139,7 +139,7 @@ class Llama:
         file = self.files[name]
         slot.tokens, slot.model = list(file.tokens), file.model
         if file.tokens and file.model != self.model:
-            self.wrong.append(f"slot {slot.id} has keys of {file.model} under {self.model}")
+            self.errors.append(f"slot {slot.id} has keys of {file.model} under {self.model}")
         return JSONResponse({"filename": name, "n_restored": len(slot.tokens), "n_read": 52})
 
     async def apply(self, request: Request) -> Response:
@@ -174,15 +174,15 @@ class Llama:
             await asyncio.sleep(0.005)
         self._task += 1
         slot.busy, slot.task = True, self._task
-        if self.clears:
+        if self.clears_idle:
             for other in self.slots:
                 if other is not slot and not other.busy:
                     other.tokens = []
         reused = min(shared(slot.tokens, prompt), len(prompt) - 1) if body.get("cache_prompt", True) else 0
-        if self.lies and self.actions[-1:] == [f"restore {slot.id}"]:
+        if self.ignores_restores and self.actions[-1:] == [f"restore {slot.id}"]:
             reused = 0
         if reused and slot.model != self.model:
-            self.wrong.append(f"slot {slot.id} was reused under another model")
+            self.errors.append(f"slot {slot.id} was reused under another model")
         self.computed += len(prompt) - reused
         slot.tokens, slot.model = list(prompt), self.model
         text = body.get("answer") or f"answer {sum(prompt) % 997}"
@@ -190,7 +190,7 @@ class Llama:
         if body.get("stream"):
             return StreamingResponse(self._events(slot, text, timings), media_type="text/event-stream")
         try:
-            await self._let_go()
+            await self._wait_while_paused()
             self._end(slot, text)
         finally:
             slot.busy = False
@@ -199,8 +199,8 @@ class Llama:
         whole = {"id": "x", "object": "chat.completion", "model": "m", "choices": [message], "usage": usage}
         return JSONResponse(whole | {"timings": timings})
 
-    async def _let_go(self) -> None:
-        while self.held:  # noqa: ASYNC110
+    async def _wait_while_paused(self) -> None:
+        while self.paused:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     def _end(self, slot: Slot, text: str) -> None:
@@ -212,7 +212,7 @@ class Llama:
     async def _events(self, slot: Slot, text: str, timings: dict[str, int]) -> AsyncIterator[bytes]:
         try:
             for word in text:
-                await self._let_go()
+                await self._wait_while_paused()
                 self._end(slot, word)
                 yield _chunk({"choices": [{"index": 0, "delta": {"content": word}}]})
             yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": timings})

@@ -63,7 +63,7 @@ def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
         talk(running.turn)
         status = running.status()["slots"]
         assert (status["restores"], status["confirmed"]) == (30, 30)
-        assert server.wrong == []
+        assert server.errors == []
         through = server.computed
 
     alone = Llama()
@@ -112,7 +112,7 @@ def test_a_prefix_of_another_model_is_never_restored(tmp_path: Path) -> None:
         until(lambda: running.status()["slots"]["saved"] == 1)
         server.restart("one")
         assert running.turn(chat, "once more") > 100
-        assert server.wrong == []
+        assert server.errors == []
 
 
 def test_a_changed_model_is_detected_before_a_restore(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_changed_model_is_detected_before_a_restore(tmp_path: Path) -> None:
             # No slot was used, so `/slots` does not show the restart.
             server.restart("two")
             assert running.turn(chat, "again") == 0
-        assert server.wrong == []
+        assert server.errors == []
         assert "restore 0" not in server.actions
 
 
 def test_restores_stop_after_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), llama(tmp_path) as (server, running):
-        server.lies = True
+        server.ignores_restores = True
         chats = [conversation(str(number)) for number in range(4)]
         for turn in range(3):
             for chat in chats:
@@ -141,17 +141,19 @@ def test_restores_stop_after_failures(tmp_path: Path, caplog: pytest.LogCaptureF
         assert "--swa-full" in running.status()["notes"][0]
         assert len([line for line in caplog.messages if "--swa-full" in line]) == 1
         # Restores are enabled again after a restart.
-        server.lies = False
+        server.ignores_restores = False
         server.restart()
         running.turn(chats[0], "more")
         assert running.status()["notes"] == []
 
 
-@pytest.mark.parametrize(("server", "fix"), [(Llama(told=False), "--slots"), (Llama(saves=False), "--slot-save-path")])
+@pytest.mark.parametrize(
+    ("server", "fix"), [(Llama(lists_slots=False), "--slots"), (Llama(saves=False), "--slot-save-path")]
+)
 def test_a_server_without_the_routes_works_and_gets_advice(tmp_path: Path, server: Llama, fix: str) -> None:
     with llama(tmp_path, server) as (_, running):
         chat = conversation("one")
-        running.turn(chat, "hello") if server.told else running.ask(chat).raise_for_status()
+        running.turn(chat, "hello") if server.lists_slots else running.ask(chat).raise_for_status()
         assert fix in running.status()["advice"][0]
         assert running.status()["notes"] == []
         with pytest.raises(Advised, match=fix):
@@ -194,11 +196,11 @@ def test_a_busy_slot_is_not_used_and_waiting_is_bounded(tmp_path: Path) -> None:
     with llama(tmp_path, queue_timeout=0.3) as (server, running), concurrent.futures.ThreadPoolExecutor(3) as pool:
         for number in range(2):
             running.turn(conversation(str(number)), "hello")
-        server.held = True
+        server.paused = True
         pending = [pool.submit(running.ask, conversation(str(number), 3 + number)) for number in range(3)]
         until(lambda: sum(slot.busy for slot in server.slots) == 2 and len(server.bodies) == 5)
         assert "id_slot" not in orjson.loads(server.bodies[-1])
-        server.held = False
+        server.paused = False
         assert all(each.result().status_code == 200 for each in pending)
         # The contents of a slot are unknown after the server's own choice.
         running.idle()
@@ -206,15 +208,15 @@ def test_a_busy_slot_is_not_used_and_waiting_is_bounded(tmp_path: Path) -> None:
             chat = [*conversation(str(number)), {"role": "user", "content": "more"}]
             assert running.predicted(chat) <= running.ask(chat).json()["timings"]["cache_n"]
             running.idle()
-        assert server.wrong == []
+        assert server.errors == []
 
 
 def test_waiting_requests_get_the_released_slot(tmp_path: Path) -> None:
     with llama(tmp_path, Llama(1)) as (server, running), concurrent.futures.ThreadPoolExecutor(4) as pool:
-        server.held = True
+        server.paused = True
         pending = [pool.submit(running.ask, conversation(str(number))) for number in range(4)]
         until(lambda: len(server.bodies) == 1)
-        server.held = False
+        server.paused = False
         assert all(each.result().status_code == 200 for each in pending)
         assert all(orjson.loads(body)["id_slot"] == 0 for body in server.bodies)
         assert [action.split()[0] for action in server.actions] == ["save"] * 3
@@ -237,7 +239,7 @@ def test_files_stay_within_the_disk_budget_except_pins(tmp_path: Path) -> None:
         assert running.post("/blocks/reset").json()["reset"]
         assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
         assert httpx.delete(f"{running.url}/admin/blocks/pins/first").json()
-        assert server.wrong == []
+        assert server.errors == []
 
 
 def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
@@ -246,14 +248,14 @@ def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> 
         def meanwhile(path: str, body: object = None, **params: str) -> httpx.Response:
             """Return the response of a POST sent while a slot is being saved."""
             done = len(server.actions)
-            server.stalls = True
+            server.delays_saves = True
             try:
                 running.ask(chat).raise_for_status()
                 until(lambda: len(server.actions) > done)
                 pending = pool.submit(running.post, path, body, **params)
                 assert not concurrent.futures.wait([pending], 0.2).done
             finally:
-                server.stalls = False
+                server.delays_saves = False
             return pending.result()
 
         chat = [*conversation("one"), {"role": "user", "content": "hello"}]
@@ -274,8 +276,8 @@ def test_the_slot_of_a_cancelled_stream_is_known(tmp_path: Path) -> None:
             httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body) as response,
         ):
             next(response.iter_raw())
-            server.held = True
-        server.held = False
+            server.paused = True
+        server.paused = False
         running.idle()
         assert running.predicted(chat) == len(template(chat)) - 1
         response = running.ask(chat, stream=True)
@@ -292,7 +294,7 @@ def test_the_slot_of_a_cancelled_stream_is_known(tmp_path: Path) -> None:
 
 def test_an_idle_slot_is_saved_before_the_server_clears_it(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
-        server.clears = True
+        server.clears_idle = True
         one, two = conversation("one"), conversation("two")
         running.turn(one, "hello")
         running.turn(two, "hello")
@@ -331,7 +333,7 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
             reused = running.turn(chat, question)
             # Other clients may leave unknown contents, so the reuse may be higher.
             assert reused == predicted if found["complete"] else reused >= predicted, step
-            assert server.wrong == []
+            assert server.errors == []
 
 
 def _own(status: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A response store in an SQL database: reads here, writes in `sql_writer`."""
+"""The response store in SQLite or PostgreSQL: reads here, writes in `writer.py`."""
 
 import itertools
 import logging
@@ -13,7 +13,9 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
-from kvproxy.index.store.protocol import (
+from kvproxy.index.store.row_codec import EntryCipher
+from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
+from kvproxy.index.store.values import (
     EVERYTHING,
     Capacity,
     EntryFilter,
@@ -24,9 +26,7 @@ from kvproxy.index.store.protocol import (
     StoredQuestion,
     UsageKey,
 )
-from kvproxy.index.store.row_codec import EntryCipher
-from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
-from kvproxy.index.store.sql_writer import COLUMNS, SqlWriter
+from kvproxy.index.store.writer import COLUMNS, StoreWriter
 
 _PAGE = 500
 _PAGE_BYTES = 2**20
@@ -45,8 +45,8 @@ _CONDITIONS = {
 _log = logging.getLogger("kvproxy")
 
 
-class SqlStore(SqlWriter):
-    """A response store; see `Store` for the methods.
+class Store(StoreWriter):
+    """The stored responses. Thread-safe. Every method may raise a CacheStoreError.
 
     Raises:
         CacheStoreError: the store has entries that the cipher cannot decrypt.
@@ -63,19 +63,21 @@ class SqlStore(SqlWriter):
             raise
 
     def failure(self) -> str | None:
+        """Why nothing can be stored or found at the moment; None if the store works."""
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
+        """Whether an entry is not larger than the capacity and its tenant's limit. Reads no data."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
+        """The entry with an exact key, if it is fresh or stale, but not expired."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.now()))
         # A damaged index can return another entry.
         return entry if entry is None or entry.key == key else None
 
     def now(self) -> dict[str, float]:
-        """The values of conditions on an entry's freshness."""
         now = self._clock()
         return {"now": now, "soon": now + CLOCK_SKEW}
 
@@ -96,16 +98,19 @@ class SqlStore(SqlWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
+        """The questions of entries, by id. Missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.now())
         return {question.id: question for _, question in read_questions(rows, self._codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
+        """The class of an answer with the same words in a namespace."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
 
     def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
+        """Vectors of entries' answers by one embedder, by id. Missing vectors are omitted."""
         chosen = self.database.is_in("entry", "ids")
         sql = f"select entry, vector from answers where {chosen} and embedder = :embedder and vector is not null"
         rows = self.database.query(sql, {"ids": self.database.array(ids), "embedder": embedder})
@@ -135,6 +140,7 @@ class SqlStore(SqlWriter):
         return list(self._intact_entries(self.database.query(sql, values | bounds)))
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
+        """Entries in the order in which a full store removes them."""
         self.flush()
         # Expired entries are removed first. The inner query sorts ids alone, not whole responses.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
@@ -164,6 +170,7 @@ class SqlStore(SqlWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
+        """Entries, bytes, and hits by tenant, model, endpoint, or tag; most bytes first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -209,9 +216,11 @@ class SqlStore(SqlWriter):
         return " where " + " and ".join(f"({_CONDITIONS[name]})" for name in names) if names else "", values
 
     def count(self) -> int:
+        """Number of entries, read from one row."""
         return int(self.database.query("select entries from totals")[0]["entries"])
 
     def stats(self) -> dict[str, Any]:
+        """Entries, namespaces, hits, tokens saved by hits, bytes, and tags."""
         self.flush()
         row = self.database.query(
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
@@ -232,6 +241,7 @@ class SqlStore(SqlWriter):
         }
 
     def entries(self) -> Iterator[Entry]:
+        """Every entry, oldest first, in pages."""
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
@@ -271,10 +281,16 @@ class SqlStore(SqlWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
+        """Number of entries by the name of their encryption key; the empty name counts unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
     def check(self) -> int:
+        """Read all data and return the number of responses.
+
+        Raises:
+            StoreDamaged: the data is inconsistent.
+        """
         return self.database.check()
 
     def _check_keys(self) -> None:

@@ -11,7 +11,9 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.protocol import (
+from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
+from kvproxy.index.store.sql_observations import SqlObservations
+from kvproxy.index.store.values import (
     Capacity,
     ClassifiedAnswer,
     NewEntry,
@@ -20,8 +22,6 @@ from kvproxy.index.store.protocol import (
     RemovedEntry,
     WriteResult,
 )
-from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.sql_observations import SqlObservations
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -51,12 +51,17 @@ _RESEALED_COLUMNS = ("id", "prompt", "request", "response", "sealed", "checksum"
 _PAGE = 500  # Entries that one transaction encrypts.
 
 
-class SqlWriter:
+class StoreWriter:
     """The writes of a store.
 
     Args:
-        database: see `Database`.
         clock, capacity, cipher: see `open_store`.
+
+    Attributes:
+        name: path or URL, without the password.
+        remote: calls cross a network and must not run on the event loop.
+        observations: in the same database.
+        removal_listeners: called after the commit of a removal, on the thread that removed the entries.
     """
 
     def __init__(
@@ -74,10 +79,13 @@ class SqlWriter:
         self._hits_lock = threading.Lock()
 
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
-        """Store one entry."""
         return self.put_many([NewEntry(entry, vector, embedder)])
 
     def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
+        """Store entries in one durable transaction. They replace entries with the same keys.
+
+        Entries with the lowest priorities are evicted if a limit would be exceeded; see `eviction`.
+        """
         gone: list[RemovedEntry] = []
         with self.database.transaction() as run:
             numbers = tuple(self._put(run, put, gone) for put in puts)
@@ -89,7 +97,7 @@ class SqlWriter:
             listener(gone)
 
     def _put(self, run: Transaction, put: NewEntry, gone: list[RemovedEntry]) -> int | None:
-        """Store one entry and return the number of its vector. Adds the removed entries to `gone`."""
+        """Store one entry and return the number of its vector. Append the removed entries to `gone`."""
 
         def remove(ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
             removed = self._remove(run, ids, why)
@@ -118,6 +126,11 @@ class SqlWriter:
         return int(run(_INSERT_VECTOR, values | {"embedder": embedder})[0]["number"])
 
     def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
+        """Remove entries and return the existing ones.
+
+        Args:
+            by: recorded in the list of purges, in the same transaction.
+        """
         with self.database.transaction() as run:
             gone = self._remove(run, ids, "removed")
             self._record_purge(run, by, len(gone), soft=False)
@@ -125,6 +138,11 @@ class SqlWriter:
         return gone
 
     def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+        """Expire fresh entries and return their number. Their stale periods begin now.
+
+        Args:
+            by: as for `delete`.
+        """
         now, expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
@@ -156,10 +174,12 @@ class SqlWriter:
         run("delete from purges where number <= (select max(number) from purges) - :max", {"max": MAX_PURGES})
 
     def pin(self, id: str, *, pinned: bool) -> None:
+        """Evict an entry after all unpinned ones, or undo that. A pinned entry expires like any other."""
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
+        """Exclude entries from semantic search: delete their vectors. Exact requests still find them."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -167,6 +187,7 @@ class SqlWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def classify(self, answer: ClassifiedAnswer) -> None:
+        """Store the class of an entry's answer, unless the entry was removed. Not durable after a power failure."""
         vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
         values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
         with self.database.transaction(durable=False) as run:
@@ -196,6 +217,7 @@ class SqlWriter:
             resealed += len(rows)
 
     def expire(self) -> list[RemovedEntry]:
+        """Remove some thousand expired entries. An empty result means that no expired entry is left."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -216,6 +238,7 @@ class SqlWriter:
         ]
 
     def record_hit(self, id: str) -> None:
+        """Count a hit in memory until the next `flush`."""
         self._add_hits(id, 1, self._clock())
 
     def _add_hits(self, id: str, count: int, last: float) -> None:
@@ -242,6 +265,7 @@ class SqlWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
+        """Store vectors of entries without a vector, and return the vectors' numbers by id. Not durable after a power failure."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"

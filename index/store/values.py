@@ -1,0 +1,197 @@
+"""Arguments and results of the response store."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from kvproxy.index.entry import Entry, Freshness
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFilter:
+    """Conditions on entries; None matches all.
+
+    Attributes:
+        namespace, key: a prefix of the digest.
+        model, tag: the exact name.
+        tenant: as in listings, or the name of a client.
+        prompt: a prefix of the prompt.
+        search: a text in the prompt, ignoring case.
+        older_than: age in seconds.
+    """
+
+    namespace: str | None = None
+    key: str | None = None
+    model: str | None = None
+    tag: str | None = None
+    prompt: str | None = None
+    search: str | None = None
+    older_than: float | None = None
+    tenant: str | None = None
+
+    def description(self, *, texts: bool = True) -> str:
+        """Return one line for the list of purges.
+
+        Args:
+            texts: include the words of `prompt` and `search`.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        hidden = () if texts else ("prompt", "search")
+        parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
+        return ", ".join(parts) or "all"
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRequest:
+    """Who removes which entries, as recorded in the list of purges."""
+
+    operator: str
+    filter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """A removal by an operator.
+
+    Attributes:
+        time: seconds since the epoch.
+        soft: the entries were expired, not removed.
+        entries: their number.
+    """
+
+    time: float
+    operator: str
+    filter: str
+    soft: bool
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """An entry in the order in which a full store removes entries.
+
+    Attributes:
+        reason: `low priority` if the eviction policy chooses it.
+        priority: see `eviction`.
+        bytes: see `NewEntry.size`.
+    """
+
+    entry: Entry
+    reason: Literal["expired", "low priority", "pinned"]
+    priority: float
+    bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        return self.entry.summary() | {"reason": self.reason, "priority": self.priority, "bytes": self.bytes}
+
+
+EVERYTHING = EntryFilter()
+UsageKey = Literal["tenant", "model", "endpoint", "tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUsage:
+    """Number, bytes, and hits of the entries with one tenant, model, endpoint, or tag."""
+
+    name: str
+    entries: int
+    bytes: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """An entry to store, with the vector of its prompt (`[dim]` float32) and the name of the embedder."""
+
+    entry: Entry
+    vector: np.ndarray | None = None
+    embedder: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against a capacity: request, response, prompt, and vector."""
+        entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
+        return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQuestion:
+    """The part of an entry that decides whether it answers a similar question.
+
+    Attributes:
+        answer: class of its answer. Entries of one class have equivalent answers.
+    """
+
+    id: str
+    namespace: str
+    prompt: str
+    freshness: Freshness
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifiedAnswer:
+    """The answer of an entry, for comparisons with other answers.
+
+    Attributes:
+        entry: id of the entry.
+        name: the class.
+        text: digest of the answer without case and punctuation.
+        vector: `[dim]` float32.
+        embedder: name of the embedder of `vector`.
+    """
+
+    entry: str
+    namespace: str
+    name: str
+    text: str
+    vector: np.ndarray | None = None
+    embedder: str = ""
+
+
+RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedEntry:
+    """An entry that was removed, or not stored.
+
+    Attributes:
+        numbers: of its vectors.
+        why: None if the entry is larger than the capacity.
+    """
+
+    id: str
+    namespace: str
+    numbers: tuple[int, ...] = ()
+    key: str = ""
+    why: RemovalReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The effect of a write.
+
+    Attributes:
+        numbers: of the new vectors, in the order of the new entries; None without a vector. Numbers rise and are never reused.
+        removed: the replaced and evicted entries. It includes new entries that are larger than the capacity, and those that a
+            later entry of the same write replaced or evicted.
+    """
+
+    numbers: tuple[int | None, ...]
+    removed: tuple[RemovedEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The maximal size of a store; None is unlimited. `NewEntry.size` defines the bytes.
+
+    Attributes:
+        of_tenant: returns the bytes that a tenant's entries may have. The writing thread calls it.
+    """
+
+    entries: int | None = None
+    bytes: int | None = None
+    of_tenant: Callable[[str], int | None] | None = None

@@ -20,7 +20,7 @@ from kvproxy.journal.reader import Reader
 from kvproxy.journal.savings import savings
 from tests.benchmarks.servers import kvproxy
 
-WORDS = Path(__file__).resolve().parents[2].joinpath("docs/handbook.md").read_text().split()
+WORDS = Path(__file__).resolve().parents[2].joinpath("training/demo/handbook.md").read_text().split()
 
 
 def first_chunk(client: httpx.Client, body: dict[str, object]) -> float:

@@ -111,7 +111,6 @@ def last_row(page: Page, large: tuple[str, KVCacheManager]) -> Iterator[str]:
 
 
 def test_fifty_thousand_blocks_are_shown(page: Page, large: tuple[str, KVCacheManager]) -> None:
-    """tests/benchmarks/dashboard.py measures its frames."""
     url, _ = large
     page.open(url, "pool")
     page.until(lambda: page.text("[data-state=cached] .number"))

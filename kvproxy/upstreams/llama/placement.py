@@ -56,13 +56,15 @@ class ResponseCapture:
             return CapturedResponse()
         try:
             body = b"".join(self._chunks)
-            return self._read_stream(body) if self._streams else self._read_object(as_object(loads(body)))
+            if self._streams:
+                return self._read_stream(body)
+            response = as_object(loads(body))
+            return CapturedResponse(self._text(response), reported_reuse(response))
         except (ValueError, KeyError, TypeError):
             return CapturedResponse()
 
-    def _read_object(self, response: JsonMap) -> CapturedResponse:
-        text = None if _has_more_than_text(response) else self._api.output_text(response)
-        return CapturedResponse(text, reported_reuse(response))
+    def _text(self, response: JsonMap) -> str | None:
+        return None if _has_more_than_text(response) else self._api.output_text(response)
 
     def _read_stream(self, body: bytes) -> CapturedResponse:
         assembler, reader = self._api.assembler(), ReuseReader()
@@ -72,10 +74,7 @@ class ResponseCapture:
         # A cancelled stream has no end, but its slot still holds the generated tokens.
         assembler.done = True
         response = assembler.result()
-        if response is None:
-            return CapturedResponse(reuse=reader.reuse)
-        captured = self._read_object(response)
-        return CapturedResponse(captured.text, captured.reuse or reader.reuse)
+        return CapturedResponse(None if response is None else self._text(response), reader.reuse)
 
 
 def _has_more_than_text(response: JsonMap) -> bool:

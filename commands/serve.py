@@ -185,9 +185,7 @@ def _banner(services: "Services", url: str) -> None:
         for line in _upstream_lines(settings):
             typer.echo(f"  upstream   {line}")
     elif worker.name == "demo":
-        typer.echo(
-            "kvproxy with the built-in demo model, a demonstration that only answers questions about docs/handbook.md."
-        )
+        typer.echo("kvproxy with the built-in demo model, a demonstration that only answers questions about kvproxy.")
     else:
         typer.echo(f"kvproxy with {worker.name}")
     typer.echo(f"  listening  {url}/v1")

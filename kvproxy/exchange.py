@@ -16,11 +16,11 @@ from kvproxy.index.search.lookup import Lookup
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.trace import Trace
 
-Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "gone", "error", "renewed"]
+Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response: a cache or the backend (`forward`).
 
-`bypass`: forwarded unread. `refused`: an error of the client. `gone`: the client left first. `error`: an error of the proxy or of
-the backend. `renewed`: a revalidation in the background.
+`bypass`: forwarded without parsing. `refused`: an error of the client. `disconnected`: the client disconnected first. `error`: an
+error of the proxy or the backend. `revalidated`: a revalidation in the background.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""

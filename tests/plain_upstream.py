@@ -1,4 +1,4 @@
-"""An upstream of the smallest kind: an OpenAI-compatible server with one answer, on threads of its own."""
+"""An OpenAI-compatible server with one constant response."""
 
 import contextlib
 import json
@@ -18,18 +18,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         message = {"role": "assistant", "content": ANSWER}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}
-        self._send(
-            {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": "plain",
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        head = {"id": "1", "object": "chat.completion", "created": 1, "model": "plain"}
+        self._send(head | {"choices": choices, "usage": usage})
 
     def _send(self, document: object) -> None:
         body = json.dumps(document).encode()
@@ -40,12 +32,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
 
 @contextlib.contextmanager
 def run_plain_upstream(port: int = 0) -> Iterator[str]:
-    """Serve it on a port, any free one by default; its URL."""
+    """Run the server on a port, or on a free port; yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -1,10 +1,9 @@
-"""Where servers of the tests listen."""
+"""Free ports."""
 
 import socket
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

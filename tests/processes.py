@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as a user starts them."""
+"""Servers in processes of their own."""
 
 import contextlib
 import subprocess
@@ -9,12 +9,10 @@ from pathlib import Path
 
 import httpx
 
-_PATIENCE = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that answers: its URL, its process, and what it printed so far."""
+    """A running server: its URL, its process, and the file with its output."""
 
     url: str
     process: "subprocess.Popen[bytes]"
@@ -29,23 +27,21 @@ def serve(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    patience: float = _PATIENCE,
+    timeout: float = 60.0,
+    health: str = "/health",
 ) -> Iterator[Serving]:
-    """Start a server and wait until `/health` answers. It is killed at the end, if it still runs.
+    """Start a server, wait until its health route answers, and kill it at the end.
 
     Args:
-        command: starts it.
-        port: where it listens.
-        log: gets what it prints.
-        env, cwd: of the process.
-        patience: seconds until it must answer.
+        log: receives its output.
+        timeout: of the start, in seconds.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=cwd)
     try:
         url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + patience
-        while not _answers(url):
+        end = time.monotonic() + timeout
+        while not _answers(url + health):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.02)
@@ -57,6 +53,6 @@ def serve(
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(url).is_success
     except httpx.TransportError:
         return False

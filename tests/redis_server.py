@@ -1,4 +1,4 @@
-"""A real redis-server on a free port, which a test may kill."""
+"""A redis-server that a test may kill or stop."""
 
 import contextlib
 import shutil
@@ -24,7 +24,7 @@ class RedisServer:
     def start(self) -> None:
         program = shutil.which("redis-server")
         if program is None:
-            pytest.fail("redis-server is missing: apt-get install redis-server (.ci/run does)")
+            pytest.fail("redis-server is missing: apt-get install redis-server")
         self._process = subprocess.Popen(
             [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
             stdout=subprocess.DEVNULL,
@@ -36,14 +36,14 @@ class RedisServer:
         pytest.fail("redis-server did not start")
 
     def kill(self) -> None:
-        """End it at once; what it held is lost."""
+        """Kill the server; its data are lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Keep connections open and answer nothing, until `thaw`."""
+        """Stop responding, with open connections, until `thaw`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -54,7 +54,6 @@ class RedisServer:
 
 @contextlib.contextmanager
 def run_redis() -> Iterator[RedisServer]:
-    """A running server."""
     server = RedisServer(free_port())
     server.start()
     try:

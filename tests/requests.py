@@ -1,4 +1,4 @@
-"""Requests as the edge makes them."""
+"""Requests as the HTTP layer creates them."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def api_request(
     tenant: str | None = None,
     query: str = "",
 ) -> ApiRequest:
-    """A request to an API, with its headers read."""
+    """Return a request to an API, with parsed headers."""
     given = headers or {}
     who = tenant_of(given) if tenant is None else tenant
     return ApiRequest(APIS[name], body, dumps(body), given, who, "id", query, read_control(given))

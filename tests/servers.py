@@ -1,4 +1,4 @@
-"""Real servers on free ports, each on a thread of its own."""
+"""Servers on free ports, each in a thread."""
 
 import contextlib
 import socket
@@ -12,10 +12,11 @@ import uvicorn
 from kvproxy.http.server import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings
+from tests.polling import until
 
 
 def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
-    """Serve an ASGI app; its URL."""
+    """Serve an ASGI app; yield its URL."""
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
     )
@@ -24,7 +25,7 @@ def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
 
 @contextlib.contextmanager
 def run_server(server: uvicorn.Server) -> Iterator[str]:
-    """Run a server on a free port; its URL."""
+    """Run a server on a free port; yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
@@ -41,16 +42,13 @@ def run_server(server: uvicorn.Server) -> Iterator[str]:
 
 
 def until_stored(services: Services) -> None:
-    """Wait until every answer is stored that a client has by now."""
-    end = time.monotonic() + 60
-    while len(services.answerer.cache.pending_writes):
-        assert time.monotonic() < end, "an answer is on its way to the store for a minute"
-        time.sleep(0.001)
+    """Wait until all responses are stored."""
+    until(lambda: not len(services.answerer.cache.pending_writes), interval=0.001)
 
 
 @contextlib.contextmanager
 def run_proxy(settings: Settings) -> Iterator[tuple[str, Services]]:
-    """Serve a proxy; its URL and its parts. It waits for no request when it is stopped, unless the settings say how long."""
+    """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build(settings)

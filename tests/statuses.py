@@ -1,6 +1,6 @@
-"""What `Cache-Status` says of an answer."""
+"""The response header `Cache-Status`."""
 
 
 def makes_entry(status: str) -> bool:
-    """Whether the answer was computed, and a named entry of it is on its way to the store or there already."""
+    """Return whether the response was computed, and is stored or will be."""
     return "; fwd=" in status and '; key="' in status

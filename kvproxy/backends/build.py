@@ -27,12 +27,7 @@ class Built:
 
 
 def build_backend(settings: Settings) -> Built:
-    """Build the embedded engine or the fleet of upstreams.
-
-    Raises:
-        SettingsError: settings contradict each other, or a tokenizer or tier cannot be used.
-        ModelUnsupported: the model cannot be served.
-    """
+    """Build the embedded engine or the fleet of upstreams. Raises SettingsError or ModelUnsupported."""
     if not settings.servers:
         return _build_embedded(settings)
     if settings.tiers.enabled:

@@ -23,10 +23,8 @@ class EmbeddedBackend:
     """Serves requests from the embedded engine.
 
     Args:
-        worker: the engine.
         shared_blocks: share cached blocks between tenants. Otherwise no tenant can detect another tenant's prompts.
         global_priorities: apply priorities between tenants, not only within one.
-        admission: limit of requests in the engine and its queue.
     """
 
     def __init__(
@@ -63,11 +61,7 @@ class EmbeddedBackend:
     async def send(self, request: ApiRequest) -> Generated:
         """Generate a response; returns with its first piece.
 
-        Raises:
-            NotFound: the engine does not implement this API.
-            ModelNotFound: the engine does not serve this model.
-            InvalidRequest: the engine does not support a field of the request.
-            Overloaded: too many requests wait.
+        Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded.
         """
         await self.admission.enter()
         try:
@@ -114,14 +108,7 @@ class EmbeddedBackend:
         return codec
 
     async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        """Tokenize a request for the engine.
-
-        Args:
-            decoded: the decoded body, if it is known.
-
-        Raises:
-            InvalidRequest: the engine does not support a field of the request.
-        """
+        """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""
         decoded = decoded or self._codec(request).decode(request.body)
         tokens = await self._tokens(decoded.prompt)
         return GenerationRequest(

@@ -168,11 +168,7 @@ class PrefixCache:
         raise _no_pins()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the cached blocks of a request's prompt, or the chain whose last hash begins with `leaf`.
-
-        Returns:
-            Number of pinned tokens.
-        """
+        """Pin the cached blocks of a prompt, or the chain that ends in `leaf`; return the tokens."""
         raise _no_pins()
 
     async def unpin(self, name: str) -> bool:

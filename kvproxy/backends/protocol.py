@@ -78,8 +78,7 @@ class Relayed:
     async def wait_for_first_chunk(self) -> None:
         """Read the first chunk: an engine sends the head of a stream long before its first token.
 
-        Raises:
-            KvproxyError: the upstream failed before. The response is closed.
+        If the upstream fails before, the response is closed and a KvproxyError raised.
         """
         chunks = self.chunks
         try:

@@ -1,4 +1,4 @@
-"""The built-in demonstration model: a small Llama that knows the handbook (docs/handbook.md) and nothing else."""
+"""The built-in demonstration model: a small Llama that knows the handbook and nothing else."""
 
 import hashlib
 from pathlib import Path

@@ -16,8 +16,8 @@ _log = logging.getLogger("kvproxy")
 def record_failure(exchange: Exchange, error: BaseException) -> None:
     """Record the error that a client receives instead of a response, or its disconnection."""
     exchange.failure = reason_of_failure(error)
-    if exchange.failure.startswith("gone"):
-        exchange.layer, exchange.status = "gone", CLIENT_CLOSED_REQUEST
+    if exchange.failure.startswith("disconnected"):
+        exchange.layer, exchange.status = "disconnected", CLIENT_CLOSED_REQUEST
     else:
         exchange.layer = "error" if exchange.failure.startswith("error") else "refused"
         exchange.status = error.status if isinstance(error, KvproxyError) else 500

@@ -45,7 +45,7 @@ class Revalidator:
         self._clock = clock
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
-        """Revalidations by result: `renewed`, `failed`, or `left` if too many were in flight."""
+        """Revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
         """Revalidate the stale response that an exchange served, unless this is in progress already."""
@@ -53,7 +53,7 @@ class Revalidator:
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
-            self.counts["left"] += 1
+            self.counts["skipped"] += 1
             return
         task = self._in_flight[entry.key] = asyncio.create_task(self._revalidate(exchange, entry))
         task.add_done_callback(lambda _: self._in_flight.pop(entry.key, None))
@@ -61,7 +61,7 @@ class Revalidator:
     async def _revalidate(self, exchange: Exchange, entry: Entry) -> None:
         try:
             if await self._compute(await self._own_exchange(exchange, entry)):
-                self.counts["renewed"] += 1
+                self.counts["revalidated"] += 1
                 return
         except KvproxyError as error:
             _log.debug("%s was not computed anew: %s", entry.id[:12], error.message)
@@ -83,7 +83,7 @@ class Revalidator:
         finally:
             record_start(exchange, shared)
             record_end(exchange, shared)
-            exchange.layer, exchange.first_byte = "renewed", exchange.backend_started
+            exchange.layer, exchange.first_byte = "revalidated", exchange.backend_started
             shared.release()
             # The request of a client has a record of its own.
             if not joined:

@@ -94,7 +94,7 @@ class ResponseWriter:
             _log.error("the answer was not stored: %s", error or type(error).__name__)
         if task.cancelled() or error is not None or not task.result():
             return
-        self._journal.kept(entry)
+        self._journal.record_stored(entry)
         lookup = exchange.lookup
         if self._observer is not None and lookup is not None and lookup.skipped is None:
             self._observer.compare(exchange.api_request, entry, lookup)

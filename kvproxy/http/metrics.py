@@ -233,7 +233,7 @@ class Metrics:
 
     def finished(self, exchange: Exchange) -> None:
         """Count a finished exchange."""
-        if exchange.api is None or exchange.layer == "renewed":
+        if exchange.api is None or exchange.layer == "revalidated":
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)

@@ -19,7 +19,7 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
-class EntryStored:
+class ResponseStored:
     """An entry was stored. `time`: of the commit; `request`: the request id."""
 
     key: str
@@ -30,11 +30,11 @@ class EntryStored:
 
 
 @dataclass(frozen=True, slots=True)
-class EntryRemoved:
+class ResponseRemoved:
     """An entry was removed."""
 
     key: str
-    why: RemovalReason | None
+    reason: RemovalReason | None
     time: float
 
 
@@ -99,23 +99,23 @@ class History:
         if row is not None:
             row.seconds, row.changed = seconds, True
 
-    def set_entry(self, kept: EntryStored) -> None:
+    def set_entry(self, stored: ResponseStored) -> None:
         """Set the stored response of a prompt, if the prompt exists."""
-        key = short_key(kept.key)
+        key = short_key(stored.key)
         stone, row = self._tombstones.get(key), self._prompts.get(key)
-        if stone is not None and stone[1] <= kept.time:
+        if stone is not None and stone[1] <= stored.time:
             self._tombstones.set(key, None)
         if row is not None:
-            row.entry, row.expires, row.changed = kept.id, kept.expires, True
+            row.entry, row.expires, row.changed = stored.id, stored.expires, True
 
     def set_last_records(self, prompts: Iterable[tuple[int, int]]) -> None:
         """Set the last record of each prompt; pairs of a record's and a prompt's number."""
         for record, prompt in prompts:
             self._prompts.set_last_record(record, prompt)
 
-    def add_removal(self, gone: EntryRemoved) -> None:
+    def add_removal(self, removal: ResponseRemoved) -> None:
         """Add a tombstone for a removed entry."""
-        self._tombstones.set(short_key(gone.key), (gone.why, gone.time))
+        self._tombstones.set(short_key(removal.key), (removal.reason, removal.time))
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
         """Reason and time of the removal of an entry; None if there was no entry."""

@@ -16,7 +16,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
-from kvproxy.journal.history import EntryRemoved, EntryStored
+from kvproxy.journal.history import ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
@@ -43,10 +43,10 @@ class Journal(Protocol):
     def add(self, exchange: Exchange) -> None:
         """Add a finished request. It is written later."""
 
-    def kept(self, entry: Entry) -> None:
+    def record_stored(self, entry: Entry) -> None:
         """Note that an entry was stored."""
 
-    def gone(self, entries: Iterable[EntryRemoved]) -> None:
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         """Note that entries were removed."""
 
     def latest(self, limit: int) -> list[Record]:
@@ -70,9 +70,9 @@ class NoJournal:
 
     def add(self, exchange: Exchange) -> None: ...
 
-    def kept(self, entry: Entry) -> None: ...
+    def record_stored(self, entry: Entry) -> None: ...
 
-    def gone(self, entries: Iterable[EntryRemoved]) -> None: ...
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
     def latest(self, limit: int) -> list[Record]:
         return []
@@ -140,10 +140,10 @@ class FileJournal:
         if exchange.api is not None and not self._queue.put(exchange):
             self.lost += 1
 
-    def kept(self, entry: Entry) -> None:
-        self._queue.put_changes([EntryStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
+    def record_stored(self, entry: Entry) -> None:
+        self._queue.put_changes([ResponseStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])
 
-    def gone(self, entries: Iterable[EntryRemoved]) -> None:
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         self._queue.put_changes(entries)
 
     def latest(self, limit: int) -> list[Record]:
@@ -287,7 +287,9 @@ def open_journal(
 
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
-        journal.gone(EntryRemoved(each.key, each.why, now) for each in entries if each.why not in (None, "replaced"))
+        journal.record_removed(
+            ResponseRemoved(each.key, each.why, now) for each in entries if each.why not in (None, "replaced")
+        )
 
     store.removal_listeners.append(removed)
     return journal

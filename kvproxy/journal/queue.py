@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.history import EntryRemoved, EntryStored
+from kvproxy.journal.history import ResponseRemoved, ResponseStored
 
-Event: TypeAlias = Exchange | EntryStored | EntryRemoved
+Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
 """A finished request, or an entry that was stored or removed."""
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
@@ -38,7 +38,7 @@ class EventQueue:
             self._bytes += size
         return True
 
-    def put_changes(self, changes: Iterable[EntryStored | EntryRemoved]) -> None:
+    def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
         """Add changes of the store. These are never dropped."""
         with self._lock:
             self._events.extend(changes)

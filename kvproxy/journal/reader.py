@@ -18,7 +18,7 @@ from kvproxy.journal.string_ids import StringIds
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
 """Records that a median is computed from."""
-BACKEND = ("prefix", "forward", "bypass", "renewed")
+BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 
 
@@ -149,7 +149,7 @@ class Reader:
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
         # Revalidations cost the backend, too, but are not requests of clients.
-        requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'renewed')"
+        requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
             f"select {name}, max(entry), {requests}, sum(layer in ('exact', 'semantic', 'shared')),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
@@ -172,14 +172,14 @@ class Reader:
         first = self._first_since(start)
         sql = (
             f"select {by}, cast((time - ?) / ? as integer), count(*) from requests"
-            " where number >= ? and time >= ? and time < ? and layer <> 'renewed' group by 1, 2"
+            " where number >= ? and time >= ? and time < ? and layer <> 'revalidated' group by 1, 2"
         )
         counts: dict[str, list[int]] = {}
         for name, place, count in self._rows(sql, [start, step, first, start, start + step * spans]):
             counts.setdefault(name, [0] * spans)[min(place, spans - 1)] += count
         sql = (
             f"select {by}, first_ms from requests where number >= ? and number > (select max(number) from records) - ?"
-            " and first_ms is not null and layer <> 'renewed'"
+            " and first_ms is not null and layer <> 'revalidated'"
         )
         times: dict[str, list[float]] = {}
         for name, milliseconds in self._rows(sql, [first, _MOST_TIMES]):
@@ -254,7 +254,7 @@ class Reader:
 
     def tombstone(self, key: str) -> tuple[str, float] | None:
         """Reason and time of the last removal of an entry."""
-        rows = self._rows("select why, time from tombstones where key = ?", [bytes.fromhex(key)])
+        rows = self._rows("select reason, time from tombstones where key = ?", [bytes.fromhex(key)])
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def stored(self, prompt: int) -> tuple[str, float] | None:

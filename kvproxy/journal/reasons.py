@@ -22,54 +22,50 @@ from kvproxy.index.search.lookup import Candidate, Lookup
 
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",
-    "hit-semantic": "A similar question was stored, and its answer serves this one.",
-    "stale-while-revalidate": "A stored answer was given although its time is over, and is computed anew meanwhile.",
-    "stale-if-error": "A stored answer was given although its time is over, since no fresh one could be had.",
-    "renewed": "A stored answer that was given past its time was computed anew, behind its client's back.",
-    "hit-shared": "An identical request was under way, and this one got its answer.",
-    "prefix-N%": "Nothing stored fits, as with `miss-new`; the backend reused N percent of the prompt.",
-    "miss-new": "The journal has no equal request, and no similar question under the same settings.",
-    "miss-expired": "An equal request was stored, and its time was over.",
-    "miss-evicted": "An equal request was stored, and made room for others.",
-    "miss-removed": "An equal request was stored, and was removed.",
-    "miss-changed": "The same question was asked before; the regions in `changed` differ.",
-    "miss-unstored": "An equal request was asked before, and its answer was not kept.",
-    "miss-old": "An equal request is stored, but its answer is older than the request's `max-age`.",
-    "miss-failed": "The store or the embedder failed, so that nothing could be looked up.",
-    "low-similarity": "The nearest question is not similar enough.",
-    "low-probability": "The verifier finds that the nearest question does not ask the same.",
-    "uncertain": "The policy knows too little of such questions to serve the neighbour's answer.",
-    "explored": "A neighbour's answer would serve, but the request was forwarded, so that the policy learns.",
-    "rejected": "A person rejected the neighbour's answer.",
-    "shadow": "A neighbour's answer would serve, but shadow mode serves none.",
+    "hit-semantic": "The response to a similar question was served.",
+    "hit-shared": "An equal request was in flight, and both received its response.",
+    "stale-while-revalidate": "An expired response was served, and a fresh one is computed in the background.",
+    "stale-if-error": "An expired response was served, because the backend failed.",
+    "revalidated": "A fresh response was computed in the background after an expired one was served.",
+    "prefix-N%": "A miss like `miss-new`; the backend reused N percent of the prompt.",
+    "miss-new": "The journal has no equal request, and no similar question in the namespace.",
+    "miss-expired": "An equal request was stored, but it expired.",
+    "miss-evicted": "An equal request was stored, but it was evicted.",
+    "miss-removed": "An equal request was stored, but it was removed.",
+    "miss-changed": "The same question was asked before, but the regions in `changed` differ.",
+    "miss-unstored": "An equal request was answered before, but its response was not stored.",
+    "miss-old": "An equal request is stored, but its response is older than the request's `max-age`.",
+    "miss-failed": "The store or the embedder failed.",
+    "miss-hidden": "The question has invisible characters or mixes alphabets: exact hits only.",
+    "low-similarity": "The cosine of the nearest question is below `cache.min_similarity`.",
+    "low-probability": "The verifier's probability for the nearest question is below `cache.min_probability`.",
+    "uncertain": "The policy has too few observations to serve the nearest response.",
+    "explored": "The policy forwarded the request in order to learn; a stored response would have been served.",
+    "rejected": "An operator rejected the nearest response.",
+    "shadow": "A stored response would have been served without shadow mode.",
     "skipped-timeout": "The semantic lookup exceeded its timeout (`cache.lookup_timeout`).",
     "skipped-queue-full": "Too many semantic lookups were waiting.",
-    "miss-hidden": "The question holds characters that a reader does not see, or words of two alphabets: only an equal request"
-    " would match.",
-    "asked-sample": "The request asked for a random sample: a temperature above 0 and no seed (`cache.sampled_requests`).",
-    "asked-fresh": "The request asked for a fresh answer (`Cache-Control: no-cache`).",
-    "uncacheable": "No equal request may be given the same answer, see docs/http.md; the cache is off, or it holds state.",
-    "bypass-unread": "The request could not be read here, and was passed on as it is.",
-    "bypass-tools": "A similar question cannot serve a request with tools, and no equal one is stored.",
-    "not-cached": "The request wanted a stored answer only, and there is none.",
-    "refused-invalid": "The request cannot be served as it is.",
-    "refused-model": "The request names a model that is not served here.",
+    "asked-sample": "The request has a temperature above 0 and no seed (`cache.sampled_requests`).",
+    "asked-fresh": "The request demanded a fresh response (`Cache-Control: no-cache`).",
+    "uncacheable": "The cache is off, or the request has state; see docs/http.md.",
+    "bypass-unread": "The request could not be parsed and was forwarded unchanged.",
+    "bypass-tools": "A request with tools has exact hits only, and no equal one is stored.",
+    "not-cached": "The request accepted only a stored response, and none is stored.",
+    "refused-invalid": "The request is invalid.",
+    "refused-model": "The model does not exist here.",
     "refused-upstream": "The upstream refused the request as invalid.",
     "refused-key": "The client's key is missing or wrong.",
-    "refused-access": "Who asks may not do this.",
-    "refused-limit": "The client has used up its limit.",
+    "refused-access": "The client lacks the permission.",
+    "refused-limit": "The client exceeded its quota.",
     "refused-size": "The body is larger than `limits.body_bytes`.",
     "refused-slow": "The body did not arrive in time.",
-    "refused-busy": "Too many requests wait for the backend, or too many connections are open.",
-    "error-upstream": "The upstream answered with an error, or could not be reached.",
-    "error-broken": "The answer broke off.",
-    "error-internal": "The proxy failed; its log has the cause.",
-    "gone-waiting": "The client left before the answer began.",
-    "gone-reading": "The client left in the middle of the answer.",
-} | {
-    f"veto-{guard.name}": f"The guard `{guard.name}` found that the nearest question asks for something else."
-    for guard in GUARDS
-}  # fmt: skip
+    "refused-busy": "Too many requests are waiting for the backend, or too many connections are open.",
+    "error-upstream": "The upstream responded with an error, or could not be reached.",
+    "error-broken": "The response broke off.",
+    "error-internal": "The proxy failed; see its log.",
+    "disconnected-waiting": "The client disconnected before the response started.",
+    "disconnected-reading": "The client disconnected during the response.",
+} | {f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question." for guard in GUARDS}  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {
     "low similarity": "low-similarity",
@@ -101,7 +97,7 @@ _STATUSES = {
     502: "error-upstream",
     503: "refused-busy",
     504: "error-upstream",
-    499: "gone-waiting",
+    499: "disconnected-waiting",
 }
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 """Statuses of an upstream that blame the request. A wrong key may be the operator's."""
@@ -116,7 +112,7 @@ def reason_of_failure(error: BaseException) -> str:
     """The token of an error."""
     found = (token for kind, token in _FAILURES if isinstance(error, kind))
     if not isinstance(error, Exception):
-        return "gone-waiting"
+        return "disconnected-waiting"
     token = next(found, None)
     if token is not None:
         return token
@@ -130,7 +126,7 @@ def reason_of(exchange: Exchange) -> str:
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_left:
-        return "gone-reading"
+        return "disconnected-reading"
     if exchange.hit is not None:
         return exchange.hit.stale or f"hit-{exchange.layer}"
     if exchange.layer == "bypass":
@@ -139,8 +135,8 @@ def reason_of(exchange: Exchange) -> str:
         return reason_of_status(exchange.status)
     if exchange.status >= 400:
         return "refused-upstream" if exchange.status in _INVALID else "error-upstream"
-    if exchange.layer == "renewed":
-        return "renewed"
+    if exchange.layer == "revalidated":
+        return "revalidated"
     if exchange.collapsed:
         return "hit-shared"
     if exchange.bypass_reason is not None:

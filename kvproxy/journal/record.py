@@ -6,7 +6,9 @@ from typing import Literal
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import decisive_neighbour, reason_of
 
-Layer = Literal["exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "gone", "error", "renewed"]
+Layer = Literal[
+    "exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "disconnected", "error", "revalidated"
+]
 """Source of a response. It adds to `exchange.Layer`:
 
 `shared`: an identical request in flight. `prefix`: the backend, which reused a part of the prompt.
@@ -28,7 +30,7 @@ class Record:
         upstream: URL of the server that responded.
         layer, reason: source of the response, and its cause; see `reasons.py`.
         changed: regions that differ from an earlier request with the same question, for `miss-changed`.
-        gone: removal time of the stored response to an equal request, for `miss-expired` and others.
+        removed_at: removal time of the stored response to an equal request, for `miss-expired` and others.
         entry: id of the stored response that was served, or that was stored.
         near: id of the neighbour that decided a semantic lookup.
         similarity, score, error: of this neighbour: cosine, the verifier's score, the expected share of wrong responses.
@@ -58,7 +60,7 @@ class Record:
     layer: Layer
     reason: str
     changed: str | None
-    gone: float | None
+    removed_at: float | None
     entry: str | None
     near: str | None
     similarity: float | None
@@ -104,7 +106,7 @@ def record_of(exchange: Exchange) -> Record:
         layer=_layer(exchange, reason),
         reason=reason,
         changed=None,
-        gone=None,
+        removed_at=None,
         entry=exchange.entry_id if hit is None else hit.id,
         near=None if near is None else near.id,
         similarity=None if near is None else near.similarity,
@@ -135,10 +137,10 @@ def client_of(tenant: str) -> str | None:
 
 
 def _layer(exchange: Exchange, reason: str) -> Layer:
-    if exchange.layer == "renewed":
-        return "renewed"
-    if reason.startswith("gone"):
-        return "gone"
+    if exchange.layer == "revalidated":
+        return "revalidated"
+    if reason.startswith("disconnected"):
+        return "disconnected"
     if exchange.failure is not None:
         return "error" if reason.startswith("error") else "refused"
     if exchange.layer == "refused" and reason.startswith("error"):

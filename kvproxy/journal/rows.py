@@ -8,7 +8,7 @@ from kvproxy.journal.string_ids import StringIds
 _KEY_BYTES = 16
 _ID_DIGITS = 32
 _COLUMNS = (
-    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, gone, against, prompt,"
+    "number, time, request, tenant, client, api, model, upstream, status, layer, reason, changed, removed_at, against, prompt,"
     " entry, near, similarity, score, error, guard, prompt_tokens, predicted_tokens, reused_tokens, completion_tokens, exact_us,"
     " semantic_us, backend_us, prefill_us, first_us, total_us, tags"
 )
@@ -31,7 +31,7 @@ def row_of(record: Record, strings: StringIds) -> tuple[object, ...]:
         number(record.layer),
         number(record.reason),
         number(record.changed),
-        record.gone,
+        record.removed_at,
         record.against,
         record.prompt,
         blob_of(record.entry),

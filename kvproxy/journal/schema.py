@@ -27,9 +27,9 @@ _TABLES = (
     " reason integer not null, prompt integer, entry, prompt_tokens integer, completion_tokens integer, exact_us integer,"
     " total_us integer, first_us integer, semantic_us integer, backend_us integer, prefill_us integer, upstream integer,"
     " changed integer,"
-    " gone float, against integer, near, similarity float, score float, error float, guard integer,"
+    " removed_at float, against integer, near, similarity float, score float, error float, guard integer,"
     " predicted_tokens integer, reused_tokens integer, tags integer)",
-    "create table tombstones (key blob primary key, why text not null, time float not null) without rowid",
+    "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"

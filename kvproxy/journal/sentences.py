@@ -14,8 +14,8 @@ def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[st
     """
     record = found.record
     said = [meaning(record.reason)]
-    if record.gone is not None:
-        said.append(f"It was removed at {moment(record.gone)}.")
+    if record.removed_at is not None:
+        said.append(f"It was removed at {moment(record.removed_at)}.")
     if record.near is not None:
         said.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"

@@ -29,7 +29,7 @@ class Tombstones:
 
     def _read(self, keys: list[bytes]) -> None:
         for key in keys:
-            sql = "select why, time from tombstones where key = ?"
+            sql = "select reason, time from tombstones where key = ?"
             self._rows[key] = self._connection.execute(sql, [key]).fetchone()
 
     def get(self, key: bytes) -> Tombstone | None:
@@ -50,7 +50,7 @@ class Tombstones:
         gone = [(key,) for key in self._changed if self._rows[key] is None]
         self._connection.executemany("delete from tombstones where key = ?", gone)
         rows = [(key, *stone) for key in self._changed if (stone := self._rows[key]) is not None]
-        self._connection.executemany("insert or replace into tombstones (key, why, time) values (?, ?, ?)", rows)
+        self._connection.executemany("insert or replace into tombstones (key, reason, time) values (?, ?, ?)", rows)
         self.end()
 
     def prune(self) -> None:

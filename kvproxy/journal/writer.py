@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import Redactor
-from kvproxy.journal.history import EntryRemoved, EntryStored, History, PromptRecord
+from kvproxy.journal.history import History, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
@@ -29,7 +29,7 @@ _MAX_NUMBER = 2**62
 class _Storage:
     """A stored entry, and the reason that no entry was stored before it."""
 
-    kept: EntryStored
+    stored: ResponseStored
     absence: tuple[str, float | None] | None
 
 
@@ -100,7 +100,7 @@ class Writer:
 
     def _keys(self, events: Sequence[Event]) -> set[bytes]:
         """The keys to read from the file. A removal needs nothing from there."""
-        keys = {short_key(event.key) for event in events if isinstance(event, EntryStored)}
+        keys = {short_key(event.key) for event in events if isinstance(event, ResponseStored)}
         for event in events:
             key = event.key.exact if isinstance(event, Exchange) and event.key is not None else None
             if key is not None and isinstance(event, Exchange) and (event.hit is None or key not in self._prompts):
@@ -118,14 +118,14 @@ class Writer:
         self._history.read_similar(regions for _, regions in read.values() if regions is not None)
         return read
 
-    def _change(self, change: EntryStored | EntryRemoved, records: Mapping[int, Record]) -> None:
+    def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Write that an entry was stored or removed.
 
         Args:
             records: by number, if they are not in the file yet.
         """
         self._prompts.pop(change.key, None)
-        if isinstance(change, EntryRemoved):
+        if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
             return
         self._set_entry(change, records)
@@ -137,15 +137,15 @@ class Writer:
         self._storages[change.key] = _Storage(change, absence)
         self._history.set_entry(change)
 
-    def _set_entry(self, kept: EntryStored, records: Mapping[int, Record]) -> None:
+    def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         """Set the entry of the record whose request ended before its response was stored."""
-        number = self._without_entry.pop((kept.key, kept.request), None)
+        number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
-            record.entry = kept.id
+            record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._connection.execute(sql, [blob_of(kept.id), number])
+            self._connection.execute(sql, [blob_of(stored.id), number])
 
     def _complete(self, exchange: Exchange, record: Record, regions: Regions | None) -> None:
         """Complete a record from the history, and add it to the totals."""
@@ -171,9 +171,9 @@ class Writer:
             prompt = PromptRecord(self._history.add(short, regions, text, whole), None, None, None)
             storage = self._storages.get(key)
             if storage is not None:
-                self._history.set_entry(storage.kept)
-                prompt = PromptRecord(prompt.number, storage.kept.id, storage.kept.expires, None)
-        if record.layer in ("forward", "prefix", "renewed") and record.status == 200:
+                self._history.set_entry(storage.stored)
+                prompt = PromptRecord(prompt.number, storage.stored.id, storage.stored.expires, None)
+        if record.layer in ("forward", "prefix", "revalidated") and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
             # The shortest of several responses, so that savings are not overstated.
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
@@ -191,12 +191,12 @@ class Writer:
     ) -> None:
         key = exchange.cache_key.exact
         storage = self._storages.get(key)
-        if storage is not None and storage.kept.time >= record.time:
+        if storage is not None and storage.stored.time >= record.time:
             absence = storage.absence
         else:
             absence = self._history.removal(short_key(key), prompt, record.time)
         if absence is not None:
-            record.reason, record.gone = f"miss-{absence[0]}", absence[1]
+            record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
             return
         change = None if regions is None else self._history.change(short_key(key), regions)
         if change is not None:
@@ -208,8 +208,8 @@ class Writer:
     def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         """Set the entry that stores the response, now or as soon as it is stored."""
         storage = self._storages.get(key)
-        if storage is not None and storage.kept.request == exchange.request_id:
-            record.entry = storage.kept.id
+        if storage is not None and storage.stored.request == exchange.request_id:
+            record.entry = storage.stored.id
             return
         if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
             self._without_entry.popitem(last=False)
@@ -217,7 +217,7 @@ class Writer:
 
     def _count(self, exchange: Exchange, record: Record) -> None:
         """Add a request of a client to the totals, once for all and once for each of its tags."""
-        if record.layer == "renewed":
+        if record.layer == "revalidated":
             return
         saved = self._saved_seconds(exchange, record)
         for tag in (ALL, *(exchange.request.control.tags if exchange.request is not None else ())):

@@ -78,13 +78,7 @@ Event = StoredEvent | RemovedEvent | ClearedEvent
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one scheduler step.
-
-    Attributes:
-        timestamp: the publisher's clock in seconds.
-        events: in order.
-        rank: data-parallel rank; None if there is one engine.
-    """
+    """Events of one scheduler step. `rank` is None if there is one engine."""
 
     timestamp: float
     events: list[Event]
@@ -96,11 +90,7 @@ class EventBatch:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode a batch in either encoding; unknown event types are ignored.
-
-    Raises:
-        EventDecodeError: the payload is invalid.
-    """
+    """Decode a batch in either encoding; unknown event types are ignored. Raises EventDecodeError."""
     try:
         raw = msgpack.unpackb(payload, strict_map_key=False)
     except _MSGPACK_ERRORS as error:

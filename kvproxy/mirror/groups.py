@@ -38,11 +38,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """A group with full attention.
-
-    Attributes:
-        cached_blocks: blocks from the prompt's first to the first miss.
-    """
+    """A group with full attention. `cached_blocks` end before the prompt's first miss."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool

@@ -21,13 +21,7 @@ class BlockHashes:
 
 
 class HashedPrompt:
-    """A prompt that computes its block hashes once for each algorithm; see `match.compute_hashes`.
-
-    Args:
-        tokens: token ids.
-        salt: the request's cache salt.
-        lora: name and path of the adapter.
-    """
+    """A prompt that computes its block hashes once. `lora` is the adapter's name and path."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None) -> None:
         self.tokens = list(tokens)

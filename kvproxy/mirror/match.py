@@ -25,8 +25,6 @@ class MirrorMatch:
     """The cached prefix of a prompt.
 
     Attributes:
-        prompt_tokens: length of the prompt.
-        matched_tokens: length of the cached prefix.
         blocks: cached blocks of the first KV cache group.
         digests: the prompt's block hashes.
         hashes_match: whether the engine's hashes equal ours; None if nothing matched.

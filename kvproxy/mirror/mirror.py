@@ -8,8 +8,7 @@ from kvproxy.mirror import view
 from kvproxy.mirror.groups import hash_block_size
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import MirrorMatch, match_prefix, matched_tokens
-from kvproxy.mirror.pool import MirroredBlock, MirroredPool
-from kvproxy.mirror.state import MirrorState, PoolKey
+from kvproxy.mirror.pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber
 
@@ -24,11 +23,7 @@ _TCP = re.compile(r"(tcp://[^\s]+:)(\d+)(?:-(\d+))?")
 
 
 def expand_endpoint(endpoint: str) -> list[str]:
-    """Return the sockets of an endpoint, one for each rank; ranks use consecutive ports.
-
-    Raises:
-        ValueError: the endpoint is invalid.
-    """
+    """Return the sockets of an endpoint, one for each rank on consecutive ports. Raises ValueError."""
     if re.fullmatch(r"(ipc|inproc)://\S+", endpoint):
         return [endpoint]
     found = _TCP.fullmatch(endpoint)
@@ -51,9 +46,6 @@ class Mirror:
         hasher: the engine's hash algorithm and seed.
         topic: prefix of the topics to subscribe to.
         idle: seconds of silence before a check for lost batches.
-
-    Raises:
-        ValueError: an endpoint is invalid, or the numbers of sockets differ.
     """
 
     def __init__(
@@ -77,11 +69,7 @@ class Mirror:
         ]
 
     async def start(self) -> None:
-        """Start all subscribers, or none.
-
-        Raises:
-            zmq.ZMQError: an endpoint is invalid or in use.
-        """
+        """Start all subscribers, or none. Raises zmq.ZMQError if an endpoint is invalid or in use."""
         try:
             for subscriber in self.subscribers:
                 await subscriber.start()

@@ -24,14 +24,9 @@ class PendingResets:
         return max(self._num_published, self._num_confirmed)
 
     def confirm(self, mark: int, next_number: int) -> bool:
-        """Record that the engine confirmed a reset.
+        """Record a reset that the engine confirmed; return whether it is not published yet.
 
-        Args:
-            mark: result of `mark` before the request.
-            next_number: number of the publisher's next batch.
-
-        Returns:
-            Whether the reset is not published yet, so that the mirror must be cleared.
+        `mark` was taken before the request; `next_number` is the number of the publisher's next batch.
         """
         if self._num_published > mark:
             return False

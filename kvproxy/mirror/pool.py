@@ -1,10 +1,13 @@
-"""The cached blocks of one pool of an engine, rebuilt from its KV events."""
+"""The pools of an engine, rebuilt from its KV events. `sequencer` handles their order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvproxy.mirror.event_decoder import Extra, Hash, StoredEvent
+from kvproxy.mirror.event_decoder import GPU, EventBatch, Extra, Hash, RemovedEvent, StoredEvent
 from kvproxy.mirror.uncertain_blocks import UncertainBlocks
+
+_KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
 
 
 @dataclass(slots=True, eq=False)
@@ -12,7 +15,6 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
-        hash: as published.
         parent: hash of the previous block; None at the start of a chain.
         tokens: token ids; empty if they were not published.
         extra: extra keys (adapter, salt, media).
@@ -32,10 +34,8 @@ class MirroredPool:
     """Blocks of one rank, medium, and KV cache group.
 
     Attributes:
-        blocks: by hash.
         block_size: tokens in a block; 0 before the first event.
-        kind: the group's attention type, if published.
-        window: the group's sliding window in tokens, if published.
+        kind, window: the group's attention type, and its sliding window in tokens, if published.
         num_copies: physical blocks.
         num_stored, num_removed: copies stored and removed since the start.
     """
@@ -140,3 +140,63 @@ class MirroredPool:
         """Return the child of `parent` with this content, whatever its hash."""
         digest = self._by_content.get((parent, tokens, extra))
         return None if digest is None else self.blocks[digest]
+
+
+class PoolKey(NamedTuple):
+    """Data-parallel rank, medium, and KV cache group of a pool."""
+
+    rank: int | None
+    medium: str
+    group: int | None
+
+
+class MirrorState:
+    """The state after a publisher's events. Removals of `unknown` blocks indicate lost events."""
+
+    def __init__(self) -> None:
+        self.pools: dict[PoolKey, MirroredPool] = {}
+        self.unknown = 0
+
+    def apply(self, batch: EventBatch) -> None:
+        """Apply a batch of events."""
+        for event in batch.events:
+            if isinstance(event, StoredEvent):
+                key = PoolKey(batch.rank, event.medium, event.group)
+                pool = self.pools.get(key)
+                if pool is None:
+                    pool = self.pools[key] = MirroredPool()
+                pool.store(event)
+            elif isinstance(event, RemovedEvent):
+                self._remove(batch.rank, event)
+            else:
+                for key, pool in self.pools.items():
+                    if key.rank == batch.rank:
+                        pool.clear()
+
+    def _remove(self, rank: int | None, event: RemovedEvent) -> None:
+        pool = self.pools.get(PoolKey(rank, event.medium, event.group))
+        pools = [] if pool is None else [pool]
+        if pool is None and event.group is None:
+            # Some publishers omit the group in removals.
+            pools = [other for key, other in self.pools.items() if (key.rank, key.medium) == (rank, event.medium)]
+        for digest in event.hashes:
+            if not any(pool.remove(digest) for pool in pools):
+                self.unknown += 1
+
+    def ranks(self) -> dict[int | None, list[MirroredPool]]:
+        """Return the GPU pools of each rank, one for each KV cache group that caches prefixes."""
+        found: dict[int | None, list[MirroredPool]] = {}
+        for key, pool in sorted(self.pools.items(), key=lambda item: item[0].group or 0):
+            if key.medium == GPU and pool.block_size and pool.kind not in _KINDS_WITHOUT_PREFIX:
+                found.setdefault(key.rank, []).append(pool)
+        return found
+
+    def clear(self) -> None:
+        """Remove all blocks, and keep the statistics."""
+        for pool in self.pools.values():
+            pool.clear()
+
+    def reset(self) -> None:
+        """Remove all pools and statistics, because the publisher restarted or events were lost."""
+        self.pools.clear()
+        self.unknown = 0

@@ -12,7 +12,7 @@ import xxhash
 
 from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
 from kvproxy.mirror.pending_resets import PendingResets
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000

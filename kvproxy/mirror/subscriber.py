@@ -12,8 +12,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
-from kvproxy.mirror.state import MirrorState
 from kvproxy.mirror.status import StreamStatus
 
 LOG_INTERVAL = 60.0
@@ -29,15 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamLog:
-    """Rate-limited log of one stream.
-
-    Args:
-        endpoint: the stream's address.
-        clock: monotonic seconds.
-
-    Attributes:
-        last_error: the last message.
-    """
+    """Rate-limited log of one stream."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.last_error: str | None = None
@@ -86,11 +78,7 @@ class EventSubscriber:
         self._replay_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Open the sockets and start the tasks.
-
-        Raises:
-            zmq.ZMQError: the endpoint is invalid or in use.
-        """
+        """Open the sockets and start the tasks. Raises zmq.ZMQError if the endpoint is invalid or in use."""
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
         socket.set_hwm(0)

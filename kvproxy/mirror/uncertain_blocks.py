@@ -16,11 +16,7 @@ MAX_TURNOVERS = 4
 
 
 class UncertainBlocks:
-    """Uncertain copies in one pool.
-
-    Attributes:
-        are_reports: whether the engine is known to report reuse.
-    """
+    """Uncertain copies in one pool. `are_reports` is set once the engine is known to report reuse."""
 
     def __init__(self) -> None:
         self.are_reports = False
@@ -69,11 +65,7 @@ class UncertainBlocks:
         self._max_certain = max(self._max_certain, num_copies - self._num_copies)
 
     def take_reports(self, num_copies: int) -> list[tuple[Hash, int]]:
-        """Return the copies that turned out to be reports: hashes, and the number of copies of each.
-
-        Args:
-            num_copies: the pool's number of copies, including uncertain ones.
-        """
+        """Return the copies that turned out to be reports: hashes with numbers of copies."""
         self.update_pool_size(num_copies)
         oldest = next(iter(self._only_uncertain.values()), self._num_removals)
         if self._num_removals - oldest <= MAX_TURNOVERS * self._max_certain:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.mirror.event_decoder import Hash
 from kvproxy.mirror.groups import attention_window
-from kvproxy.mirror.pool import MirroredBlock
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirroredBlock, MirrorState
 
 
 def hash_hex(digest: Hash) -> str:

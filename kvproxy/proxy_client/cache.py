@@ -4,14 +4,16 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kvproxy.errors import NotFound, ProxyUnreachable
-from kvproxy.proxy_client.client import ProxyClient, configured_url
+from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
 
+Document = dict[str, Any]
+Rows = list[Document]
 FilterValues = Mapping[str, str | float]
 """Values by the field names of `index.store.EntryFilter`; empty selects every entry."""
 
@@ -20,7 +22,7 @@ FilterValues = Mapping[str, str | float]
 class EntryList:
     """Rows of stored responses, and the number of all that match."""
 
-    entries: list[dict[str, Any]]
+    entries: Rows
     total: int
 
 
@@ -30,13 +32,13 @@ class CacheClient(Protocol):
     def entries(self, where: FilterValues, *, limit: int) -> EntryList:
         """Return matching entries, newest first; a limit of 0 means no limit."""
 
-    def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
+    def eviction_queue(self, limit: int) -> Rows:
         """Return the entries that are evicted next."""
 
-    def usage(self, by: "UsageKey") -> list[dict[str, Any]]:
+    def usage(self, by: "UsageKey") -> Rows:
         """Return name, entries, bytes and hits per group, largest first."""
 
-    def entry(self, id: str) -> dict[str, Any]:
+    def entry(self, id: str) -> Document:
         """Return an entry with its request and response."""
 
     def remove(self, id: str, *, soft: bool = False) -> int:
@@ -45,16 +47,16 @@ class CacheClient(Protocol):
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         """Remove all matching entries, or expire them if `soft`; return their number."""
 
-    def purges(self, limit: int) -> list[dict[str, Any]]:
+    def purges(self, limit: int) -> Rows:
         """Return the operator's removals, newest first."""
 
-    def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
+    def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
         """Record a person's verdict on an entry."""
 
-    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+    def pin(self, id: str, *, pinned: bool) -> Document:
         """Pin or unpin an entry; pinned entries are evicted last."""
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Document:
         """Return statistics of the store."""
 
     def export(self) -> Iterator[bytes]:
@@ -62,6 +64,56 @@ class CacheClient(Protocol):
 
     def import_(self, lines: bytes) -> dict[str, int]:
         """Store exported entries; return the numbers of imported and skipped ones."""
+
+
+class RemoteCache:
+    """A `CacheClient` of a running proxy."""
+
+    def __init__(self, client: ProxyClient) -> None:
+        self._client = client
+
+    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
+        return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
+
+    def eviction_queue(self, limit: int) -> Rows:
+        return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
+
+    def usage(self, by: str) -> Rows:
+        return cast("Rows", self._client.get("/admin/cache/usage", by=by))
+
+    def entry(self, id: str) -> Document:
+        document = self._client.get(f"/admin/cache/{path_segment(id)}")
+        if "request" not in document:
+            # The id is the name of another route, such as stats.
+            raise NotFound(f"no stored response {id!r}: list them with kvproxy cache ls")
+        return cast("Document", document)
+
+    def remove(self, id: str, *, soft: bool = False) -> int:
+        return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
+
+    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+        options = {"all": None if where else "true", "soft": "true" if soft else None}
+        return int(self._client.delete("/admin/cache", **options, **where)["removed"])
+
+    def purges(self, limit: int) -> Rows:
+        return cast("Rows", self._client.get("/admin/cache/purges", limit=limit))
+
+    def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
+        body = {"right": right} | ({"question": question} if question is not None else {})
+        return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
+
+    def pin(self, id: str, *, pinned: bool) -> Document:
+        path = f"/admin/cache/{path_segment(id)}/pin"
+        return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
+
+    def stats(self) -> Document:
+        return cast("Document", self._client.get("/admin/cache/stats"))
+
+    def export(self) -> Iterator[bytes]:
+        return self._client.chunks("/admin/cache/export")
+
+    def import_(self, lines: bytes) -> dict[str, int]:
+        return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 
 @contextlib.contextmanager
@@ -77,7 +129,6 @@ def open_cache(
         ProxyUnreachable: a URL was given explicitly, and no proxy answers.
         NotFound: neither a proxy nor a store exists.
     """
-    from kvproxy.proxy_client.cache_remote import RemoteCache
 
     is_named = store is not None or data is not None
     if not is_named:

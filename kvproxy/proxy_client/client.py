@@ -17,12 +17,7 @@ _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
 class ProxyClient:
-    """Client of the admin routes and the public routes of a proxy.
-
-    Args:
-        token: the admin token.
-        timeout: seconds without data before a response counts as lost.
-    """
+    """Client of a proxy's admin and public routes. `timeout` is in seconds without data."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
         import httpx
@@ -55,11 +50,7 @@ class ProxyClient:
         return str(self._send("GET", path, {}).text)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Stream the body of a GET.
-
-        Raises:
-            ProxyUnreachable: the connection broke; the chunks so far are incomplete.
-        """
+        """Stream the body of a GET. If the connection breaks, raises ProxyUnreachable."""
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
@@ -75,11 +66,7 @@ class ProxyClient:
             return []
 
     def first_model(self, headers: Mapping[str, str] | None = None) -> str:
-        """Return the first model that the proxy lists.
-
-        Raises:
-            NotFound: the proxy lists no model.
-        """
+        """Return the first model that the proxy lists. Raises NotFound."""
         models = self.models(headers)
         if not models:
             raise NotFound(f"{self.url} lists no model: name one with --model")
@@ -137,11 +124,7 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the address of the proxy with the settings of a data folder.
-
-    Raises:
-        SettingsError: the settings have an error, or the port is 0.
-    """
+    """Return the address of the proxy with the settings of a data folder. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)

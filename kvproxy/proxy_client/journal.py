@@ -58,11 +58,7 @@ class JournalClient(Protocol):
 
 
 class JournalFile:
-    """The journal in a data folder on this machine.
-
-    Raises:
-        NotFound: the folder has no journal.
-    """
+    """The journal in a data folder on this machine. Raises NotFound."""
 
     def __init__(self, data: Path) -> None:
         from kvproxy.settings import load_settings
@@ -181,11 +177,7 @@ class RemoteJournal:
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
-    """Open the journal of --data, else of the proxy at the URL, else of the default data folder.
-
-    Raises:
-        NotFound: the data folder has no journal.
-    """
+    """Open the journal of --data, of the proxy at the URL, or of the default data folder."""
     from kvproxy.settings import load_settings
 
     if data is None:
@@ -209,11 +201,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Build a query from the options of a command.
-
-    Raises:
-        InvalidRequest: the layer or the duration is unknown.
-    """
+    """Build a query from the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     start = None if since is None else time.time() - parse_duration(since)
@@ -221,11 +209,7 @@ def journal_query(
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`. Raises InvalidRequest."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
     if found is None:
         raise InvalidRequest(f"{text[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")

@@ -9,7 +9,7 @@ from typing import Any, cast
 from kvproxy.errors import NotFound
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
-from kvproxy.proxy_client.cache_remote import RemoteCache
+from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
 
 
@@ -44,11 +44,7 @@ class WarmSource:
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests of a file, see `offline.request_log.read_log`.
-
-    Raises:
-        InvalidRequest: the file contains no request.
-    """
+    """Read the distinct requests of a file. Raises InvalidRequest if there is none."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
     return WarmSource(most_frequent(requests), log.skipped, log.errors)

@@ -32,8 +32,8 @@ _ASKED = {
     "frequency_penalty": "gen_ai.request.frequency_penalty",
     "presence_penalty": "gen_ai.request.presence_penalty",
 }
-_BACKEND = ("prefix", "forward", "bypass", "shared", "renewed")
-_BROKEN = ("error-upstream", "error-broken", "gone-reading", "gone-waiting")
+_BACKEND = ("prefix", "forward", "bypass", "shared", "revalidated")
+_BROKEN = ("error-upstream", "error-broken", "disconnected-reading", "disconnected-waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ def general(record: Record) -> dict[str, Value]:
     if record.model:
         found["gen_ai.request.model"] = record.model
     if record.status >= 400:
-        found["error.type"] = record.reason if record.layer in ("error", "refused", "gone") else str(record.status)
+        found["error.type"] = (
+            record.reason if record.layer in ("error", "refused", "disconnected") else str(record.status)
+        )
     return found
 
 

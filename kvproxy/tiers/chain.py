@@ -22,11 +22,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class BackgroundWriter:
-    """Runs tasks in order on a thread, and bounds the memory of pending tasks.
-
-    Args:
-        limit: maximum bytes of pending tasks; further tasks are refused.
-    """
+    """Runs tasks in order on a thread, and refuses tasks while more than `limit` bytes are pending."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -140,9 +136,9 @@ class TierChain:
         return self._writer.has_room(size)
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
-        """Write a chunk to every tier that needs it, in the background; return False if too many bytes are pending.
+        """Write a chunk to every tier that needs it, in the background.
 
-        `finish` completes the buffer on the background thread.
+        `finish` completes the buffer on the background thread. Returns False if too many bytes are pending.
         """
         return self._submit(key, data, self.stores, finish)
 
@@ -171,13 +167,9 @@ class TierChain:
                 self._count(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete a tier's chunks with matching keys, after all pending chunks are written.
+        """Delete a tier's matching chunks after all pending ones are written.
 
-        Returns:
-            Number of deleted chunks; None if there is no such tier.
-
-        Raises:
-            TierError: the tier failed, or the pending chunks took longer than `timeout` seconds.
+        Returns their number, or None without such a tier. Raises TierError if that takes longer than `timeout` seconds.
         """
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:

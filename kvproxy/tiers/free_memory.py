@@ -9,8 +9,7 @@ _ROOT = Path("/")
 def free_memory(root: Path = _ROOT) -> int:
     """Return the available bytes, including reclaimable page cache, within the container's limit.
 
-    Args:
-        root: folder with `proc` and `sys`.
+    `root` contains `proc` and `sys`.
     """
     found = [_available_memory(root), _container_memory(root / "sys/fs/cgroup")]
     # Without /proc, use all physical memory.

@@ -6,12 +6,7 @@ from kvproxy.tiers.store import Data, LocalStore
 
 
 class HostStore(LocalStore):
-    """Buffers in memory.
-
-    Args:
-        limit: maximum bytes.
-        pin: moves a buffer into page-locked memory, from which GPUs copy faster.
-    """
+    """Buffers in memory. `pin` moves a buffer into page-locked memory, from which GPUs copy faster."""
 
     name = "host"
 

@@ -35,11 +35,7 @@ class UpstreamClient:
         await self._connections.close()
 
     async def models(self) -> JsonObject:
-        """Return OpenAI's list of models.
-
-        Raises:
-            UpstreamError: the upstream is unreachable, or its response is not valid.
-        """
+        """Return OpenAI's list of models. Raises UpstreamError."""
         reply = await self.forward("GET", "/v1/models", {}, b"")
         try:
             models = loads(await reply.body())
@@ -58,13 +54,7 @@ class UpstreamClient:
         return await self.forward("POST", path, headers, request.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Forward any request unchanged; see `Forwarder`.
-
-        Raises:
-            InvalidRequest: the path does not begin with a slash.
-            Overloaded: too many requests wait for a connection.
-            UpstreamError: the upstream did not respond.
-        """
+        """Forward any request unchanged. Raises InvalidRequest, Overloaded, or UpstreamError."""
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()

@@ -72,8 +72,7 @@ class ConnectionPool:
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> Relayed:
         """Send a request; returns with the head of the response.
 
-        Raises:
-            UpstreamError: the server did not respond; `unsent` is set if no byte of the request was sent.
+        Raises UpstreamError; `unsent` is set if no byte of the request was sent.
         """
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"

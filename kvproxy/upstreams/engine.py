@@ -40,9 +40,7 @@ class EngineStatus:
     """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        requests: requests in flight.
         load: tokens of work.
-        sent: requests since the start.
         failures: consecutive failures.
         complete: whether the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
@@ -71,11 +69,7 @@ class EngineStatus:
 class FleetEngine:
     """An upstream with its mirror, load, health and slots.
 
-    Raises:
-        SettingsError: the events endpoint is not valid.
-
-    Attributes:
-        llama: slots of llama.cpp; None if the engine publishes events.
+    Raises SettingsError if the events endpoint is not valid. `llama` is None if the engine publishes events.
     """
 
     def __init__(
@@ -222,11 +216,9 @@ class FleetEngine:
         )
 
     def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
-        """Return this engine as the upstream of a response, with a callback for the reported reuse.
+        """Return this engine with its predicted reuse, and a callback for the reported reuse.
 
-        Args:
-            predicted: tokens that should be reused; None without a prediction.
-            work: tokens that should be computed.
+        `work` is the number of tokens that should be computed.
         """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:

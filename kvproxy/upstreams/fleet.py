@@ -86,9 +86,7 @@ class Fleet:
     async def send(self, request: ApiRequest) -> Relayed:
         """Send a request. If an engine fails before its first chunk, try the next one.
 
-        Raises:
-            Overloaded: no engine is available.
-            UpstreamError: the last engine failed.
+        Raises Overloaded if no engine is available, and UpstreamError if the last engine fails.
         """
         route = await self._route(request)
         for engine in route.engines[:-1]:
@@ -105,11 +103,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available(self) -> list[FleetEngine]:
-        """Return the available engines, or the ejected ones if no engine is available.
-
-        Raises:
-            Overloaded: all engines are draining.
-        """
+        """Return the available engines, else the ejected ones. Raises Overloaded."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
@@ -186,11 +180,7 @@ class Fleet:
         return next((engine for engine in engines if engine.health.available), engines[0])
 
     def engine(self, name: str) -> FleetEngine:
-        """Return an engine by its URL, or by its number from 1.
-
-        Raises:
-            NotFound: no such engine exists.
-        """
+        """Return an engine by its URL, or by its number from 1. Raises NotFound."""
         engines = list(self.engines.values())
         if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):
             return engines[int(name) - 1]

@@ -92,11 +92,7 @@ class MirroredPrefix(ReportedPrefix):
         return replace(found[0], text=await self._text(found[0].tokens)) if found else None
 
     async def reset(self) -> ResetReport:
-        """Reset all engines and their mirrors. vLLM publishes the event only with its next step.
-
-        Raises:
-            NoPrefixCache: an engine has no route for it.
-        """
+        """Reset all engines and their mirrors. Raises NoPrefixCache if an engine has no route for it."""
         # `SlotPrefix` resets llama.cpp.
         engines = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
         done = tuple(await asyncio.gather(*map(self._reset, engines)))

@@ -27,26 +27,14 @@ _TOKENIZER_FIELDS = (
 
 class PromptTokenizer(Protocol):
     async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
-        """Tokenize a request.
-
-        Args:
-            clients: upstreams to try in this order.
-            seconds: timeout of each.
-
-        Raises:
-            KvproxyError: the request cannot be tokenized.
-        """
+        """Tokenize a request with the first client that answers within `seconds`. Raises KvproxyError."""
 
     async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
         """Return the text of tokens. Raises KvproxyError."""
 
 
 def load_tokenizer(name: str) -> PromptTokenizer:
-    """Load the tokenizer of setting forward.tokenizer: `upstream`, `demo`, a folder, or a Hugging Face id.
-
-    Raises:
-        SettingsError: it cannot be loaded.
-    """
+    """Load `upstream`, `demo`, a folder, or a Hugging Face id. Raises SettingsError."""
     return UpstreamTokenizer() if name == _UPSTREAM else LocalTokenizer(name)
 
 
@@ -99,11 +87,7 @@ async def _post(
 
 
 class LocalTokenizer:
-    """The model's tokenizer and chat template in this process, on its own threads.
-
-    Raises:
-        SettingsError: it cannot be loaded.
-    """
+    """The model's tokenizer and chat template in this process, on its own threads."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -146,8 +130,7 @@ class LocalTokenizer:
 def prompt_input(request: ApiRequest) -> PromptInput:
     """Return the prompt of a request. Messages and Responses are converted to chats.
 
-    Raises:
-        InvalidRequest: the request has no prompt, or parts other than text.
+    Raises InvalidRequest if there is no prompt, or a part other than text.
     """
     codec = CODECS.get(request.api.name)
     if codec is None:

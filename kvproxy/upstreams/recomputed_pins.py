@@ -58,13 +58,9 @@ class UpstreamPins:
         self._is_running = False
 
     def add(self, name: str, tokens: list[int], model: str, salt: str | None, ttl: float | None) -> int:
-        """Pin a chain; replaces a pin of the same name.
+        """Pin a chain, or replace a pin of the same name; return the number of tokens in whole blocks.
 
-        Returns:
-            Number of pinned tokens, which fill whole blocks.
-
-        Raises:
-            InvalidRequest: the chain fills no block, or there are too many pins.
+        Raises InvalidRequest if the chain fills no block, or there are too many pins.
         """
         mirrors = [engine.mirror for engine in self._fleet.engines.values() if engine.mirror is not None]
         size = max((mirror.report().block_size or 0 for mirror in mirrors), default=0)

@@ -24,11 +24,7 @@ LOAD_SLACK = 1.25
 
 
 class Ring:
-    """Consistent hashing ring.
-
-    Args:
-        weights: weight by engine; weight 2 receives twice the keys.
-    """
+    """Consistent hashing ring. An engine of weight 2 receives twice the keys."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._size = len(weights)
@@ -100,13 +96,7 @@ class EngineCandidate:
 
 
 def choose(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Sort engines by cost, the best first.
-
-    Args:
-        candidates: available engines.
-        prompt_tokens: length of the prompt, or an estimate.
-        order: the ring's order for the prompt's key; it decides between equal costs.
-    """
+    """Sort engines by cost, the best first. The ring's `order` decides between equal costs."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched for candidate in candidates):
 

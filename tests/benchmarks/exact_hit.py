@@ -1,114 +1,72 @@
-"""Exact and semantic hits through the proxy against the same server answering a constant, from another process, interleaved.
+"""Rates of exact hits, with and without the journal and encryption, and of semantic hits, beside a constant response.
 
-Each semantic hit is a wording that was never asked before, so that it is embedded, searched and decided anew.
+python -m tests.benchmarks.exact_hit [--rounds 5] [--seconds 3]
 
-python -m tests.benchmarks.exact_hit
+All servers run with the same HTTP server in processes of their own, and are measured in turn. Each semantic hit has another
+wording, so that it is embedded, searched, and decided.
 """
 
-import asyncio
-import itertools
-import multiprocessing
+import argparse
+import base64
+import contextlib
+import os
 import statistics
 import tempfile
-import time
+from pathlib import Path
 
-import orjson
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+import httpx
 
-from kvproxy.settings import load_settings
-from tests.servers import run_app, run_proxy
-
-SECONDS = 3.0
-ROUNDS = 5
-
-
-def body(question: str) -> bytes:
-    return orjson.dumps(
-        {
-            "model": "demo",
-            "temperature": 0,
-            "messages": [
-                {"role": "system", "content": "You are a helpful assistant."},
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Hello! How can I help?"},
-                {"role": "user", "content": question},
-            ],
-        }
-    )
-
-
-def wording(number: int) -> str:
-    """The same question, spaced as nobody else does."""
-    return "What is a block?" + f"{number:040b}".replace("0", " ").replace("1", "\n")
-
-
-async def _load(url: str, connections: int, first: int | None) -> float:
-    """Requests a second."""
-    import aiohttp
-
-    async with aiohttp.ClientSession() as session:
-        end = time.perf_counter() + SECONDS
-        done = 0
-        numbers = itertools.count(first or 0)
-        equal = body("What is a block?")
-        detail = "semantic" if first is not None else ""
-
-        async def work() -> None:
-            nonlocal done
-            while time.perf_counter() < end:
-                data = equal if first is None else body(wording(next(numbers)))
-                async with session.post(url, data=data, headers={"content-type": "application/json"}) as response:
-                    await response.read()
-                    assert response.status == 200
-                    # Lookups that the full queue skips do not count.
-                    done += detail in response.headers.get("cache-status", "")
-
-        await asyncio.gather(*(work() for _ in range(connections)))
-        return done / SECONDS
-
-
-def load(url: str, connections: int, first: int | None = None) -> float:
-    """Requests a second; of the wordings from `first` on, or all equal."""
-    return asyncio.run(_load(url, connections, first))
+from tests.benchmarks.load import PATH, body, load, load_process
+from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
+from tests.benchmarks.timing import median_ratio
 
 
 def main() -> None:
-    async def constant(request: Request) -> Response:
-        await request.body()
-        return Response(answer, media_type="application/json")
-
-    app = Starlette(routes=[Route("/v1/chat/completions", constant, methods=["POST"])])
-    context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory() as data,
-        run_proxy(load_settings(data=data, engine={"num_blocks": 256}, cache={"policy": "checked"})) as (proxy, _),
-        run_app(app) as floor,
-        context.Pool(1) as pool,
-    ):
-        import httpx
-
-        path = "/v1/chat/completions"
-        answer = httpx.post(proxy + path, content=body("What is a block?"), timeout=60).content
-        fresh = itertools.count(1, 10**6)
-        print(f"{'connections':>11} {'constant/s':>11} {'exact/s':>9} {'ratio':>6} {'semantic/s':>11} {'ratio':>6}")
-        for connections in (1, 16, 64):
-            rates: dict[str, list[float]] = {"constant": [], "exact": [], "semantic": []}
-            for _ in range(ROUNDS):
-                rates["constant"].append(pool.apply(load, (floor + path, connections)))
-                rates["exact"].append(pool.apply(load, (proxy + path, connections)))
-                rates["semantic"].append(pool.apply(load, (proxy + path, connections, next(fresh))))
-            base, exact, semantic = (statistics.median(seen) for seen in rates.values())
-            ratios = [
-                statistics.median(hit / floor_ for hit, floor_ in zip(rates[name], rates["constant"], strict=True))
-                for name in ("exact", "semantic")
-            ]
-            print(
-                f"{connections:11} {base:11.0f} {exact:9.0f} {ratios[0]:6.3f} {semantic:11.0f} {ratios[1]:6.3f}",
-                flush=True,
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
+    options = parser.parse_args()
+    variants = {
+        "exact hit": {},
+        "exact hit, without journal": {"KVPROXY_JOURNAL__ENABLED": "false"},
+        "exact hit, encrypted": {
+            "KVPROXY_ENCRYPTION__KEY_ENV": "BENCHMARK_KEY",
+            "BENCHMARK_KEY": base64.b64encode(os.urandom(32)).decode(),
+        },
+    }
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(load_process())
+        upstream = stack.enter_context(run_process())
+        servers = {}
+        for name, variables in variants.items():
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            servers[name] = stack.enter_context(
+                kvproxy(data, "--upstream", upstream, KVPROXY_CACHE__POLICY="checked", **variables)
             )
+            httpx.post(servers[name].url + PATH, content=body()).raise_for_status()
+        targets = {name: (server.url, "same", server.process.pid) for name, server in servers.items()}
+        targets["semantic hit"] = (servers["exact hit"].url, "reworded", servers["exact hit"].process.pid)
+        targets = {"constant response": (upstream, "same", None), **targets}
+        print("| connections | | requests/s | ratio to constant | ratio to exact | CPU ms per request |")
+        print("|---|---|---|---|---|---|")
+        for connections in options.connections:
+            rates: dict[str, list[float]] = {name: [] for name in targets}
+            cpu: dict[str, list[float]] = {name: [] for name in targets}
+            for _ in range(options.rounds):
+                for name, (url, questions, process) in targets.items():
+                    before = cpu_seconds(process) if process else 0.0
+                    found = pool.apply(load, (url, connections, options.seconds, questions))
+                    rates[name].append(found.rate)
+                    cpu[name].append((cpu_seconds(process) - before) / max(found.count, 1) * 1e3 if process else 0.0)
+            for name, values in rates.items():
+                ratios = (median_ratio(values, rates[base]) for base in ("constant response", "exact hit"))
+                shown = " | ".join(f"{ratio:.3f}" for ratio in ratios)
+                print(
+                    f"| {connections} | {name} | {statistics.median(values):,.0f} | {shown}"
+                    f" | {statistics.median(cpu[name]):.2f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

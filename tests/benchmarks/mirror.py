@@ -1,10 +1,9 @@
-"""Does the mirror keep up with a publisher that floods it? A process publishes as fast as it is told over a real socket.
+"""Rate at which a mirror follows an engine's KV events, beside a bare pyzmq subscriber that only receives and unpacks them.
 
 python -m tests.benchmarks.mirror [--events 100000] [--rate 10000]
 
-Each batch holds one event, as in an engine that decodes: half of them store a block of 16 tokens, half remove one. The
-floor is a bare pyzmq subscriber that only receives and unpacks the same messages, in the same run. A rate of 0 publishes
-everything at once, which tells the most that each can take.
+Each batch has one event, as in an engine that decodes: half of them store a block of 16 tokens, half remove a block. Both
+subscribers receive the events at the given rate, then as fast as possible.
 """
 
 import argparse
@@ -20,20 +19,18 @@ from kvproxy.mirror.subscriber import EventSubscriber
 from tests.mirror.publisher import Model
 
 
-def flood(pipe: Connection, events: int, rate: float) -> None:
-    """Publish on two sockets in turn: one for each subscriber."""
-    context = zmq.Context()
+def publish(pipe: Connection, events: int, rate: float) -> None:
+    """Publish all events on one of two sockets for each request; rate 0 is full speed."""
+    context, model = zmq.Context(), Model()
     sockets = [context.socket(zmq.PUB) for _ in range(2)]
     for socket in sockets:
         socket.set_hwm(0)
         socket.bind("tcp://127.0.0.1:*")
-    model = Model()
     batches = []
     for number in range(events // 2):
         batches.append(model.publish(model.store([number], tokens=list(range(number, number + 16)))))
-        batches.append(
-            model.publish(model.remove([number - 1000]) if number >= 1000 else model.store([number + 10**9]))
-        )
+        event = model.remove([number - 1000]) if number >= 1000 else model.store([number + 10**9])
+        batches.append(model.publish(event))
     pipe.send([socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets])
     while (chosen := pipe.recv()) is not None:
         began = time.perf_counter()
@@ -45,28 +42,28 @@ def flood(pipe: Connection, events: int, rate: float) -> None:
     context.destroy(linger=0)
 
 
-async def mirror(endpoint: str, pipe: Connection, events: int) -> tuple[float, float, float]:
-    """Seconds from the first to the last batch, CPU seconds in between, and the longest stall of the event loop."""
+async def run_mirror(endpoint: str, pipe: Connection, events: int) -> tuple[float, float, float]:
+    """Return the seconds until the last event, the CPU seconds, and the longest block of the event loop."""
     subscriber = EventSubscriber(endpoint)
     await subscriber.start()
     await asyncio.sleep(1.0)
     assert subscriber.is_connected
     pipe.send(0)
-    stall, busy = 0.0, time.process_time()
+    longest, cpu = 0.0, time.process_time()
     began = last = time.perf_counter()
     while subscriber.sequencer.next < events:
         await asyncio.sleep(0.001)
         now = time.perf_counter()
-        stall, last = max(stall, now - last), now
-    seconds, cpu = time.perf_counter() - began, time.process_time() - busy
+        longest, last = max(longest, now - last), now
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     assert subscriber.sequencer.complete
     assert subscriber.sequencer.counts.gaps == 0
     await subscriber.close()
-    return seconds, cpu, stall
+    return seconds, cpu, longest
 
 
-def bare(endpoint: str, pipe: Connection, events: int) -> tuple[float, float]:
-    """Seconds and CPU seconds of a subscriber that only receives and unpacks."""
+def run_bare(endpoint: str, pipe: Connection, events: int) -> tuple[float, float]:
+    """Return the seconds and CPU seconds of the bare subscriber."""
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.set_hwm(0)
@@ -74,42 +71,41 @@ def bare(endpoint: str, pipe: Connection, events: int) -> tuple[float, float]:
     socket.connect(endpoint)
     time.sleep(0.3)
     pipe.send(1)
-    busy = time.process_time()
-    began = time.perf_counter()
+    cpu, began = time.process_time(), time.perf_counter()
     for _ in range(events):
         msgpack.unpackb(socket.recv_multipart()[2])
-    seconds, cpu = time.perf_counter() - began, time.process_time() - busy
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     context.destroy(linger=0)
     return seconds, cpu
 
 
 def measure(events: int, rate: float) -> None:
     context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=flood, args=(theirs, events, rate))
+    pipe, other = context.Pipe()
+    process = context.Process(target=publish, args=(other, events, rate))
     process.start()
     endpoints = pipe.recv()
-    ours, cpu, stall = asyncio.run(mirror(endpoints[0], pipe, events))
-    sent = pipe.recv()
-    floor, floor_cpu = bare(endpoints[1], pipe, events)
+    seconds, cpu, longest = asyncio.run(run_mirror(endpoints[0], pipe, events))
+    published = pipe.recv()
+    bare_seconds, bare_cpu = run_bare(endpoints[1], pipe, events)
     pipe.recv()
     pipe.send(None)
     process.join()
-    print(f"\n{events:,} events at {f'{rate:,.0f}/s' if rate else 'full speed'}: published in {sent:.2f} s")
+    print(f"\n{events:,} events at {f'{rate:,.0f}/s' if rate else 'full speed'}: published in {published:.2f} s")
+    for name, values in (("mirror", (seconds, cpu)), ("bare pyzmq", (bare_seconds, bare_cpu))):
+        print(f"{name:10} {events / values[0]:>10,.0f} events/s, {1e6 * values[1] / events:6.1f} us of CPU per event")
     print(
-        f"mirror      {events / ours:>10,.0f} events/s, {1e6 * cpu / events:6.1f} us CPU an event, stall {1e3 * stall:.1f} ms"
+        f"CPU ratio {cpu / bare_cpu:.2f}; delay at the end {seconds - published:.2f} s; event loop blocked {1e3 * longest:.1f} ms"
     )
-    print(f"bare pyzmq  {events / floor:>10,.0f} events/s, {1e6 * floor_cpu / events:6.1f} us CPU an event")
-    print(f"ratio of CPU {cpu / floor_cpu:.2f}; behind the publisher at the end by {ours - sent:.2f} s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=10_000)
-    arguments = parser.parse_args()
-    measure(arguments.events, arguments.rate)
-    measure(arguments.events, 0)
+    options = parser.parse_args()
+    measure(options.events, options.rate)
+    measure(options.events, 0)
 
 
 if __name__ == "__main__":

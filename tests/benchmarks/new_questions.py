@@ -1,23 +1,21 @@
 """Semantic lookups of new questions: an open loop with Poisson arrivals, and an upstream that responds after 200 ms.
 
-python -m tests.benchmarks.new_questions STREAM [--rate 100] [--seconds 30] [--checkout FOLDER]
+python -m tests.benchmarks.new_questions STREAM [--rate 100] [--seconds 30]
 
 STREAM has lines `{"text", "answer"}`, as for `kvproxy calibrate --stream`. Each question is sent once, in random order, to a
-proxy with an empty data folder and the default settings. The upstream responds with the question's answer. The load, the
-upstream, and the proxy run in processes of their own, so that the CPU time of the proxy is measured alone. Added latency is the
-time of a request beyond that of the upstream; it depends on the load of the machine.
+proxy with an empty data folder and the default settings. The load, the upstream, and the proxy run in processes of their own.
+Added latency is the time of a request beyond that of the upstream; it depends on the load of the machine.
 """
 
 import argparse
 import asyncio
-import os
 import random
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -27,16 +25,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.index.evaluation.streams import Line, read_stream
-from tests.benchmarks.proxy_load import PATH
-from tests.benchmarks.proxy_servers import elsewhere, kvproxy
+from tests.benchmarks.load import PATH
+from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 
 UPSTREAM_SECONDS = 0.2
 SYSTEM = "You are a helpful assistant."
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A response: its `Cache-Status`, whether it is the answer to its question, and the seconds until its last byte."""
+class Reply(NamedTuple):
+    """A response: its `Cache-Status`, whether it answers its question, and the seconds until its last byte."""
 
     status: str
     right: bool
@@ -44,7 +41,7 @@ class Reply:
 
 
 def upstream(stream: Path) -> Starlette:
-    """A server that answers each question of a stream after `UPSTREAM_SECONDS`."""
+    """Return an app that answers each question of a stream after `UPSTREAM_SECONDS`."""
     answers = {line.text: line.answer for line in read_stream(stream)}
 
     async def chat(request: Request) -> Response:
@@ -65,8 +62,8 @@ def upstream(stream: Path) -> Starlette:
     return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
 
 
-async def load(url: str, lines: list[Line], rate: float) -> list[Reply]:
-    """Send each question at its time, whether earlier ones are answered or not."""
+async def send_all(url: str, lines: list[Line], rate: float) -> list[Reply]:
+    """Send each question at its time, even if earlier ones are in flight."""
     import aiohttp
 
     generator, replies = random.Random(1), list[Reply]()
@@ -91,13 +88,7 @@ async def load(url: str, lines: list[Line], rate: float) -> list[Reply]:
     return replies
 
 
-def cpu_seconds(process: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def report(replies: list[Reply], cpu: float, seconds: float) -> str:
+def summary(replies: list[Reply], cpu: float, seconds: float) -> str:
     found = Counter(
         "served" if "hit" in reply.status else "skipped" if "skipped" in reply.status else "decided"
         for reply in replies
@@ -117,20 +108,18 @@ def main() -> None:
     parser.add_argument("stream", type=Path)
     parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--checkout", type=Path, help="measure the code of another checkout")
-    arguments = parser.parse_args()
-    unique = list({line.text: line for line in read_stream(arguments.stream)}.values())
-    random.Random(0).shuffle(unique)
-    lines = unique[: int(arguments.rate * arguments.seconds)]
+    options = parser.parse_args()
+    lines = list({line.text: line for line in read_stream(options.stream)}.values())
+    random.Random(0).shuffle(lines)
     with (
-        elsewhere(partial(upstream, arguments.stream)) as target,
+        run_process(partial(upstream, options.stream)) as target,
         tempfile.TemporaryDirectory() as folder,
-        kvproxy(target, Path(folder), arguments.checkout, semantic=True) as (url, process),
+        kvproxy(Path(folder), "--upstream", target) as server,
     ):
-        before, began = cpu_seconds(process), time.perf_counter()
-        replies = asyncio.run(load(url, lines, arguments.rate))
+        before, began = cpu_seconds(server.process.pid), time.perf_counter()
+        replies = asyncio.run(send_all(server.url, lines[: int(options.rate * options.seconds)], options.rate))
         seconds = time.perf_counter() - began
-        print(report(replies, cpu_seconds(process) - before, seconds))
+        print(summary(replies, cpu_seconds(server.process.pid) - before, seconds))
 
 
 if __name__ == "__main__":

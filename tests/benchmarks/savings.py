@@ -1,50 +1,34 @@
-"""The seconds that `kvproxy savings` reports for reused prefixes, against a measurement.
+"""The seconds that `kvproxy savings` reports for reused prefixes, beside a measurement.
 
-The same chats are sent twice in turn: with a prefix that the cache holds, and with a salt of their own, which computes all of it.
-The measured saving is the difference of the times until the first chunk. The estimate comes from the journal of these requests.
+python -m tests.benchmarks.savings [--upstream URL --model NAME] [--chats 60]
 
-python -m tests.benchmarks.savings [--upstream URL --model NAME] [--chats N]    # the demo model by default
+Each chat is sent twice in random order: with a cached prefix, and with a salt of its own, so that all of it is computed. The
+measured saving is the difference of the times to the first chunk; the estimate comes from the journal of these requests. The
+model is the demo model by default.
 """
 
 import argparse
 import contextlib
-import os
 import random
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import orjson
 
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.savings import savings
-from tests.ports import free_port
-from tests.processes import serve
+from tests.benchmarks.servers import kvproxy
 
-WORDS = Path(__file__).resolve().parents[2].joinpath("docs/handbook.md").read_text().split()
-
-
-@contextlib.contextmanager
-def proxy(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    with tempfile.TemporaryDirectory() as folder:
-        more = ["--upstream", arguments.upstream] if arguments.upstream else ["--num-blocks", "4096"]
-        port = free_port()
-        command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", folder, *more]
-        environment = {**os.environ, "KVPROXY_CACHE__ENABLED": "false"}
-        with serve(command, port, Path(folder) / "log", env=environment) as serving:
-            yield serving.url, Path(folder)
+WORDS = Path(__file__).resolve().parents[2].joinpath("training/demo/handbook.md").read_text().split()
 
 
 def first_chunk(client: httpx.Client, body: dict[str, object]) -> float:
-    """Seconds until the first chunk of a stream."""
+    """Return the seconds to the first chunk of a stream."""
     began = time.perf_counter()
-    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        answer.raise_for_status()
-        chunks = answer.iter_bytes()
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        chunks = response.iter_bytes()
         next(chunks)
         seconds = time.perf_counter() - began
         for _ in chunks:
@@ -52,46 +36,44 @@ def first_chunk(client: httpx.Client, body: dict[str, object]) -> float:
     return seconds
 
 
+def measured_saving(client: httpx.Client, model: str, chats: int, longest: int) -> float:
+    """Send all chats; return the sum of the differences in seconds."""
+    draw, saved = random.Random(0), 0.0
+    settings = {"model": model, "stream": True, "max_tokens": 4, "temperature": 0}
+    settings["stream_options"] = {"include_usage": True}
+    for number in range(chats):
+        system = {"role": "system", "content": " ".join(draw.choices(WORDS, k=draw.randrange(60, longest)))}
+
+        def send(question: str, **more: str) -> float:
+            user = {"role": "user", "content": f"{number} {question}?"}  # noqa: B023
+            return first_chunk(client, {**settings, **more, "messages": [system, user]})  # noqa: B023
+
+        send("first")
+        salts = {"cached": {}, "cold": {"cache_salt": f"{draw.getrandbits(60):x}"}}
+        seconds = {kind: send(kind, **salts[kind]) for kind in draw.sample(list(salts), 2)}
+        saved += seconds["cold"] - seconds["cached"]
+    return saved
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--chats", type=int, default=60)
-    arguments = parser.parse_args()
-    draw = random.Random(0)
-    with proxy(arguments) as (url, folder), httpx.Client(base_url=url, timeout=600) as client:
-        saved = []
-        longest = 1_200 if arguments.upstream else 700
-        for number in range(arguments.chats):
-            words = draw.choices(WORDS, k=draw.randrange(60, longest))
-            turns = [{"role": "system", "content": " ".join(words)}]
-            body = {"model": arguments.model, "stream": True, "max_tokens": 4, "temperature": 0}
-            body["stream_options"] = {"include_usage": True}
-            first_chunk(client, {**body, "messages": [*turns, {"role": "user", "content": f"{number} first?"}]})
-            # In turn, so that both meet the same load.
-            times = {}
-            for kind in draw.sample(["cached", "cold"], 2):
-                salt = {"cache_salt": f"{draw.getrandbits(60):x}"} if kind == "cold" else {}
-                asked = {"role": "user", "content": f"{number} {kind}?"}
-                times[kind] = first_chunk(client, {**body, **salt, "messages": [*turns, asked]})
-            saved.append(times["cold"] - times["cached"])
-        time.sleep(1.5)
-        with contextlib.closing(Reader(folder / "journal.db")) as reader:
-            rows = savings(reader, "layer", {})
-    row = next(each for each in rows if each.name == "prefix")
-    measured = sum(saved)
+    options = parser.parse_args()
+    flags = ("--upstream", options.upstream) if options.upstream else ("--num-blocks", "4096")
+    with tempfile.TemporaryDirectory() as folder:
+        with (
+            kvproxy(Path(folder), *flags, KVPROXY_CACHE__ENABLED="false") as server,
+            httpx.Client(base_url=server.url, timeout=600) as client,
+        ):
+            saved = measured_saving(client, options.model, options.chats, 1_200 if options.upstream else 700)
+            time.sleep(1.5)  # The journal writes later.
+        with contextlib.closing(Reader(Path(folder) / "journal.db")) as reader:
+            row = next(each for each in savings(reader, "layer", {}) if each.name == "prefix")
     print(
-        orjson.dumps(
-            {
-                "chats": arguments.chats,
-                "measured_seconds": round(measured, 3),
-                "estimated_seconds": round(row.seconds, 3),
-                "range": [round(row.least_seconds, 3), round(row.most_seconds, 3)],
-                "ratio": round(row.seconds / measured, 3),
-                "median_saving_ms": round(1000 * statistics.median(saved), 2),
-                "reused_tokens": row.reused_tokens,
-            }
-        ).decode()
+        f"{options.chats} chats, {row.reused_tokens:,} reused tokens: {saved:.2f} s measured, {row.seconds:.2f} s estimated"
+        f" ({row.least_seconds:.2f} to {row.most_seconds:.2f}), ratio {row.seconds / saved:.2f}"
     )
 
 

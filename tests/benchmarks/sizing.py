@@ -1,166 +1,111 @@
-"""How much memory and disk a proxy takes by its number of stored responses, and how fast it answers from them.
+"""Start time, memory, disk, and rates of a proxy by its number of stored responses.
 
-python -m tests.benchmarks.sizing [--entries 1000 100000] [--seconds 3] [--rounds 3]
+python -m tests.benchmarks.sizing [--entries 0 1000 100000] [--seconds 3] [--rounds 3]
 
-In front of an upstream (the light install: torch is never loaded) and with the embedded demo model (with torch). Entries have
-random vectors, in ten namespaces of one tenant. Hits are one equal request over 8 connections, misses another question each
-time, whose answer is stored. Rates are medians of all rounds, with the median of their ratios to the first row of the same round:
-the load shares the machine, so that the ratios say more. Each proxy gets a copy of the store,
-without what misses added before.
-Memory is read at the end of the load: all that is resident, and the part of it that is the process's own.
+Three set-ups: in front of an upstream, the same with `--no-semantic`, and with the embedded demo model. Entries have random
+vectors in ten namespaces. Hits repeat one request over 8 connections, misses send a new question each time. Each start gets
+a copy of the store. Memory is read after the load: all resident memory, and the anonymous part of it.
 """
 
 import argparse
-import http.client
-import itertools
-import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.store import SqliteStore
-from tests.benchmarks.filling import fill as filled
-from tests.benchmarks.start import PATIENCE, answers, memory
-from tests.plain_upstream import run_plain_upstream
-from tests.ports import free_port
+from kvproxy.index.store import NewEntry, SqliteStore
+from tests.benchmarks.load import load, load_process
+from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
+from tests.index.entries import make_entry
 
-_NAMESPACES = 10
-_CONNECTIONS = 8
+_NAMESPACES, _CONNECTIONS, _BATCH = 10, 8, 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """One proxy under load.
-
-    Attributes:
-        ready: seconds until it answered.
-        hits, misses: requests a second.
-        resident, anonymous: MiB at the end.
-    """
+class Size(NamedTuple):
+    """A proxy under load: seconds and CPU seconds of its start, MiB of memory, and requests per second."""
 
     ready: float
-    hits: float
-    misses: float
+    cpu: float
     resident: float
     anonymous: float
+    hits: float
+    misses: float
 
 
 def fill(path: Path, entries: int) -> None:
-    """Make a store."""
-    store = SqliteStore(path)
-    for _ in filled(store, load_embedder(), entries, _NAMESPACES):
-        pass
+    """Create a store of entries with random vectors."""
+    store, model, generator = SqliteStore(path), load_embedder(), np.random.default_rng(0)
+    for start in range(0, entries, _BATCH):
+        count = min(_BATCH, entries - start)
+        vectors = generator.normal(size=(count, model.dim)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        numbers = range(start, start + count)
+        made = [make_entry(f"question {number}", namespace=f"n{number % _NAMESPACES}") for number in numbers]
+        store.put_many([NewEntry(entry, vector, model.name) for entry, vector in zip(made, vectors, strict=True)])
     store.close()
 
 
-def measured(data: Path, flags: list[str], model: str, seconds: float) -> Size:
-    """Start a proxy on a copy of a data folder, load it, and end it."""
-    with tempfile.TemporaryDirectory(dir=data.parent) as folder:
-        return loaded(shutil.copytree(data, Path(folder) / "data"), flags, model, seconds)
-
-
-def loaded(data: Path, flags: list[str], model: str, seconds: float) -> Size:
-    """Start a proxy on a data folder, load it, and end it."""
-    port = free_port()
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), *flags]
+def measure(pool: Pool, data: Path, flags: list[str], seconds: float) -> Size:
+    """Start a proxy, load it, and stop it."""
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    try:
-        while not answers(port):
-            if process.poll() is not None or time.perf_counter() - began > PATIENCE:
-                raise SystemExit(f"a proxy did not start with {flags}")
-            time.sleep(0.02)
-        ready, number = time.perf_counter() - began, itertools.count(time.time_ns())
-        rate(port, model, 0.5, lambda: "What is a block?")
-        hits = rate(port, model, seconds, lambda: "What is a block?")
-        misses = rate(port, model, seconds, lambda: f"What became of case {next(number)}?")
-        return Size(ready, hits, misses, *memory(process.pid))
-    finally:
-        process.terminate()
-        process.wait()
+    with kvproxy(data, *flags) as server:
+        ready, cpu = time.perf_counter() - began, cpu_seconds(server.process.pid)
+        pool.apply(load, (server.url, 1, 0.2))
+        hits, misses = (
+            pool.apply(load, (server.url, _CONNECTIONS, seconds, questions)).rate for questions in ("same", "new")
+        )
+        return Size(ready, cpu, *memory(server.process.pid), hits, misses)
 
 
-def rate(port: int, model: str, seconds: float, question: Callable[[], str]) -> float:
-    """Requests a second over some connections."""
-    end, counts = time.perf_counter() + seconds, [0] * _CONNECTIONS
-
-    def ask(place: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        while time.perf_counter() < end:
-            messages = [{"role": "user", "content": question()}]
-            body = json.dumps({"model": model, "temperature": 0, "max_tokens": 16, "messages": messages})
-            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-            connection.getresponse().read()
-            counts[place] += 1
-
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(_CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / seconds
+def memory(process: int) -> tuple[float, float]:
+    """Return the resident and anonymous MiB of a process."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes["VmRSS"].split()[0]) / 1024, int(sizes["RssAnon"].split()[0]) / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, nargs="+", default=[1_000, 100_000])
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--entries", type=int, nargs="+", default=[0, 1_000, 100_000])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with run_plain_upstream() as upstream, tempfile.TemporaryDirectory() as folder:
-        kinds = {
-            "upstream": (["--upstream", upstream], "plain"),
-            "embedded demo": (["--num-blocks", "1024"], "demo"),
+    with load_process() as pool, run_process() as upstream, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        setups = {
+            "upstream": ["--upstream", upstream],
+            "upstream, --no-semantic": ["--upstream", upstream, "--no-semantic"],
+            "embedded demo": ["--num-blocks", "1024"],
         }
-        disk = {}
         for entries in options.entries:
-            data = Path(folder) / str(entries)
-            data.mkdir()
-            fill(data / "responses.db", entries)
-            loaded(data, *kinds["upstream"], 0.2)  # Builds what a first start builds.
-            disk[entries] = sum(file.stat().st_size for file in data.rglob("*") if file.is_file()) / 2**20
-        found: dict[tuple[str, int], list[Size]] = {(kind, n): [] for kind in kinds for n in options.entries}
-        for _ in range(options.rounds):
-            for kind, entries in found:
-                found[kind, entries].append(measured(Path(folder) / str(entries), *kinds[kind], options.seconds))
-        show(found, disk)
-
-
-def ratios(sizes: list[Size], base: list[Size]) -> Iterator[tuple[str, float]]:
-    """How much faster hits and misses were than others of the same round."""
-    for name in ("hits", "misses"):
-        yield (
-            name,
-            statistics.median(
-                getattr(one, name) / getattr(other, name) for one, other in zip(sizes, base, strict=True)
-            ),
+            (folder / str(entries)).mkdir()
+            fill(folder / str(entries) / "responses.db", entries)
+            measure(pool, folder / str(entries), setups["upstream"], 0.1)  # Writes the files of a first start.
+        print(
+            "| set-up | entries | disk, MiB | ready, s | CPU, s | resident, MiB | anonymous, MiB | hits/s | misses/s |"
         )
-
-
-def show(found: dict[tuple[str, int], list[Size]], disk: dict[int, float]) -> None:
-    """A row of medians for each kind and number of entries."""
-    print("| | entries | on disk, MiB | resident, MiB | its own, MiB | ready, s | hits a second | misses a second |")
-    print("|---|" + "---|" * 7)
-    first = next(iter(found.values()))
-    for (kind, entries), sizes in found.items():
-        resident, own, ready = (
-            statistics.median(getattr(each, name) for each in sizes) for name in ("resident", "anonymous", "ready")
-        )
-        rates = (
-            f"{statistics.median(getattr(each, name) for each in sizes):,.0f} ({ratio:.2f})"
-            for name, ratio in ratios(sizes, first)
-        )
-        cells = (f"{disk[entries]:,.0f}", f"{resident:,.0f}", f"{own:,.0f}", f"{ready:.1f}", *rates)
-        print(f"| {kind} | {entries:,} | {' | '.join(cells)} |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for setup, flags in setups.items():
+            for entries in options.entries:
+                found = []
+                for _ in range(options.rounds):
+                    with tempfile.TemporaryDirectory() as copy:
+                        data = shutil.copytree(folder / str(entries), Path(copy) / "data")
+                        found.append(measure(pool, data, flags, options.seconds))
+                files = [file for file in (folder / str(entries)).rglob("*") if file.is_file()]
+                disk = sum(file.stat().st_size for file in files) / 2**20
+                size = Size(*map(statistics.median, zip(*found, strict=True)))
+                print(
+                    f"| {setup} | {entries:,} | {disk:,.0f} | {size.ready:.1f} | {size.cpu:.2f} | {size.resident:,.0f}"
+                    f" | {size.anonymous:,.0f} | {size.hits:,.0f} | {size.misses:,.0f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

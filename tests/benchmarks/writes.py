@@ -1,6 +1,6 @@
-"""Durable inserts a second, by writers at once: each with a transaction of its own, and together as the proxy writes them.
+"""Durable inserts per second by concurrent writers: one transaction each, and in the batches of the proxy.
 
-python -m tests.benchmarks.writes [--full 5000 | --shared 100000]
+python -m tests.benchmarks.writes [--full 5000] [--rounds 3] [--seconds 1.5]
 """
 
 import argparse
@@ -15,60 +15,64 @@ import numpy as np
 
 from kvproxy.index.store import Capacity, NewEntry, SqliteStore
 from kvproxy.index.store.write_batcher import WriteBatcher
+from tests.benchmarks.timing import median_ratio
 from tests.index.entries import make_entry
 
-SECONDS = 1.5
-ROUNDS = 3
 VECTOR = np.ones(384, np.float32)
 
 
-def put() -> NewEntry:
-    """Another entry."""
+def new_entry() -> NewEntry:
     entry = make_entry()
     return NewEntry(make_entry(key=entry.id, id=entry.id, response=b"x" * 1000), VECTOR, "e")
 
 
-async def rate(write: Callable[[NewEntry], Awaitable[object]], writers: int) -> float:
-    """Acknowledged inserts a second."""
-    end = time.perf_counter() + SECONDS
-    done = 0
+async def rate(write: Callable[[NewEntry], Awaitable[object]], writers: int, seconds: float) -> float:
+    """Return the acknowledged inserts per second."""
+    began, done = time.perf_counter(), 0
 
     async def work() -> None:
         nonlocal done
-        while time.perf_counter() < end:
-            await write(put())
+        while time.perf_counter() < began + seconds:
+            await write(new_entry())
             done += 1
 
-    began = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(writers)))
     return done / (time.perf_counter() - began)
 
 
+def measure(batched: bool, writers: int, full: int, seconds: float) -> float:
+    """Return the rate in a new store; with `full` entries, each insert evicts another entry."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        store = SqliteStore(Path(folder) / "r.db", capacity=Capacity(entries=full or None))
+        for _ in range(0, full, 500):
+            store.put_many([new_entry() for _ in range(500)])
+        batcher = WriteBatcher(store.put_many)
+
+        async def put(entry: NewEntry) -> object:
+            return await (batcher.put(entry) if batched else asyncio.to_thread(store.put_many, [entry]))
+
+        found = asyncio.run(rate(put, writers, seconds))
+        store.close()
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", type=int, help="entries of a store that is full, so that others must go for each")
-    parser.add_argument("--shared", type=int, help="entries of a tenant with a share, who has room for more")
-    chosen = parser.parse_args()
-    capacity = Capacity(entries=chosen.full, of_tenant=None if chosen.shared is None else lambda tenant: 2**40)
-    print(f"{'writers':>8} {'alone/s':>10} {'together/s':>11} {'ratio':>7}")
+    parser.add_argument("--full", type=int, default=0, help="entries of a full store")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    options = parser.parse_args()
+    print("| writers | single/s | batched/s | ratio |\n|---|---|---|---|")
     for writers in (1, 8, 64):
-        rates: dict[str, list[float]] = {"alone": [], "together": []}
-        for _ in range(ROUNDS):
-            for name, seen in rates.items():
-                with tempfile.TemporaryDirectory(dir=".") as folder:
-                    store = SqliteStore(Path(folder) / "r.db", capacity=capacity)
-                    for _ in range(0, chosen.full or chosen.shared or 0, 500):
-                        store.put_many([put() for _ in range(500)])
-                    batcher = WriteBatcher(store.put_many)
-
-                    async def alone(put: NewEntry, store: SqliteStore = store) -> object:
-                        return await asyncio.to_thread(store.put_many, [put])
-
-                    seen.append(asyncio.run(rate(alone if name == "alone" else batcher.put, writers)))
-                    store.close()
-        one, all_ = (statistics.median(seen) for seen in rates.values())
-        ratio = statistics.median(b / a for a, b in zip(*rates.values(), strict=True))
-        print(f"{writers:8} {one:10.0f} {all_:11.0f} {ratio:7.2f}")
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(options.rounds):
+            for batched, found in rates.items():
+                found.append(measure(batched, writers, options.full, options.seconds))
+        single, batched_rate = map(statistics.median, rates.values())
+        print(
+            f"| {writers} | {single:.0f} | {batched_rate:.0f} | {median_ratio(rates[True], rates[False]):.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_a_server_connects_to_its_upstream_only(
     options = ["--num-blocks", "64"] if embedded else ["--upstream", upstream]
     command = [*traced(trace), *KVPROXY, "serve", "--port", str(port), *options]
     # A first start builds the graphs of the models, and strace slows it down.
-    with serve(command, port, tmp_path / "log", env=env, patience=300.0) as server:
+    with serve(command, port, tmp_path / "log", env=env, timeout=300.0) as server:
         model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
         for question in ("How do I reset my password?", "How can I reset my password?"):
             messages = [{"role": "user", "content": question}]

@@ -21,7 +21,9 @@ def test_pairs_are_many_and_varied() -> None:
 
 
 def test_the_handbook_is_what_the_model_learns() -> None:
-    assert (ROOT / "docs/handbook.md").read_text() == render(load_pairs()), "run python -m training.demo.handbook"
+    assert (ROOT / "training/demo/handbook.md").read_text() == render(load_pairs()), (
+        "run python -m training.demo.handbook"
+    )
 
 
 def test_the_model_is_small() -> None:

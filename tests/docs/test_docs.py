@@ -60,3 +60,11 @@ def test_every_test_that_the_threat_model_names_is_there() -> None:
         last = name or last
         if test:
             assert f"def {test}(" in (ROOT / "tests" / last).read_text(), f"{last}::{test}"
+
+
+def test_the_classes_of_the_glossary_exist() -> None:
+    terms = re.findall(r"^\| ([^|]+) \|.*\| `(\w+)` \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) >= 60
+    files = [path for folder in ("kvproxy", "index") for path in (ROOT / folder).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in files)
+    assert [name for _, name in terms if not re.search(rf"^(class )?{name}\b( = |\(|:|\[)", code, re.MULTILINE)] == []

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 import unicodedata
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +19,7 @@ from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer, max_token_bytes
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.engine.models import LetterTokenizer
+from tests.polling import until_async
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
 
@@ -143,13 +143,6 @@ async def test_half_a_character_is_refused_by_name() -> None:
     ours.close()
 
 
-async def until(happened: Callable[[], object]) -> None:
-    """Wait until something has happened on another thread."""
-    async with asyncio.timeout(20):
-        while not happened():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 class Slow:
     """A tokenizer in Python that notes how many calls it is in at once."""
 
@@ -178,7 +171,7 @@ async def test_the_loop_goes_on_and_short_texts_overtake_long_ones() -> None:
     ours = AsyncTokenizer(made)
     slow.gate.clear()
     long = [asyncio.ensure_future(ours.encode("x" * 70_000)) for _ in range(4)]
-    await until(lambda: slow.inside)
+    await until_async(lambda: slow.inside)
     slow_inside = slow.inside
     slow.gate.set()
     assert await ours.encode("short") == [5]
@@ -229,7 +222,7 @@ async def test_a_call_that_is_cancelled_before_its_turn_is_dropped() -> None:
     ours = AsyncTokenizer(ChatTokenizer(slow, frozenset()))
     slow.gate.clear()
     first, second = (asyncio.ensure_future(ours.encode("x" * 70_000)) for _ in range(2))
-    await until(lambda: slow.inside)
+    await until_async(lambda: slow.inside)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     slow.gate.set()

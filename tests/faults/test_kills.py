@@ -63,7 +63,7 @@ class Short:
         """Nothing can be lost."""
 
 
-@pytest.mark.parametrize("first_text", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_harness_notices_who_ends_by_itself(code: int, begins: bool) -> None:
     (finding,) = kills.run(1, 0, lambda: None, [Short(code, begins=begins)])

@@ -1,10 +1,8 @@
 """The budget of a request: what its caches cannot do in time goes on behind its answer, and is counted."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from kvproxy.index.policies.checked import CheckedPolicy
 from tests.flow.test_decisions import CLOSE, QUESTION, ask, compared, observed, proxy, stats
 from tests.index.doubles import HashEmbedder, OverlapVerifier
+from tests.polling import until
 
 NOTHING = 0.0
 
@@ -33,14 +32,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     monkeypatch.setattr(HashEmbedder, "embed", held)
     go.set()
     return go
-
-
-def until(true: Callable[[], Any]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come to be")
 
 
 def test_a_lookup_that_takes_too_long_is_skipped_counted_and_learned_from(

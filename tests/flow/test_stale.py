@@ -148,10 +148,10 @@ def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_fligh
     assert (said(fresh), "ttl=60" in fresh.headers["cache-status"]) == ("Answer 2 it is.", True)
     until(lambda: len(records(proxy, "first of all")) == 11)
     reasons = Counter(record.reason for record in records(proxy, "first of all"))
-    assert reasons == {"miss-new": 1, "stale-while-revalidate": 8, "renewed": 1, "hit-exact": 1}
+    assert reasons == {"miss-new": 1, "stale-while-revalidate": 8, "revalidated": 1, "hit-exact": 1}
     metrics = httpx.get(f"{proxy.url}/metrics").text
     assert 'kvproxy_stale_total{reason="stale-while-revalidate"} 8.0' in metrics
-    assert 'kvproxy_stale_total{reason="renewed"} 1.0' in metrics
+    assert 'kvproxy_stale_total{reason="revalidated"} 1.0' in metrics
 
 
 def records(proxy: Proxy, question: str) -> list[Record]:
@@ -174,8 +174,8 @@ def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy)
         until(lambda: len(records(proxy, "what does it cost")) == 3)
         until_stored(proxy.services)
         layers = {each.layer: each for each in records(proxy, "what does it cost")}
-        renewed, stale = layers["renewed"], layers["exact"]
-        assert (renewed.reason, renewed.status) == ("renewed", 200)
+        renewed, stale = layers["revalidated"], layers["exact"]
+        assert (renewed.reason, renewed.status) == ("revalidated", 200)
         assert renewed.request_id == f"renewal-{given.headers['x-request-id']}" == f"renewal-{stale.request_id}"
         assert renewed.entry == proxy.stored("what does it cost").id
         assert renewed.total_ms
@@ -186,17 +186,17 @@ def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy)
         proxy.ask("what does it cost")
         until(lambda: journal.latest(1)[0].reason == "error-upstream")
         failed = journal.latest(1)[0]
-        assert (failed.layer, failed.status) == ("renewed", 500)
+        assert (failed.layer, failed.status) == ("revalidated", 500)
 
         everything = journal.latest(1000)
-        clients = [each for each in everything if each.layer != "renewed"]
+        clients = [each for each in everything if each.layer != "revalidated"]
         assert sum(row.requests for row in reader.totals("layer", None)) == len(clients) < len(everything)
-        assert "renewed" not in {row.layer for row in reader.totals("layer", None)}
+        assert "revalidated" not in {row.layer for row in reader.totals("layer", None)}
         counts = reader.series("layer", 0, proxy.now + 1, 1).counts
         assert sum(map(sum, counts.values())) == len(clients)
         shares = {row.name: row for row in reader.groups(Query(), "layer", order="backend", limit=20)}
-        assert shares["renewed"].requests == len(everything) - len(clients)
-        assert shares["renewed"].seconds > 0
+        assert shares["revalidated"].requests == len(everything) - len(clients)
+        assert shares["revalidated"].seconds > 0
         (model,) = reader.groups(Query(), "model", order="backend", limit=20)
         assert model.requests == len(clients)
 

@@ -249,7 +249,7 @@ async def expired(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body, **{"x-kvproxy-ttl": "60"})
     world.now += world.random.uniform(61, 5_000)
-    return await world.ask(body), "expired", "its time was over"
+    return await world.ask(body), "expired", "it expired"
 
 
 async def expired_and_removed(world: World) -> Cause:
@@ -257,14 +257,14 @@ async def expired_and_removed(world: World) -> Cause:
     await world.ask(body, **{"x-kvproxy-ttl": "60"})
     world.now += world.random.uniform(61, 5_000)
     world.cache.maintain()
-    return await world.ask(body), "expired", "its time was over"
+    return await world.ask(body), "expired", "it expired"
 
 
 async def evicted(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body)
     await asyncio.gather(*(world.ask(fresh(world)) for _ in range(3 * CAPACITY)))
-    return await world.ask(body), "evicted", "made room for others"
+    return await world.ask(body), "evicted", "it was evicted"
 
 
 async def removed(world: World) -> Cause:
@@ -302,7 +302,7 @@ async def below(world: World) -> Cause:
     again["messages"][-1]["content"] = (
         f"which is the longest winter that a garden of {world.random.getrandbits(40):x} can take"
     )
-    return await world.ask(again), "low-similarity", "not similar enough"
+    return await world.ask(again), "low-similarity", "is below `cache.min_similarity`"
 
 
 async def too_old(world: World) -> Cause:
@@ -315,19 +315,19 @@ async def too_old(world: World) -> Cause:
 async def asked_fresh(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body)
-    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "asked for a fresh answer"
+    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "demanded a fresh response"
 
 
 async def unstored(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body, **{"cache-control": "no-store"})
-    return await world.ask(body), "unstored", "its answer was not kept"
+    return await world.ask(body), "unstored", "its response was not stored"
 
 
 async def uncacheable(world: World) -> Cause:
     body = {**fresh(world), "stream": True, "prompt_logprobs": 1}
     await world.ask(body)
-    return await world.ask(body), "uncacheable", "No equal request"
+    return await world.ask(body), "uncacheable", "The cache is off"
 
 
 async def nothing_like_it(world: World) -> Cause:

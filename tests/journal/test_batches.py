@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
-from kvproxy.journal.history import EntryRemoved, EntryStored
+from kvproxy.journal.history import ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.schema import open_file
 from kvproxy.journal.totals import Totals
@@ -42,15 +42,15 @@ TABLES = {
 def what_of(steps: list[Any]) -> list[Event]:
     """Requests, and entries that come and go, a second after each other."""
     what: list[Event] = []
-    waiting: list[EntryStored] = []
+    waiting: list[ResponseStored] = []
     for number, (kind, question, tenant, why, _) in enumerate(steps):
         now, request_id = NOW + number, f"r{number}"
         made = finished(question, request_id, hit=kind == "hit", tenant=tenant, arrived=now)
         made.exact_done, made.backend_started = made.started + 0.25, made.started + 0.5
         made.first_byte = made.ended = made.started + 1.0
-        kept = EntryStored(made.cache_key.exact, f"{number:032x}", now + 3, now, request_id)
+        kept = ResponseStored(made.cache_key.exact, f"{number:032x}", now + 3, now, request_id)
         if kind == "gone":
-            what.append(EntryRemoved(made.cache_key.exact, why, now))
+            what.append(ResponseRemoved(made.cache_key.exact, why, now))
         elif kind == "kept":
             what.append(kept)
         elif kind == "stored before":
@@ -105,12 +105,12 @@ def test_a_prompt_is_read_again_only_where_another_connection_has_written(tmp_pa
     writer.write([miss])
     said: list[str] = []
     connection.set_trace_callback(said.append)
-    writer.write([EntryStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
+    writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     assert not [sql for sql in said if sql.startswith("select key, number")]
     with other:
         other.execute("update prompts set seconds = 99, last = 40")
     writer.write(
-        [EntryStored(miss.cache_key.exact, "f" * 32, NOW + 70, NOW, "second"), finished("q", "third", hit=True)]
+        [ResponseStored(miss.cache_key.exact, "f" * 32, NOW + 70, NOW, "second"), finished("q", "third", hit=True)]
     )
     assert [sql for sql in said if sql.startswith("select key, number")]
     columns = "entry, expires, seconds, last"
@@ -136,7 +136,7 @@ def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(t
     connection = open_file(tmp_path / "journal.db")
     writer = Writer(connection, JournalSettings(), lambda: NOW)
     miss, hit = finished("q", "first"), finished("q", "second", hit=True)
-    kept = EntryStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
+    kept = ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
     for batches in ([[miss], [hit], [kept]], [[miss, hit, kept]]):
         for batch in batches:
             writer.write(batch)
@@ -170,7 +170,7 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Totals, "write", failing)
         with pytest.raises(sqlite3.OperationalError):
-            writer.write([EntryStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
+            writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     writer.write([finished("q", "second", hit=True)])
     assert connection.execute("select entry, expires from prompts").fetchall() == [(None, None)]
     connection.close()

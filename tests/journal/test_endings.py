@@ -114,13 +114,13 @@ def test_an_answer_that_breaks_off(running: tuple[str, Services]) -> None:
 
 @pytest.mark.parametrize(
     ("id", "question", "stream", "reason"),
-    [("waits", "wait", False, "gone-waiting"), ("reads", "slow", True, "gone-reading")],
+    [("waits", "wait", False, "disconnected-waiting"), ("reads", "slow", True, "disconnected-reading")],
 )
 def test_a_client_that_leaves(running: tuple[str, Services], id: str, question: str, stream: bool, reason: str) -> None:
     url, services = running
     leave(url, id, ask(question, stream=stream))
     record = last(services, id)
-    assert (record.layer, record.reason) == ("gone", reason)
+    assert (record.layer, record.reason) == ("disconnected", reason)
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.keys import cache_key
-from kvproxy.journal.history import EntryRemoved
+from kvproxy.journal.history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.savings import savings
@@ -181,10 +181,10 @@ def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journa
     key = made.cache_key.exact
     journal.add(failed)
     journal.add(made)
-    journal.kept(make_entry("a", id="ab" * 16, key=key, request_id="made"))
+    journal.record_stored(make_entry("a", id="ab" * 16, key=key, request_id="made"))
     assert [record.entry for record in journal.latest(2)] == ["ab" * 16, None]
     # One whose record is not written yet.
-    journal.kept(make_entry("a", id="cd" * 16, key=key, request_id="next"))
+    journal.record_stored(make_entry("a", id="cd" * 16, key=key, request_id="next"))
     assert [record.entry for record in journal.latest(2)] == ["ab" * 16, None]
 
 
@@ -206,7 +206,7 @@ def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
     imported.hit = CacheHit("an id of somebody's own", "a key of somebody's own", 1.0, 60.0, 1, 1)
     for each in (finished("a", "1"), odd, imported, finished("b", "2")):
         journal.add(each)
-    journal.gone([EntryRemoved("a key of somebody's own", "removed", time.time())])
+    journal.record_removed([ResponseRemoved("a key of somebody's own", "removed", time.time())])
     assert [record.request_id for record in journal.latest(10)] == ["2", "imported", "1"]
     assert journal.latest(10)[1].entry == "an id of somebody's own"
     assert journal.lost == 1

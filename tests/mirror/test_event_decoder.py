@@ -15,7 +15,7 @@ from kvproxy.mirror.event_decoder import (
     StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.view import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(
@@ -151,12 +151,13 @@ def test_both_encodings_are_equal() -> None:
     assert not decode_batch(msgpack.packb([1, maps[:2]])).has_reset
 
 
+EVENT = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
+
+
 @pytest.mark.parametrize("name", ["block_hashes", "block_size", "group_idx", "medium", "extra_keys", "token_ids"])
 def test_the_error_names_a_field_of_the_wrong_type(name: str) -> None:
-    event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
-    event[name] = {"another": 7}
     with pytest.raises(EventDecodeError, match=name):
-        decode_batch(msgpack.packb([1.0, [event], 0]))
+        decode_batch(msgpack.packb([1.0, [EVENT | {name: {"another": 7}}], 0]))
 
 
 def test_hashes_may_form_a_cycle() -> None:
@@ -171,21 +172,12 @@ def test_deeply_nested_lists_are_refused() -> None:
     deep: Any = []
     for _ in range(400):
         deep = [deep]
-    event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
     with pytest.raises(EventDecodeError):
-        decode_batch(msgpack.packb([1.0, [event | {"extra_keys": [deep]}], 0]))
+        decode_batch(msgpack.packb([1.0, [EVENT | {"extra_keys": [deep]}], 0]))
 
 
 def test_hashes_of_lookahead_tokens_differ_from_plain_ones() -> None:
-    event = {
-        "type": "BlockStored",
-        "block_hashes": [1],
-        "parent_block_hash": None,
-        "token_ids": [1, 2],
-        "block_size": 2,
-    }
-    (plain,) = decode_batch(msgpack.packb([1.0, [event], 0])).events
-    (ahead,) = decode_batch(msgpack.packb([1.0, [event | {"lookahead_token_ids": [[3]]}], 0])).events
+    plain, ahead = decode_batch(msgpack.packb([1.0, [EVENT, EVENT | {"lookahead_token_ids": [[3]]}], 0])).events
     assert isinstance(plain, StoredEvent)
     assert isinstance(ahead, StoredEvent)
     assert ahead.extras != plain.extras

@@ -17,7 +17,7 @@ from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, 
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes, match_prefix, matched_tokens
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 
 SEED = BlockHasher(seed="0")
 SHAPES = [

@@ -22,6 +22,13 @@ def copies(pool: MirroredPool) -> Counter[Any]:
     return Counter({name: block.copies for name, block in pool.blocks.items()})
 
 
+def turn_over(pool: MirroredPool, parent: int = 99) -> None:
+    """Store and remove more blocks than the pool holds."""
+    for number in range(100, 150):
+        pool.store(stored([number], parent))
+        pool.remove(number)
+
+
 class Engine:
     """Chains of blocks in a pool with LRU eviction, and the pool that mirrors it. Block n follows block n - 1, but 0, 10, 20, ..
 
@@ -111,9 +118,7 @@ def test_a_used_uncertain_copy_is_kept() -> None:
     pool.store(stored([1, 2]))
     pool.remove(2)
     pool.remove(1)
-    for number in range(100, 150):
-        pool.store(stored([number], parent=2))
-        pool.remove(number)
+    turn_over(pool, 2)
     assert copies(pool) == Counter([1, 2])
     pool.remove(1)
     assert copies(pool) == Counter([2])
@@ -125,9 +130,7 @@ def test_certain_copies_are_removed_first() -> None:
     pool.store(stored([1, 2], parent=9))
     pool.store(stored([1, 2]))
     pool.remove(2)
-    for number in range(100, 150):
-        pool.store(stored([number], parent=99))
-        pool.remove(number)
+    turn_over(pool)
     # One of the two remaining copies is certain, so the other one stays uncertain.
     assert copies(pool) == Counter([1, 1, 1, 2, 2])
 
@@ -174,7 +177,5 @@ def test_a_reset_forgets_uncertain_copies() -> None:
     pool.store(stored([1, 2]))
     pool.clear()
     pool.store(stored([1, 2]))
-    for number in range(100, 150):
-        pool.store(stored([number], parent=99))
-        pool.remove(number)
+    turn_over(pool)
     assert copies(pool) == Counter([1, 2])

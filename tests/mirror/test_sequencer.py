@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror import sequencer
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
-from kvproxy.mirror.state import MirrorState
 from tests.mirror.publisher import Model
 
 

@@ -2,7 +2,7 @@
 
 from kvproxy.blocks.rows import BlockLocation
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.view import chain_to, find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"

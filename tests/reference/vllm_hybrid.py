@@ -30,7 +30,7 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.mirror.event_decoder import decode_batch
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import matched_tokens
-from kvproxy.mirror.state import MirrorState
+from kvproxy.mirror.pool import MirrorState
 
 SIZE = 4
 # Each group's window in tokens, None for full attention.

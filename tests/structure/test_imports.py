@@ -1,4 +1,4 @@
-"""The import directions of the design, read from the source itself (see docs/structure.md)."""
+"""Import directions and sizes, as docs/structure.md describes them."""
 
 import ast
 import re
@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Package -> the packages of ours that it may import, itself aside. A dotted package wins over its parent.
+# Package -> our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
-    # The face of the library: what it names is imported when it is used.
+    # The library's names are imported at their first use.
     "kvproxy": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("blocks", "responses", "settings", "offline.simulate"))},
     "kvproxy.responses": {"kvproxy.index", *(
         f"kvproxy.{package}" for package in ("errors", "settings", "encryption", "redaction")
@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "generation", "request_rule"))},
-    # The typed seams between the flow and what computes answers: the flow sees nothing else of a backend.
+    # The flow uses only these two modules of the backends.
     "kvproxy.backends.protocol": {f"kvproxy.{package}" for package in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix_cache": {f"kvproxy.{package}" for package in ("errors", "apis", "blocks", "mirror", "tiers")},
     "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "settings", "apis", "exchange"))},
@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "generation", "settings", "encryption", "blocks", "engine", "apis", "tiers", "upstreams",
     )},
     "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
-    # Request logs through the proxy's own flow, with the tokenizer of mirrored upstreams.
+    # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
     "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
         f"kvproxy.{package}" for package in (
             "upstreams", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
@@ -93,32 +93,20 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = tuple(
     f"kvproxy.{package}."
     for package in (
-        "blocks",
-        "tiers",
-        "mirror",
-        "upstreams.routing",
-        "apis",
-        "flow",
-        "journal",
-        "telemetry",
-        "offline",
-        "offline.simulate",
-        "proxy_client",
-        "http",
+        "apis blocks flow http journal mirror offline proxy_client telemetry tiers upstreams.routing".split()
     )
 )
-MOST_LINES = 400
-MOST_FILES = 20
-HTTP_SIDE = ("apis", "flow", "backends", "upstreams", "http")
-MOST_ANY = 40
+MAX_LINES = 400
+MAX_FILES = 20
+TYPED = ("apis", "flow", "backends", "upstreams", "http")
+MAX_ANY = 40
 
 
 def package_of(module: str) -> str | None:
+    """Return the longest package of ALLOWED that contains a module."""
     parts = module.split(".")
-    for length in (3, 2, 1):
-        if ".".join(parts[:length]) in ALLOWED:
-            return ".".join(parts[:length])
-    return None
+    names = (".".join(parts[:length]) for length in (3, 2, 1))
+    return next((name for name in names if name in ALLOWED), None)
 
 
 def sources() -> Iterator[Path]:
@@ -128,14 +116,14 @@ def sources() -> Iterator[Path]:
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    # commands/ and index/ lie at the top and are linked into the package, which is where they are imported from.
+    # The package contains links to commands/ and index/.
     parts = parts if parts[0] == "kvproxy" else ("kvproxy", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def imported(path: Path) -> tuple[str, ...]:
-    """Every name that a file imports anywhere in it."""
+    """Return every name that a file imports, also within functions."""
     return tuple(_imports(path))
 
 
@@ -153,42 +141,39 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+def package_imports(path: Path) -> set[str]:
+    """Return the other packages that a file imports; the parent `kvproxy` has no code to depend on."""
+    packages = {package for name in imported(path) if (package := package_of(name)) is not None}
+    return packages - {package_of(module_name(path)), "kvproxy"}
+
+
 def test_imports_follow_the_design() -> None:
     wrong = {}
     for path in sources():
-        own = package_of(module_name(path))
-        assert own is not None, f"{path} is in no package of ALLOWED: add it"
-        packages = {package for name in imported(path) if (package := package_of(name)) is not None}
-        # `from kvproxy import errors` names the parent too; the parent package holds nothing to depend on.
-        if strange := packages - ALLOWED[own] - {own, "kvproxy"}:
-            wrong[str(path.relative_to(ROOT))] = sorted(strange)
+        package = package_of(module_name(path))
+        assert package is not None, f"{path} is in no package of ALLOWED: add it"
+        if others := package_imports(path) - ALLOWED[package]:
+            wrong[str(path.relative_to(ROOT))] = sorted(others)
     assert wrong == {}
 
 
-def test_no_arrow_leads_back() -> None:
-    arrows: dict[str, set[str]] = {}
+def test_packages_have_no_import_cycle() -> None:
+    graph: dict[str, set[str]] = {}
     for path in sources():
-        own = package_of(module_name(path))
-        assert own is not None
-        packages = {package for name in imported(path) if (package := package_of(name)) is not None}
-        arrows.setdefault(own, set()).update(packages - {own, "kvproxy"})
-    # What it names is imported when it is used; everything else may import the package that it is in.
-    del arrows["kvproxy"]
-    assert list(TopologicalSorter(arrows).static_order())
+        package = package_of(module_name(path))
+        assert package is not None
+        graph.setdefault(package, set()).update(package_imports(path))
+    # Its imports happen at the first use of a name.
+    del graph["kvproxy"]
+    assert list(TopologicalSorter(graph).static_order())
 
 
 def test_the_product_imports_neither_training_nor_tests() -> None:
-    """The wheel holds neither."""
-    wrong = {
-        f"{path}: {name}"
-        for path in sources()
-        for name in imported(path)
-        if name.split(".")[0] in ("training", "tests")
-    }
-    assert wrong == set()
+    found = {f"{path}: {name}" for path in sources() for name in imported(path)}
+    assert {line for line in found if re.search(r": (training|tests)\b", line)} == set()
 
 
-def test_the_caches_and_the_http_side_never_import_torch() -> None:
+def test_only_the_engine_imports_torch() -> None:
     wrong = {
         str(path.relative_to(ROOT))
         for path in sources()
@@ -198,20 +183,20 @@ def test_the_caches_and_the_http_side_never_import_torch() -> None:
     assert wrong == set()
 
 
-def test_files_are_read_in_one_sitting() -> None:
+def test_files_are_short() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
-    assert {path: length for path, length in lines.items() if length > MOST_LINES} == {}, "split them by noun"
+    assert {path: length for path, length in lines.items() if length > MAX_LINES} == {}
 
 
-def test_folders_are_seen_at_a_glance() -> None:
+def test_folders_have_few_files() -> None:
     files = Counter(str(path.parent.relative_to(ROOT)) for path in sources() if path.name != "__init__.py")
-    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
 
 
 def test_the_http_side_is_typed() -> None:
-    """`Any` is for JSON from outside that has no common type."""
-    texts = [path.read_text() for package in HTTP_SIDE for path in (ROOT / "kvproxy" / package).rglob("*.py")]
-    assert sum(len(re.findall(r"\bAny\b", text)) for text in texts) <= MOST_ANY
+    """`Any` is for JSON from outside without a common type."""
+    texts = [path.read_text() for package in TYPED for path in (ROOT / "kvproxy" / package).rglob("*.py")]
+    assert sum(len(re.findall(r"\bAny\b", text)) for text in texts) <= MAX_ANY
 
 
 def test_help_needs_no_heavy_import() -> None:

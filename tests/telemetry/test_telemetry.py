@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 from tests.telemetry.collector import Collected, Span, run_collector
 
@@ -70,13 +70,6 @@ def ask(url: str, question: str, traceparent: str | None = None, **more: object)
     body = {"model": "m", "messages": [{"role": "user", "content": question}], **more}
     headers = {"cache-control": "confirm"} | ({"traceparent": traceparent} if traceparent else {})
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-
-
-def until(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not found():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def request_span(collected: Collected, answer: httpx.Response) -> Span:

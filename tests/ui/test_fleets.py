@@ -10,7 +10,8 @@ import pytest
 
 from tests.polling import until
 from tests.ui.page import Page
-from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
+from tests.upstreams.fleets import chat
+from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, run_mixed
 
 # The cells of the table with a caption; null where there is none.
 CELLS = """
@@ -122,7 +123,10 @@ def test_the_reasons_are_those_of_the_time_that_is_chosen(page: Page, mixed: Mix
     """Not those of the calendar's hour or week, as far as it has come."""
     until(lambda: len(mixed.get("/log")) >= 2)
     count = len(mixed.get("/log"))
-    with contextlib.closing(sqlite3.connect(mixed.data / "journal.db", timeout=30)) as connection, connection:
+    with (
+        contextlib.closing(sqlite3.connect(mixed.services.settings.data / "journal.db", timeout=30)) as connection,
+        connection,
+    ):
         connection.execute("update records set time = time - (? - number) * 86400 - 86400", [count])
     page.open(mixed.url)
     page.click("button", "7 d")

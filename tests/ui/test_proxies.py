@@ -2,16 +2,21 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.request import CacheRequest
+from kvproxy.errors import KvproxyError
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
 from tests.servers import run_proxy
-from tests.ui.large import run_large
+from tests.ui.large import Worker, run_large
 from tests.ui.page import Page
 
 # How many pixels the map has, and how many colours.
@@ -22,6 +27,8 @@ const seen = new Set();
 for (let place = 0; place < data.length; place += 4) seen.add((data[place] << 16) | (data[place + 1] << 8) | data[place + 2]);
 return [map.width * map.height, seen.size];
 """
+CURRENT = ".panes .grid .row.current > :nth-child(2)"
+ORDER = ".panes .grid .row[id]"
 ROWS = ".grid .row[id] > :last-child"
 
 
@@ -82,25 +89,68 @@ def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) ->
         page.driver.get("about:blank")
 
 
-def test_fifty_thousand_blocks_are_shown(page: Page, tmp_path: Path) -> None:
-    """tests/benchmarks/dashboard.py measures its frames."""
-    with run_large(tmp_path, 50_001) as (url, manager, _):
-        page.open(url, "pool")
-        page.until(lambda: page.text("[data-state=cached] .number"))
-        shown = {name: page.text(f"[data-state={name}] .number") for name in ("cached", "used", "free")}
-        states = [row["state"] for row in httpx.get(f"{url}/admin/blocks", timeout=30).json()]
-        assert shown == {name: f"{states.count(name):,}" for name in shown}
-        drawn = page.run(COLOURS)
-        assert drawn[0] >= 4 * 50_001
-        assert drawn[1] >= 4
-        page.click("button", "Eviction order")
-        page.until(lambda: page.texts(".panes .grid .row[id]"))
-        # Of tens of thousands of rows those that can be seen are in the page.
-        assert len(page.texts(".panes .grid .row[id]")) < 60
-        page.run("document.querySelector('.panes .grid').focus()")
-        page.press("\ue010")
-        last = [block.id for block in manager.pool.free_queue][-1]
-        page.until(lambda: page.texts(".panes .grid .row.current > :nth-child(2)") == [str(last)])
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, KVCacheManager]]:
+    with run_large(tmp_path_factory.mktemp("large"), 50_001) as (url, manager, _):
+        yield url, manager
+
+
+@pytest.fixture
+def last_row(page: Page, large: tuple[str, KVCacheManager]) -> Iterator[str]:
+    """The number of the block in the last row of the eviction order, which is the current row."""
+    url, manager = large
+    page.open(url, "pool")
+    page.click("button", "Eviction order")
+    page.until(lambda: page.texts(ORDER))
+    page.run("document.querySelector('.panes .grid').focus()")
+    page.press("\ue010")
+    last = str([block.id for block in manager.pool.free_queue][-1])
+    page.until(lambda: page.texts(CURRENT) == [last])
+    yield last
+    page.driver.get("about:blank")
+
+
+def test_fifty_thousand_blocks_are_shown(page: Page, large: tuple[str, KVCacheManager]) -> None:
+    url, _ = large
+    page.open(url, "pool")
+    page.until(lambda: page.text("[data-state=cached] .number"))
+    shown = {name: page.text(f"[data-state={name}] .number") for name in ("cached", "used", "free")}
+    states = [row["state"] for row in httpx.get(f"{url}/admin/blocks", timeout=30).json()]
+    assert shown == {name: f"{states.count(name):,}" for name in shown}
+    pixels, colours = page.run(COLOURS)
+    assert pixels >= 4 * 50_001
+    assert colours >= 4
+    page.driver.get("about:blank")
+
+
+def test_a_block_opens_by_the_keyboard(page: Page, last_row: str) -> None:
+    assert len(page.texts(ORDER)) < 60, "rows out of sight are in the page"
+    page.press("\ue007")
+    page.until(lambda: page.text(".beside h2") == f"Block {last_row}" and page.text(".beside dl"))
+
+
+def test_a_failing_request_changes_neither_focus_nor_view(
+    page: Page, last_row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[object] = []
+
+    async def fail(self: Worker, read: object) -> None:
+        failures.append(read)
+        raise KvproxyError("the engine is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "inspect", fail)
+        page.until(lambda: len(failures) >= 3)
+        assert page.texts(CURRENT) == [last_row]
         page.press("\ue007")
-        page.until(lambda: page.text(".beside h2") == f"Block {last}")
-        page.driver.get("about:blank")
+        page.until(lambda: page.text(".beside .note") == "the engine is busy")
+    page.until(lambda: page.text(".beside h2") == f"Block {last_row}" and page.text(".beside dl"))
+    page.driver.get_log("browser")
+
+
+def test_the_current_row_follows_its_block(page: Page, last_row: str, large: tuple[str, KVCacheManager]) -> None:
+    manager = large[1]
+    before = page.find(".panes .grid").get_attribute("aria-rowcount")
+    assert manager.allocate_slots(CacheRequest("new", range(16 * 100)), 16 * 100) is not None
+    page.until(lambda: page.find(".panes .grid").get_attribute("aria-rowcount") != before)
+    page.until(lambda: page.texts(CURRENT) == [last_row])

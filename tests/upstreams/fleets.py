@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,30 +110,49 @@ class Engine:
         yield b"data: " + orjson.dumps(chunk) + b"\n\ndata: [DONE]\n\n"
 
 
-class Fleet:
+def chat(messages: list[dict[str, Any]] | str) -> dict[str, Any]:
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return {"model": "m", "messages": turns}
+
+
+class Proxy:
+    """Client of a proxy."""
+
+    def __init__(self, url: str, services: Services) -> None:
+        self.url = url
+        self.services = services
+        self._client = httpx.Client(base_url=url, timeout=60)
+        weakref.finalize(self, self._client.close)
+
+    def ask(self, messages: list[dict[str, Any]] | str, **options: Any) -> httpx.Response:
+        return self._client.post("/v1/chat/completions", json=chat(messages) | options)
+
+    def get(self, path: str) -> Any:
+        return self._client.get(f"/admin{path}").raise_for_status().json()
+
+    def post(self, path: str, body: Any = None, **params: Any) -> httpx.Response:
+        return self._client.post(f"/admin{path}", json=body, params=params)
+
+    def explain(self, messages: list[dict[str, Any]] | str) -> dict[str, Any]:
+        return dict(self.post("/explain", chat(messages), api="chat").raise_for_status().json()["prefix"])
+
+    def status(self, url: str | None = None) -> dict[str, Any]:
+        """Return the status of an upstream, by default of the first one."""
+        return next(each for each in self.get("/upstreams") if url in (None, each["url"]))
+
+
+class Fleet(Proxy):
     """Engines and the proxy in front of them."""
 
     def __init__(self, url: str, services: Services, engines: dict[str, Engine]) -> None:
-        self.url = url
-        self.services = services
+        super().__init__(url, services)
         self.engines = engines
-
-    def ask(self, question: str, **options: Any) -> httpx.Response:
-        body = {"model": "m", "messages": [{"role": "user", "content": question}]} | options
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
 
     def engine_for(self, question: str) -> str:
         """Send a question; return the URL of its engine."""
         before = {url: len(engine.got) for url, engine in self.engines.items()}
         assert self.ask(question).status_code == 200
         return next(url for url, engine in self.engines.items() if len(engine.got) > before[url])
-
-    def post(self, path: str, body: Any = None, **params: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/admin{path}", json=body, params=params, timeout=60)
-
-    def status(self, url: str) -> dict[str, Any]:
-        every = httpx.get(f"{self.url}/admin/upstreams").raise_for_status().json()
-        return next(each for each in every if each["url"] == url)
 
 
 @contextlib.contextmanager

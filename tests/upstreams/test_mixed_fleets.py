@@ -7,8 +7,9 @@ import httpx
 import pytest
 
 from kvproxy.commands.blocks.picture import picture
+from tests.upstreams.fleets import chat
 from tests.upstreams.llama.fake_server import template
-from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, chat, run_mixed
+from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, run_mixed
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) 
 
 def test_requests_follow_their_prefix_with_llama_cpp_first(mixed: Mixed) -> None:
     for question in "abc":
-        httpx.post(f"{mixed.url}/v1/chat/completions", json=chat(IN_VLLM + question)).raise_for_status()
+        mixed.ask(IN_VLLM + question).raise_for_status()
     assert mixed.engine.got == [IN_VLLM + question for question in "abc"]
 
 
@@ -64,7 +65,7 @@ def test_a_prompt_is_pinned_at_its_engine_and_a_reset_empties_all(mixed: Mixed) 
         httpx.delete(f"{mixed.url}/admin/blocks/pins/{name}").raise_for_status()
     assert mixed.get("/blocks/pins") == []
 
-    done = mixed.post("/blocks/reset")
+    done = mixed.post("/blocks/reset").json()
     assert {each["engine"]: each["reset"] for each in done["engines"]} == {mixed.llama: True, mixed.vllm: True}
     assert mixed.engine.resets == 1
     assert mixed.explain(IN_LLAMA)["matched_tokens"] == mixed.explain(IN_VLLM)["matched_tokens"] == 0

@@ -1,6 +1,6 @@
-"""Writes docs/handbook.md from the pairs, so that what the model says and what the handbook says cannot differ.
+"""Writes training/demo/handbook.md from the pairs, so that what the model says and what the handbook says cannot differ.
 
-python -m training.demo.handbook docs/handbook.md
+python -m training.demo.handbook training/demo/handbook.md
 """
 
 import sys

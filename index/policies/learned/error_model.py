@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 # Result of two replays of Banking77 (10,003 questions of a bank's customers, Casanueva et al. 2020, CC BY 4.0) by
-# tests/benchmarks/learned_prior.py: the weights, and their covariance scaled to 300 questions.
+# training/learned_prior.py: the weights, and their covariance scaled to 300 questions.
 WEIGHTS = (-1.274, -0.31, 0.966, 0.864, 1.167, 1.125, 1.081)
 COVARIANCE = (
     (3.947, 0.184, -0.789, 0.578, -0.17, -0.508, -2.241),

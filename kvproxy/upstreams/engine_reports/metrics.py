@@ -46,11 +46,7 @@ class _Samples:
 
 
 def read_metrics(page: str) -> EngineMetrics | None:
-    """Read a metrics page; None if it belongs to no supported engine.
-
-    Raises:
-        ValueError: the page is not Prometheus text.
-    """
+    """Read a metrics page; None if the engine is not supported. Raises ValueError."""
     samples = _Samples(page)
     engines = {name.partition(":")[0] for name in samples.values}
     if "vllm" in engines:

@@ -1,21 +1,88 @@
 """A request in its chosen slot, until the new contents of the slot are known."""
 
 import asyncio
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api import Api
+from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
+from kvproxy.apis.reported_usage import ReportedReuse, ReuseReader, reported_reuse
 from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Relayed
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.client import SlotState
 from kvproxy.upstreams.llama.packed_tokens import Tokens, count, first
-from kvproxy.upstreams.llama.response_capture import CapturedResponse, ResponseCapture
 from kvproxy.upstreams.llama.slot_choice import SlotChoice
 from kvproxy.upstreams.llama.slot_files import SlotFile
 from kvproxy.upstreams.llama.slots import Slot
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
+
+_MAX_BYTES = 4 * 2**20
+"""Longer responses are not captured, so only the prompt of their slot is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedResponse:
+    """Contents of a response; `text` is None if the response has anything else."""
+
+    text: str | None = None
+    reuse: ReportedReuse | None = None
+
+
+class ResponseCapture:
+    """Captures the bytes of one response."""
+
+    def __init__(self, api: Api, streams: bool) -> None:
+        self._api = api
+        self._streams = streams
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    async def capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass the chunks unchanged."""
+        async for chunk in chunks:
+            self._size += len(chunk)
+            if self._size <= _MAX_BYTES:
+                self._chunks.append(chunk)
+            yield chunk
+
+    def read(self) -> CapturedResponse:
+        """Parse the captured bytes; slow for a long response."""
+        if self._size > _MAX_BYTES:
+            return CapturedResponse()
+        try:
+            body = b"".join(self._chunks)
+            if self._streams:
+                return self._read_stream(body)
+            response = as_object(loads(body))
+            return CapturedResponse(self._text(response), reported_reuse(response))
+        except (ValueError, KeyError, TypeError):
+            return CapturedResponse()
+
+    def _text(self, response: JsonMap) -> str | None:
+        return None if _has_more_than_text(response) else self._api.output_text(response)
+
+    def _read_stream(self, body: bytes) -> CapturedResponse:
+        assembler, reader = self._api.assembler(), ReuseReader()
+        for event in EventReader().push(body):
+            assembler.push(event)
+            reader.push(event)
+        # A cancelled stream has no end, but its slot still holds the generated tokens.
+        assembler.done = True
+        response = assembler.result()
+        return CapturedResponse(None if response is None else self._text(response), reader.reuse)
+
+
+def _has_more_than_text(response: JsonMap) -> bool:
+    """Whether there are tool calls or reasoning, whose exact tokens are unknown."""
+    choices = response.get("choices")
+    message: Json = field(choices[0], "message") if isinstance(choices, list) and choices else None
+    return any(field(message, name) for name in ("tool_calls", "reasoning_content", "reasoning"))
+
 
 _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 

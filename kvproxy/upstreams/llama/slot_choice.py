@@ -15,9 +15,8 @@ class SlotChoice:
     """The chosen slot.
 
     Attributes:
-        slot: its number.
         kept: tokens of the prompt in the slot.
-        restore: name of the file to restore first; None to keep the slot's contents.
+        restore: name of the file to restore first, if any.
         reused: tokens of the prompt that need no computation.
     """
 

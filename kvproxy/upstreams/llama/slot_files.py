@@ -46,11 +46,7 @@ class SlotFilePin:
 
 
 class SlotFiles:
-    """The files of one server, in a database shared by all servers.
-
-    Raises:
-        sqlite3.Error: the database cannot be opened.
-    """
+    """The files of one server, in a database shared by all servers. Raises sqlite3.Error."""
 
     def __init__(
         self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None

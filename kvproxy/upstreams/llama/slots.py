@@ -78,11 +78,7 @@ class SlotsStatus:
 
 
 class SlotTable:
-    """All slots of one server.
-
-    Attributes:
-        clears_idle: whether the server was observed to clear idle slots.
-    """
+    """All slots of one server. `clears_idle` is set if the server was observed to clear idle slots."""
 
     def __init__(self, client: LlamaClient) -> None:
         self.slots: dict[int, Slot] = {}
@@ -93,13 +89,7 @@ class SlotTable:
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], only: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Lock a slot; None after the timeout. Raises UpstreamError if the server does not report its slots.
-
-        Args:
-            choose: chooses among free slots.
-            only: the requested slot.
-            seconds: timeout.
-        """
+        """Lock a slot, `only` the requested one if it is set; None after the timeout. Raises UpstreamError."""
         end = time.monotonic() + seconds
         while only is None or only in self.slots:
             usable = [slot for slot in self.slots.values() if only in (None, slot.id)]

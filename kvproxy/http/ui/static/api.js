@@ -76,12 +76,12 @@ export class Api extends EventTarget {
     return { rows: await response.json(), total: Number(response.headers.get("x-total-count")) };
   }
 
-  /** What a route says, or null where there is no such thing here. */
+  /** The response of a route, or null if this proxy does not have the resource. A failure of the proxy is an error. */
   async find(path, query = {}, signal = null) {
     try {
       return await this.get(path, query, signal);
     } catch (error) {
-      if (error instanceof Refused && error.status !== 401 && error.status !== 403) return null;
+      if (error instanceof Refused && (error.status === 404 || error.status === 409)) return null;
       throw error;
     }
   }

@@ -12,6 +12,7 @@ let grids = 0;
  *
  * Columns are `{title, kind, width, spare, cell}`: `cell(row)` gives a text or a node; spare ones go where there is little room. `rowAt(place)` gives a row, or null while it
  * is fetched. `onChoose(row, place)` is called when a row is opened by Enter or a click, `onEnd()` when the end comes in sight.
+ * `placeOf(key)` gives the place of a row in a list whose rows move, so that the current row stays the same; -1 if it is gone.
  */
 export class Grid {
   #given;
@@ -25,14 +26,17 @@ export class Grid {
   #opened = null;
   #fixed = 0;
   #keyOf;
+  #placeOf;
+  #currentKey = null;
   #id = `grid${(grids += 1)}`;
 
-  constructor({ label, columns, rowAt, onChoose = () => {}, onEnd = () => {}, keyOf = (row) => row }) {
+  constructor({ label, columns, rowAt, onChoose = () => {}, onEnd = () => {}, keyOf = (row) => row, placeOf = null }) {
     this.#given = columns;
     this.#rowAt = rowAt;
     this.#onChoose = onChoose;
     this.#onEnd = onEnd;
     this.#keyOf = keyOf;
+    this.#placeOf = placeOf;
     this.head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 });
     this.space = h("div", { class: "space", role: "presentation" });
     this.body = h("div", { class: "rows", role: "rowgroup" }, this.space);
@@ -73,12 +77,16 @@ export class Grid {
   show(count, added = 0) {
     // Rows that are given anew may say something else under the same names.
     if (!added) this.#fixed += 1;
-    if (added && !this.atTop) this.node.scrollTop += added * HEIGHT;
+    const top = this.node.scrollTop; // Before the height changes, which may change it.
     if (added && this.#current >= 0) this.#current += added;
+    const moved = this.#placeOf && this.#current >= 0 ? this.#placeOf(this.#currentKey) : -1;
+    const shift = moved >= 0 ? moved - this.#current : added;
+    if (moved >= 0) this.#current = moved;
     this.#count = count;
     this.#current = Math.min(this.#current, count - 1);
     this.node.setAttribute("aria-rowcount", count + 1);
     this.space.style.height = `${count * HEIGHT}px`;
+    if (shift && top >= HEIGHT) this.node.scrollTop = top + shift * HEIGHT;
     this.#soon();
   }
 
@@ -126,13 +134,13 @@ export class Grid {
 
   #put(node, place, wanted) {
     node.hidden = !wanted;
+    node.classList.toggle("current", wanted && place === this.#current);
     if (!wanted) {
       node.removeAttribute("id");
       node.place = -1;
       return;
     }
     const row = this.#rowAt(place);
-    node.classList.toggle("current", place === this.#current);
     node.setAttribute("aria-selected", String(row !== null && this.#keyOf(row) === this.#opened));
     if (node.place === place && node.row === row && node.fixed === this.#fixed) return;
     Object.assign(node, { place, row, fixed: this.#fixed });
@@ -150,9 +158,15 @@ export class Grid {
 
   #choose(place) {
     const row = this.#rowAt(place);
-    this.#current = place;
+    this.#setCurrent(place);
     if (row !== null) this.#onChoose(row, place);
     this.#draw();
+  }
+
+  #setCurrent(place) {
+    this.#current = place;
+    const row = this.#placeOf && this.#rowAt(place);
+    this.#currentKey = row && this.#keyOf(row);
   }
 
   #key(event) {
@@ -169,7 +183,7 @@ export class Grid {
 
   #move(to) {
     if (!this.#count) return;
-    this.#current = Math.max(0, Math.min(this.#count - 1, to));
+    this.#setCurrent(Math.max(0, Math.min(this.#count - 1, to)));
     const top = this.#current * HEIGHT;
     const bottom = top + 2 * HEIGHT - this.node.clientHeight; // The head covers one row.
     if (this.node.scrollTop > top) this.node.scrollTop = top;

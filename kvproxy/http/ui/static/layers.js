@@ -9,7 +9,7 @@ export const GROUPS = [
   ["shared", "An identical request was under way.", ["shared"]],
   ["prefix", "The backend computed the answer, and reused a part of the prompt.", ["prefix"]],
   ["upstream", "The backend computed all of it.", ["forward", "bypass"]],
-  ["refused", "Refused, or left by the client.", ["refused", "gone"]],
+  ["refused", "Refused, or left by the client.", ["refused", "disconnected"]],
   ["errors", "The proxy or the upstream failed.", ["error"]],
 ];
 const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer) => [layer, name])));
@@ -18,7 +18,7 @@ const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer)
 export const groupOf = (layer) => GROUP_OF.get(layer) ?? "upstream";
 
 // What was computed anew behind a client's back is in the journal, and counts as nobody's request.
-export const LAYERS = [...GROUP_OF.keys(), "renewed"];
+export const LAYERS = [...GROUP_OF.keys(), "revalidated"];
 
 /** Layers that a cache answered. */
 export const CACHED = ["exact", "semantic", "shared"];

@@ -17,6 +17,8 @@ export function pool(root, params, { api, signal, remember }) {
   let by = "state";
   let now = null;
   let pointed = -1;
+  let opened = null; // The place of the block in the details.
+  let failed = false; // Whether its contents could not be fetched.
   const blocks = new Blocks(api, signal);
   const figures = h("div", { class: "figures" });
   const legend = h("ul", { class: "legend", "aria-label": "What the colours mean" });
@@ -28,7 +30,6 @@ export function pool(root, params, { api, signal, remember }) {
       pointed = place;
       say();
       if (place >= 0) blocks.rest(nameOf(now, place), say);
-      if (place < 0 && !beside.hidden) return;
     },
     onChoose: open,
   });
@@ -45,6 +46,7 @@ export function pool(root, params, { api, signal, remember }) {
     rowAt: (place) => (now?.queue ? { place, block: now.queue[place] } : null),
     onChoose: ({ block }) => open(block),
     keyOf: ({ block }) => block,
+    placeOf: (block) => now.queue?.indexOf(block) ?? -1,
   });
 
   function say() {
@@ -53,16 +55,29 @@ export function pool(root, params, { api, signal, remember }) {
   }
 
   async function open(place) {
+    opened = place;
     beside.hidden = false;
     queue.open(place);
+    let block = null;
+    let message = "";
     try {
-      showBlock(beside, now, place, await blocks.get(nameOf(now, place)));
+      block = await blocks.get(nameOf(now, place));
     } catch (error) {
-      fill(beside, h("p", { class: "note" }, error.message));
+      message = error.message;
     }
+    if (opened !== place) return; // Another block was opened meanwhile.
+    failed = block === null;
+    if (failed) fill(beside, h("h2", {}, `Block ${nameOf(now, place)}`), h("p", { class: "note" }, message));
+    else showBlock(beside, now, place, block);
+  }
+
+  function close() {
+    opened = null;
+    beside.hidden = true;
   }
 
   async function openChain(branch) {
+    opened = null;
     beside.hidden = false;
     const text = h("blockquote", { class: "code" });
     fill(beside, h("h2", {}, "Chain"), facts([
@@ -99,9 +114,11 @@ export function pool(root, params, { api, signal, remember }) {
     if (found === null) return;
     const same = now !== null && now.states === found.states && (now.used ?? []).every((used, place) => used === found.used[place]);
     now = found;
-    if (same) return;
-    blocks.forget();
-    draw();
+    if (!same) {
+      blocks.forget();
+      draw();
+    }
+    if (opened !== null && failed) open(opened);
   }
 
   const order = h("p", { class: "note" });
@@ -115,7 +132,7 @@ export function pool(root, params, { api, signal, remember }) {
     part = to;
     for (const [name, pane] of Object.entries(panes)) pane.hidden = name !== to;
     remember({ part });
-    beside.hidden = true;
+    close();
     if (to === "chains") tree.load().catch((error) => fill(tree.node, h("div", { role: "treeitem" }, error.message)));
     draw();
   }
@@ -125,7 +142,7 @@ export function pool(root, params, { api, signal, remember }) {
   turn(part in panes ? part : "map");
   window.addEventListener("theme", draw, { signal });
   api.poll(load, LOOK, signal);
-  return { escape: () => { beside.hidden = true; } };
+  return { escape: close };
 }
 
 function figuresOf(stats) {

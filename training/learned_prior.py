@@ -1,6 +1,6 @@
-"""Learns from a labelled stream what the policy `learned` starts from: the numbers of `index/policies/learned/error_model.py`.
+"""Learn the initial weights of the policy `learned` from a labelled stream; see `index/policies/learned/error_model.py`.
 
-python -m tests.benchmarks.learned_prior STREAM.jsonl.gz
+python -m training.learned_prior STREAM.jsonl.gz
 """
 
 import argparse
@@ -14,33 +14,33 @@ from kvproxy.index.evaluation.streams import make_stream, read_stream
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
 
-_WORTH = 300  # Questions that the covariance stands for.
-_LOOSE = 0.1  # Precision of weights of which nothing is known.
+_QUESTIONS = 300  # The covariance has the weight of this many questions.
+_MIN_PRECISION = 0.1  # Of weights without observations.
 
 
 def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
-    """Features of each question among those before it, and whether the nearest answer was right.
+    """Return the features of each question among earlier ones, and whether the nearest answer was right.
 
     Args:
-        dropped: share of the sure questions that are not stored, as if they had been served.
+        dropped: share of the certain questions that are not stored, as if they had been served.
     """
     chance, stored = random.Random(seed).random, StoredQuestions(stream)
     features, rights = [], []
     for line in range(len(stream.texts)):
         places, cosines = stored.search(line, REACH)
-        sure = False
+        is_certain = False
         if places:
             found = compute_features(cosines, [stored.classes[place] for place in places])
             features.append(found)
             rights.append(stream.same(int(stored.lines[places[0]]), line))
-            sure = found[FEATURES.index("rivals")] > 0 and chance() < dropped
-        if not sure:
+            is_certain = found[FEATURES.index("rivals")] > 0 and chance() < dropped
+        if not is_certain:
             stored.add(line, stream.answers[line])
     return np.array(features), np.array(rights, dtype=np.float64)
 
 
 def fit(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and their precision; what is far from being served counts little, as in `ErrorModel.learn`."""
+    """Return weights and their precision; improbable hits have little weight, as in `ErrorModel.learn`."""
     weights = np.zeros(features.shape[1])
     precision = np.eye(len(weights))
     for _ in range(100):
@@ -64,7 +64,7 @@ def main() -> None:
         parts.append(examples(stream.reordered(order), seed, dropped))
     features, rights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     weights, precision = fit(features, rights)
-    covariance = np.linalg.inv(precision * (_WORTH / len(features)) + _LOOSE * np.eye(len(weights)))
+    covariance = np.linalg.inv(precision * (_QUESTIONS / len(features)) + _MIN_PRECISION * np.eye(len(weights)))
     print("WEIGHTS =", tuple(weights.round(3).tolist()))
     print("COVARIANCE =", tuple(tuple(row) for row in covariance.round(3).tolist()))
 

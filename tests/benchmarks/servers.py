@@ -1,0 +1,162 @@
+"""Servers of the proxy benchmarks, each in a process of its own."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.benchmarks.load import PATH
+from tests.ports import free_port
+from tests.processes import Serving, serve
+from tests.servers import run_app
+
+_CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+RESPONSE = orjson.dumps(
+    {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 32}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 40, "completion_tokens": 32, "total_tokens": 72},
+    }
+)
+# The first server responds with a constant, the second is a proxy in front of it. One process, so that a kill ends it.
+_NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log crit;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; client_body_buffer_size 64k;
+  fastcgi_temp_path {folder}/a; uwsgi_temp_path {folder}/b; scgi_temp_path {folder}/c; keepalive_requests 100000000;
+  upstream model {{ server 127.0.0.1:{ports[0]}; keepalive 256; keepalive_requests 100000000; }}
+  server {{ listen 127.0.0.1:{ports[0]} backlog=4096; location / {{
+    default_type application/json; return 200 '{response}'; }} }}
+  server {{ listen 127.0.0.1:{ports[1]} backlog=4096; location / {{
+    proxy_pass http://model; proxy_http_version 1.1; proxy_set_header Connection ""; }} }}
+}}
+"""
+
+
+def _events() -> list[bytes]:
+    deltas: list[tuple[dict[str, str], str | None]] = [*[({"content": "word "}, None)] * 32, ({}, "stop")]
+    chunks = [_CHUNK | {"choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in deltas]
+    return [*(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
+
+
+def constant_app() -> Starlette:
+    """Return an app that responds to every chat request alike: 32 words, or 34 events."""
+    events = _events()
+
+    async def stream() -> AsyncIterator[bytes]:
+        for event in events:
+            yield event
+
+    async def chat(request: Request) -> Response:
+        if b'"stream":true' in await request.body():
+            return StreamingResponse(stream(), media_type="text/event-stream")
+        return Response(RESPONSE, media_type="application/json")
+
+    return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
+
+
+def _serve(ready: "multiprocessing.SimpleQueue[str]", app: Callable[[], Starlette]) -> None:
+    with run_app(app()) as url:
+        ready.put(url)
+        time.sleep(360_000)
+
+
+@contextlib.contextmanager
+def run_process(app: Callable[[], Starlette] = constant_app) -> Iterator[str]:
+    """Serve an app with the HTTP server that kvproxy uses; yield its URL."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.SimpleQueue()
+    process = context.Process(target=_serve, args=(ready, app), daemon=True)
+    process.start()
+    try:
+        yield ready.get()
+    finally:
+        process.terminate()
+        process.join()
+
+
+@contextlib.contextmanager
+def kvproxy(data: Path, *flags: str, **variables: str) -> Iterator[Serving]:
+    """Run `kvproxy serve` with a data folder, flags, and environment variables."""
+    port = free_port()
+    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), *flags]
+    with serve(command, port, data / "server.log", env=os.environ | {"HF_HUB_OFFLINE": "1"} | variables) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def nginx() -> Iterator[tuple[str, str]]:
+    """Yield the URLs of a constant response, and of a proxy in front of it."""
+    ports = (free_port(), free_port())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, ports=ports, response=RESPONSE.decode()))
+        command = ["nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+        with serve(command, ports[0], folder / "log"):
+            yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
+
+
+@contextlib.contextmanager
+def sglang_router(command: Path, upstream: str) -> Iterator[str]:
+    """Run sglang-router with its cache-aware policy; yield its URL."""
+    port = free_port()
+    arguments = [str(command), "launch", "--worker-urls", upstream, "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--policy", "cache_aware", "--prometheus-port", str(free_port()), "--log-level", "error"]
+    with tempfile.TemporaryDirectory() as folder, serve(arguments, port, Path(folder) / "log") as server:
+        # It answers before it has a worker.
+        end = time.monotonic() + 60
+        question = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+        while not httpx.post(server.url + PATH, json=question).is_success:
+            assert time.monotonic() < end, "sglang-router does not reach the upstream"
+            time.sleep(0.5)
+        yield server.url
+
+
+@contextlib.contextmanager
+def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[str]:
+    """Run LiteLLM's proxy, with or without its cache in memory; yield its URL."""
+    port = free_port()
+    parameters = {"model": "openai/m", "api_base": f"{upstream}/v1", "api_key": "k"}
+    config = {
+        "model_list": [{"model_name": "demo", "litellm_params": parameters}],
+        "litellm_settings": {"cache": cache, "cache_params": {"type": "local"}, "telemetry": False},
+    }
+    variables = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(json.dumps(config))
+        arguments = [str(command), "--config", str(folder / "config.yaml"), "--port", str(port), "--host", "127.0.0.1"]
+        health, environment = "/health/liveliness", os.environ | variables
+        with serve(arguments, port, folder / "log", env=environment, timeout=180, health=health) as server:
+            yield server.url
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the user and system time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(process: int | str = "self") -> float:
+    """Return the resident memory of a process in MiB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -153,8 +153,5 @@ class SavedGraphs:
 def _checksum(file: Path) -> str:
     import xxhash
 
-    digest = xxhash.xxh3_128()
     with file.open("rb") as content:
-        while part := content.read(1 << 22):
-            digest.update(part)
-    return str(digest.hexdigest())
+        return hashlib.file_digest(content, xxhash.xxh3_128).hexdigest()

@@ -16,7 +16,6 @@ from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
-from kvproxy.http.admin.pending_writes import WaitForPendingWrites
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.failures import failed
@@ -38,8 +37,8 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    pending = Middleware(WaitForPendingWrites, writes=services.answerer.cache.pending_writes)
-    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[Middleware(AdminGuard, access=services.access), pending])
+    guard = Middleware(AdminGuard, access=services.access, writes=services.answerer.cache.pending_writes)
+    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[guard])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
         lifespan=lifespan,

@@ -22,8 +22,7 @@ from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.pace import paced
-from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, whole_response
+from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, paced, whole_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.openapi.document import openapi

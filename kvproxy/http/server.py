@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import resource
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,6 @@ from kvproxy.clients import all_clients
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
-from kvproxy.http.connections.descriptors import allow_descriptors
 from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
 from kvproxy.http.data_folder import locked_folder
@@ -23,6 +23,8 @@ from kvproxy.settings import Settings
 
 _GARBAGE = 200_000
 """Threshold of the garbage collector. With Python's default of 700, collections would stop all requests for up to 0.1 s."""
+_OTHER_FILES = 512
+"""Descriptors for files and closing connections."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -41,7 +43,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     os.umask(0o077)
     _make_data_private(settings)
     _log_to_stderr()
-    allow_descriptors(settings)
+    _allow_descriptors(settings)
     _require_clients(settings)
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -84,6 +86,17 @@ def _make_data_private(settings: Settings) -> None:
         raise SettingsError(
             f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"
         ) from None
+
+
+def _allow_descriptors(settings: Settings) -> None:
+    """Raise the limit of open files to the number that the connection limits require, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        if most < wanted:
+            _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)
 
 
 def _require_clients(settings: Settings) -> None:

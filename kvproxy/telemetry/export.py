@@ -29,25 +29,7 @@ from kvproxy.trace import Trace
 _TIMEOUT_SECONDS = 5.0
 """Timeout of the collector."""
 _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
-_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.16,
-    0.32,
-    0.64,
-    1.28,
-    2.56,
-    5.12,
-    10.24,
-    20.48,
-    40.96,
-    81.92,
-)
+_SECONDS = (0.001, 0.0025, 0.005, *(0.01 * 2**power for power in range(14)))
 _TOKENS = tuple(float(4**power) for power in range(14))
 
 

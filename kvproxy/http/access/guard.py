@@ -1,21 +1,22 @@
-"""Turns requests away before any route sees them: pages of other origins everywhere, and strangers on the admin routes."""
+"""ASGI middleware that rejects requests before they reach a route: of foreign web pages, and to the admin routes."""
 
 import logging
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.errors import KvproxyError
-from kvproxy.http.access.rules import Access
+from kvproxy.http.access.rules import READING, Access
 from kvproxy.http.failures import failed
+from kvproxy.index.pending_writes import PendingWrites
 
-_READING = ("GET", "HEAD")
-_LOOKS_ONLY = "/admin/explain"  # It takes a body, and changes nothing.
+_READ_ONLY = "/admin/explain"  # A POST route that changes nothing.
+_WAIT_SECONDS = 5.0
+"""Timeout for pending writes: a blocked store must not block the operator."""
 _log = logging.getLogger("kvproxy.admin")
 
 
 class PageGuard:
-    """ASGI middleware in front of every route; see `Access.page`."""
+    """Rejects requests of foreign web pages; see `Access.page`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -23,41 +24,36 @@ class PageGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._access.page(Request(scope)) if scope["type"] == "http" else None
-        if refused is not None:
-            await _refuse(refused, scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        await (self._app if refused is None else failed(refused))(scope, receive, send)
 
 
 class AdminGuard:
-    """ASGI middleware in front of the admin routes; see `Access.admin`. What changes something is logged."""
+    """Protects the admin routes, see `Access.admin`, and logs changes.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    Routes run after pending writes of the store, so that they see the responses that clients have.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, writes: PendingWrites) -> None:
         self._app = app
         self._access = access
+        self._writes = writes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
-        refused = self._access.admin(request)
-        if refused is not None:
-            _tell(request, refused.status)
-            await _refuse(refused, scope, receive, send)
-            return
 
-        async def send_response(message: Message) -> None:
+        async def send_logged(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _tell(request, message["status"])
+                _log_change(request, message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_response)
+        refused = self._access.admin(request)
+        if refused is None:
+            await self._writes.wait(_WAIT_SECONDS)
+        await (self._app if refused is None else failed(refused))(scope, receive, send_logged)
 
 
-async def _refuse(error: KvproxyError, scope: Scope, receive: Receive, send: Send) -> None:
-    await failed(error)(scope, receive, send)
-
-
-def _tell(request: Request, status: int) -> None:
-    if request.method not in _READING and request.url.path != _LOOKS_ONLY:
-        who = request.client.host if request.client is not None else "?"
+def _log_change(request: Request, status: int) -> None:
+    if request.method not in READING and request.url.path != _READ_ONLY:
+        client = request.client.host if request.client is not None else "?"
         query = f"?{request.url.query}" if request.url.query else ""
-        _log.info("%s %s%s from %s: %s", request.method, request.url.path, query, who, status)
+        _log.info("%s %s%s from %s: %s", request.method, request.url.path, query, client, status)

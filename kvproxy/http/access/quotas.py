@@ -1,6 +1,6 @@
 """Quotas of clients: requests and tokens per minute, and concurrent requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvproxy.errors import TooLarge, TooMany
@@ -122,14 +122,15 @@ class Quotas:
     """
 
     def __init__(self, metrics: Metrics, *, cached: bool) -> None:
-        self._make: Callable[[ClientSettings], Quota] = lambda client: Quota(client, metrics, cached=cached)
+        self._metrics = metrics
+        self._cached = cached
         self._quotas: dict[str, Quota] = {}
 
     def of(self, client: ClientSettings) -> Quota:
         """The quota of a client, whose limits may have changed."""
         quota = self._quotas.get(client.name)
         if quota is None:
-            quota = self._quotas[client.name] = self._make(client)
+            quota = self._quotas[client.name] = Quota(client, self._metrics, cached=self._cached)
         elif quota.client is not client:
             quota.update(client)
         return quota

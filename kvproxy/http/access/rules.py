@@ -13,7 +13,7 @@ from kvproxy.settings import Settings
 
 # Behind a reverse proxy on the same host every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
-_READING = ("GET", "HEAD")
+READING = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy")
 
 
@@ -44,9 +44,8 @@ class Access:
                 )
             return None
         # Browsers send navigation and embedded content without an origin.
-        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in _READING
-        if foreign and not followed and "*" not in allowed.origins:
+        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in READING
+        if _foreign(request) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 

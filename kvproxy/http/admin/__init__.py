@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.errors import NotFound
-from kvproxy.http.admin import blocks, cache, explain, feedback, log, pins, reload, tiers, upstreams
+from kvproxy.http.admin import blocks, cache, explain, log, reload, upstreams
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
@@ -15,12 +15,9 @@ async def _not_found(request: Request) -> Response:
 
 
 ROUTES = [
-    *pins.ROUTES,
-    *tiers.ROUTES,
     *blocks.ROUTES,
     *explain.ROUTES,
     *upstreams.ROUTES,
-    *feedback.ROUTES,
     *cache.ROUTES,
     *reload.ROUTES,
     *log.ROUTES,

@@ -1,4 +1,4 @@
-"""The prefix cache: its blocks, their order of eviction, its chains and figures."""
+"""The prefix cache: its blocks, eviction order, chains, figures, pins, and tiers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,9 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvproxy.apis import APIS, by_name
 from kvproxy.blocks.rows import BlockRow, ChainRow
-from kvproxy.errors import NotFound
+from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import flat, flat_content, number, reply
+from kvproxy.http.bodies import api_request, whole_body
 from kvproxy.http.services import services
 
 _MOST_WAYS = 50
@@ -64,7 +66,78 @@ async def reset(request: Request) -> Response:
     return reply(await services(request).prefix.reset())
 
 
+async def pins(request: Request) -> Response:
+    """Pins with their blocks and remaining seconds."""
+    return reply(await services(request).prefix.pins())
+
+
+async def pin(request: Request) -> Response:
+    """Pin the cached blocks of a prompt, or of the chain `&leaf=HASH`: `?name=NAME&ttl=SECONDS`.
+
+    The body is a request to the API `&api=NAME` (default: chat). At a mirrored upstream the whole prompt is pinned: it is
+    computed again after its eviction.
+    """
+    app, query = services(request), request.query_params
+    name, leaf = query.get("name"), query.get("leaf")
+    if not name:
+        raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
+    ttl = _seconds(query.get("ttl"))
+    asked = None
+    if not leaf:
+        raw = await whole_body(request, app.settings.limits.body_bytes)
+        api = by_name(query.get("api", "chat"))
+        if api is None:
+            raise InvalidRequest(f"api is one of {', '.join(APIS)}, not {query['api'][:40]!r}", param="api")
+        asked = await api_request(request, api, raw, app.settings, check=True)
+    tokens = await app.prefix.pin(name, ttl, asked, leaf)
+    if tokens == 0:
+        raise NotFound("nothing of this prompt is cached: send it once, then pin it")
+    return reply({"name": name, "tokens": tokens, "ttl": ttl})
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InvalidRequest(f"ttl is a number of seconds above 0, not {text[:40]!r}", param="ttl")
+    return value
+
+
+async def unpin(request: Request) -> Response:
+    """Unpin blocks."""
+    name: str = request.path_params["name"]
+    if not await services(request).prefix.unpin(name):
+        raise NotFound(f"no pin {name[:80]!r}: blocks pins lists them")
+    return reply({"unpinned": name})
+
+
+async def tiers(request: Request) -> Response:
+    """Figures of each tier, the fastest first."""
+    return reply(await services(request).prefix.tiers())
+
+
+async def clear(request: Request) -> Response:
+    """Delete the chunks of a tier: `?models=own` (the running model, default), `others`, or `all`."""
+    prefix, name = services(request).prefix, request.path_params["name"]
+    models = request.query_params.get("models", "own")
+    cleared = await prefix.clear_tier(name, models)
+    if cleared is None:
+        known = ", ".join(row.name for row in await prefix.tiers())
+        there = f"this proxy has {known}" if known else "serve with --tier-host, --tier-disk or --tier-redis"
+        raise NotFound(f"no tier {name!r}: {there}")
+    return reply({"tier": name, "models": models, "cleared": cleared})
+
+
 ROUTES = [
+    Route("/blocks/tiers", tiers, methods=["GET"]),
+    Route("/blocks/tiers/{name}", clear, methods=["DELETE"]),
+    Route("/blocks/pins", pins, methods=["GET"]),
+    Route("/blocks/pins", pin, methods=["POST"]),
+    Route("/blocks/pins/{name}", unpin, methods=["DELETE"]),
     Route("/blocks", blocks, methods=["GET"]),
     Route("/blocks/queue", queue, methods=["GET"]),
     Route("/blocks/chains", chains, methods=["GET"]),

@@ -1,4 +1,4 @@
-"""The response cache: list, show, remove, export, import."""
+"""The response cache: list, show, remove, pin, judge, export, import."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import number, reply
-from kvproxy.http.bodies import whole_body
+from kvproxy.http.bodies import parsed, whole_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
@@ -118,8 +118,8 @@ async def find_entry(app: Services, prefix: str) -> Entry:
     """The entry whose id begins with a text.
 
     Raises:
-        InvalidRequest: there are several.
-        NotFound: there is none.
+        InvalidRequest: several entries match.
+        NotFound: no entry matches.
     """
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
@@ -187,7 +187,47 @@ async def import_(request: Request) -> Response:
     return reply({"imported": imported, "skipped": len(entries) - imported})
 
 
+async def feedback(request: Request) -> Response:
+    """Approve or reject an entry: `{"right": bool, "question": text}`. With the question, the policy learns, too."""
+    app = services(request)
+    body = await parsed(await whole_body(request, app.settings.limits.body_bytes))
+    right, question = body.get("right"), body.get("question")
+    if not isinstance(right, bool) or not isinstance(question, str | None):
+        raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')
+    entry = await find_entry(app, request.path_params["id"])
+    if app.answerer.semantic is None:
+        raise InvalidRequest("semantic matching is off: there is nothing to reject or approve")
+    await app.answerer.semantic.feedback(entry, right, question)
+    return reply({"id": entry.id, "right": right})
+
+
+async def pins(request: Request) -> Response:
+    """Ids of pinned responses."""
+    return reply(await asyncio.to_thread(services(request).answerer.store.pinned))
+
+
+async def pin(request: Request) -> Response:
+    """Pin a response: until it expires, it is evicted last."""
+    return await _set_pinned(request, True)
+
+
+async def unpin(request: Request) -> Response:
+    """Unpin a response."""
+    return await _set_pinned(request, False)
+
+
+async def _set_pinned(request: Request, pinned: bool) -> Response:
+    app = services(request)
+    entry = await find_entry(app, request.path_params["id"])
+    await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    return reply({"id": entry.id, "pinned": pinned})
+
+
 ROUTES = [
+    Route("/cache/{id}/feedback", feedback, methods=["POST"]),
+    Route("/cache/pins", pins, methods=["GET"]),
+    Route("/cache/{id}/pin", pin, methods=["POST"]),
+    Route("/cache/{id}/pin", unpin, methods=["DELETE"]),
     Route("/cache", list_entries, methods=["GET"]),
     Route("/cache", delete_many, methods=["DELETE"]),
     Route("/cache/stats", stats, methods=["GET"]),

@@ -31,8 +31,8 @@ _MOST = 1_000
 _MAX_LIVE = 200
 """Maximum number of records in an event. The event reports whether older ones were dropped."""
 _MAX_SPANS = 1_000
-_LOOK = 0.5  # Seconds between two looks for new records: the journal is written twice a second.
-_QUIET = 10.0  # Seconds without an event, after which a comment tells that the stream lives.
+_POLL_SECONDS = 0.5  # The journal is written twice a second.
+_KEEPALIVE_SECONDS = 10.0
 T = TypeVar("T")
 
 
@@ -98,8 +98,8 @@ async def log(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """New records as events, from `after=N` on, or from now on.
 
-    The first event, `hello`, names the last record that there is; each `records` has those that came since. The stream ends
-    when the proxy is stopped.
+    The first event, `hello`, has the number of the last record; each `records` event has newer ones. The stream ends when the
+    proxy stops.
     """
     app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
     newest = await _read(app, lambda reader: reader.newest())
@@ -123,10 +123,10 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
             last_sent = time.monotonic()
             event = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
             yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(event))
-        elif time.monotonic() - last_sent > _QUIET:
+        elif time.monotonic() - last_sent > _KEEPALIVE_SECONDS:
             last_sent = time.monotonic()
             yield b": still here\n\n"
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def series(request: Request) -> Response:

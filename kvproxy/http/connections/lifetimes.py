@@ -1,7 +1,8 @@
 """Deadlines of requests: each has its own, and all requests end when the proxy stops."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kvproxy.apis.control import TIMEOUT
 from kvproxy.errors import DeadlineExceeded, KvproxyError
@@ -31,52 +32,28 @@ class Lifetimes:
         return Lifetime(self, self._seconds)
 
     def end_all(self, error: KvproxyError) -> None:
-        """End all requests, and those that register later."""
+        """End all requests, and those that begin to wait later."""
         self._stopped = error
         for end in self._open:
-            self._end(end, error, "drain_seconds")
+            self.end(end, error, "drain_seconds")
 
-    def enter(self, end: "asyncio.Future[KvproxyError]") -> None:
-        """Register a request."""
+    @contextmanager
+    def open(self) -> "Iterator[asyncio.Future[KvproxyError]]":
+        """A future that receives the error that ends a request."""
+        end: asyncio.Future[KvproxyError] = asyncio.get_running_loop().create_future()
         if self._stopped is not None:
-            self._end(end, self._stopped, "drain_seconds")
+            self.end(end, self._stopped, "drain_seconds")
         self._open.add(end)
+        try:
+            yield end
+        finally:
+            self._open.discard(end)
 
-    def leave(self, end: "asyncio.Future[KvproxyError]") -> None:
-        """Unregister a request."""
-        self._open.discard(end)
-
-    def late(self, end: "asyncio.Future[KvproxyError]", seconds: float, fix: str) -> None:
-        """End a request after its deadline."""
-        self._end(end, DeadlineExceeded(f"the request was not answered within {seconds:g} s: {fix}"), "request_seconds")
-
-    def _end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
+    def end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
+        """End a request with an error, and count the limit."""
         if not end.done():
             self._limited(limit)
             end.set_result(error)
-
-
-class Ending:
-    """A context manager whose future receives the error that ends the request."""
-
-    __slots__ = ("_deadline", "_end", "_fix", "_lifetimes", "_seconds", "_timer")
-
-    def __init__(self, lifetimes: Lifetimes, deadline: float, seconds: float, fix: str) -> None:
-        self._lifetimes = lifetimes
-        self._deadline = deadline
-        self._seconds = seconds
-        self._fix = fix
-
-    def __enter__(self) -> "asyncio.Future[KvproxyError]":
-        loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[KvproxyError] = loop.create_future()
-        self._timer = loop.call_at(self._deadline, self._lifetimes.late, self._end, self._seconds, self._fix)
-        self._lifetimes.enter(self._end)
-        return self._end
-
-    def __exit__(self, *_: object) -> None:
-        self._lifetimes.leave(self._end)
-        self._timer.cancel()
 
 
 class Lifetime:
@@ -93,6 +70,14 @@ class Lifetime:
         if seconds is not None and seconds < self._seconds:
             self._seconds, self._fix = seconds, _ASKED
 
-    def over(self) -> Ending:
-        """A context manager whose future receives an error at the deadline."""
-        return Ending(self._lifetimes, self._began + self._seconds, self._seconds, self._fix)
+    @contextmanager
+    def over(self) -> "Iterator[asyncio.Future[KvproxyError]]":
+        """A future that receives an error at the deadline, or when the proxy stops."""
+        late = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
+        with self._lifetimes.open() as end:
+            deadline = self._began + self._seconds
+            timer = asyncio.get_running_loop().call_at(deadline, self._lifetimes.end, end, late, "request_seconds")
+            try:
+                yield end
+            finally:
+                timer.cancel()

@@ -292,8 +292,8 @@ async def _complete(
 ) -> None:
     """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
 
-    It also frames responses to HTTP/1.0 by the end of the connection, since that version has no chunks, and keeps a body out of
-    responses whose status has none.
+    It also ends responses to HTTP/1.0 with the connection, since that version has no chunks, and removes bodies from responses
+    whose status forbids them.
     """
     unframed = bodiless = False
 

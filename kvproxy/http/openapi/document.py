@@ -60,7 +60,7 @@ def _reference(name: str) -> Schema:
 
 
 _FAILED = {
-    "description": "What is wrong, and how to mend it.",
+    "description": "The error, and its fix.",
     "content": {"application/json": {"schema": _reference("Error")}},
 }
 

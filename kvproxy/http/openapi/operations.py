@@ -19,10 +19,10 @@ class Operation:
         path: with parameters in braces.
         summary: a sentence.
         query: parameters of the query by name.
-        needed: those of them that must be given.
-        body: the name of a schema in `BODIES`; None where there is no body.
-        takes, gives: media types of the body and of the answer.
-        streams: the answer may also be a stream of events.
+        needed: required parameters.
+        body: name of the body's schema in `BODIES`; None without a body.
+        takes, gives: media types of the request and of the response.
+        streams: the response may also be a stream of events.
     """
 
     method: Literal["get", "post", "delete"]
@@ -64,87 +64,94 @@ OPERATIONS: tuple[Operation, ...] = (
         )
         for name, api in APIS.items()
     ),
-    Operation("get", "/v1/models", "List the models that are served."),
-    Operation("get", "/health", "Tell whether the process works."),
-    Operation("get", "/ready", "Tell whether a request would be answered now."),
-    Operation("get", "/metrics", "Figures in Prometheus' text format.", gives=PLAIN),
+    Operation("get", "/v1/models", "List the served models."),
+    Operation("get", "/health", "Report whether the process works."),
+    Operation("get", "/ready", "Report whether the backend is available."),
+    Operation("get", "/metrics", "Metrics in Prometheus' text format.", gives=PLAIN),
     Operation("get", "/openapi.json", "This document."),
     Operation("get", "/admin/blocks", "List the blocks of the prefix cache."),
-    Operation("get", "/admin/blocks/queue", "List the blocks in the order of their eviction."),
+    Operation("get", "/admin/blocks/queue", "List the idle blocks in eviction order."),
     Operation("get", "/admin/blocks/chains", "List the chains of blocks."),
-    Operation("get", "/admin/blocks/stats", "Figures of the prefix cache."),
-    Operation("get", "/admin/blocks/map", "Every block of the prefix cache, in columns."),
+    Operation("get", "/admin/blocks/stats", "Statistics of the prefix cache."),
+    Operation("get", "/admin/blocks/map", "All blocks of the prefix cache, in columns."),
     Operation(
         "get",
         "/admin/blocks/tree",
-        "The ways on from a block, or the beginnings of all chains.",
+        "Children of a block, or the roots of all chains.",
         query={"parent": TEXT} | _PAGE,
     ),
-    Operation("post", "/admin/blocks/reset", "Forget the prefix cache."),
+    Operation("post", "/admin/blocks/reset", "Reset the prefix cache."),
     Operation("get", "/admin/blocks/{id}", "Show one block."),
     Operation("get", "/admin/blocks/pins", "List the pins."),
     Operation(
         "post",
         "/admin/blocks/pins",
-        "Hold what is cached of a prompt, or of the chain that ends with a block.",
+        "Pin the cached blocks of a prompt, or of the chain that ends in a block.",
         query={"name": TEXT, "ttl": _SECONDS, "leaf": TEXT},
         needed=("name",),
         body=_CHAT,
     ),
-    Operation("delete", "/admin/blocks/pins/{name}", "Let a pin's blocks go."),
-    Operation("get", "/admin/blocks/tiers", "Figures of the tiers."),
+    Operation("delete", "/admin/blocks/pins/{name}", "Remove a pin."),
+    Operation("get", "/admin/blocks/tiers", "Statistics of the tiers."),
     Operation(
-        "delete", "/admin/blocks/tiers/{name}", "Empty a tier.", query={"models": one_of("own", "others", "all")}
+        "delete",
+        "/admin/blocks/tiers/{name}",
+        "Delete the chunks of a tier.",
+        query={"models": one_of("own", "others", "all")},
     ),
-    Operation("get", "/admin/cache", "List stored responses, the newest first.", query=_PAGE | _FILTERS),
+    Operation("get", "/admin/cache", "List stored responses, newest first.", query=_PAGE | _FILTERS),
     Operation(
         "delete",
         "/admin/cache",
-        "Remove the responses that fit, or mark them as expired.",
+        "Remove or expire the matching responses.",
         query={"all": _YES, "soft": _YES} | _FILTERS,
     ),
-    Operation("get", "/admin/cache/stats", "Figures of the stored responses."),
-    Operation("get", "/admin/cache/purges", "List what was removed by hand.", query={"limit": number(0)}),
-    Operation("get", "/admin/cache/queue", "List them in the order of their eviction.", query=_PAGE),
-    Operation("get", "/admin/cache/usage", "Tell who stores how much.", query={"by": TEXT}),
-    Operation("post", "/admin/reload", "Read the rules again."),
-    Operation("get", "/admin/cache/export", "Every stored response, a line each.", gives=LINES),
-    Operation("post", "/admin/cache/import", "Take the lines of an export back.", takes=LINES),
-    Operation("get", "/admin/cache/{id}", "Show the response whose id begins so."),
-    Operation("delete", "/admin/cache/{id}", "Remove the response whose id begins so.", query={"soft": _YES}),
+    Operation("get", "/admin/cache/stats", "Statistics of the stored responses."),
+    Operation("get", "/admin/cache/purges", "List the operator's removals.", query={"limit": number(0)}),
+    Operation("get", "/admin/cache/queue", "List responses in eviction order.", query=_PAGE),
+    Operation(
+        "get", "/admin/cache/usage", "List the stored bytes by tenant, model, endpoint, or tag.", query={"by": TEXT}
+    ),
+    Operation("post", "/admin/reload", "Reload the rules."),
+    Operation("get", "/admin/cache/export", "Export all stored responses, one line each.", gives=LINES),
+    Operation("post", "/admin/cache/import", "Import the lines of an export.", takes=LINES),
+    Operation("get", "/admin/cache/{id}", "Show a response by the beginning of its id."),
+    Operation("delete", "/admin/cache/{id}", "Remove a response by the beginning of its id.", query={"soft": _YES}),
     Operation("post", "/admin/cache/{id}/feedback", "Reject or approve a cached answer.", body="Feedback"),
     Operation(
         "get",
         "/admin/log",
-        "List what became of requests, the newest first.",
+        "List records of requests, newest first.",
         query=_LOG | {"before": number(0), "limit": number(0)},
     ),
-    Operation("get", "/admin/log/live", "What becomes of requests, as it happens.", query=_LOG, gives=EVENTS),
+    Operation("get", "/admin/log/live", "Stream new records of requests.", query=_LOG, gives=EVENTS),
     Operation(
         "get",
         "/admin/log/series",
-        "How many requests each layer answered over time, or how many had each reason.",
+        "Count requests over time by layer or reason.",
         query={"since": number(0), "step": number(1), "by": one_of("layer", "reason")},
     ),
-    Operation("get", "/admin/log/{id}", "Tell what became of one request, and why."),
+    Operation("get", "/admin/log/{id}", "Explain a request."),
     Operation(
         "get",
         "/admin/savings",
-        "Tell what the caches saved.",
+        "Report the savings of the caches.",
         query={"by": one_of("layer", "tenant", "model", "tag", "day"), "since": number(0)},
     ),
-    Operation("get", "/admin/cache/pins", "List the ids of the responses that are pinned."),
-    Operation("post", "/admin/cache/{id}/pin", "Have a response make room after all others."),
-    Operation("delete", "/admin/cache/{id}/pin", "Have it make room like others again."),
+    Operation("get", "/admin/cache/pins", "List the ids of pinned responses."),
+    Operation("post", "/admin/cache/{id}/pin", "Pin a response: it is evicted last."),
+    Operation("delete", "/admin/cache/{id}/pin", "Unpin a response."),
     Operation("get", "/admin/upstreams", "List the upstreams."),
     Operation(
-        "post", "/admin/upstreams/drain", "Send an upstream nothing new.", query={"name": TEXT}, needed=("name",)
+        "post", "/admin/upstreams/drain", "Send an upstream no new requests.", query={"name": TEXT}, needed=("name",)
     ),
-    Operation("post", "/admin/upstreams/undrain", "Send it requests again.", query={"name": TEXT}, needed=("name",)),
+    Operation(
+        "post", "/admin/upstreams/undrain", "Send an upstream requests again.", query={"name": TEXT}, needed=("name",)
+    ),
     Operation(
         "post",
         "/admin/explain",
-        "Tell which layer would answer a request, and why not the ones before it.",
+        "Predict which layer answers a request, and explain why earlier layers do not.",
         query={"api": one_of(*APIS)},
         body=_CHAT,
     ),

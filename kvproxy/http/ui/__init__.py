@@ -50,12 +50,12 @@ class BrowserRedirect:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
-            if "text/html" in Headers(scope=scope).get("accept", ""):
-                # Relative, because a reverse proxy may serve this one under a path.
-                app = RedirectResponse("ui/", status_code=307)
-        await app(scope, receive, send)
+        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        if is_root and "text/html" in Headers(scope=scope).get("accept", ""):
+            # Relative, because a reverse proxy may serve this one under a path.
+            await RedirectResponse("ui/", status_code=307)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def routes() -> list[BaseRoute]:

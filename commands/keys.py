@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.formatting import size
-from kvproxy.commands.options import Data, Json
+from kvproxy.commands.options import Data, Json, as_bytes
 from kvproxy.commands.output import print_json, print_result
 from kvproxy.commands.tables import print_table
+from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
 
@@ -29,7 +29,10 @@ def add(
         int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
     ] = None,
     stored_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.")
+        int | None,
+        typer.Option(
+            parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses; beyond it, its own are evicted."
+        ),
     ] = None,
     data: Data = None,
     as_json: Json = False,
@@ -68,7 +71,7 @@ def ls(data: Data = None, as_json: Json = False) -> None:
             client.requests_per_minute,
             client.tokens_per_minute,
             client.concurrent_requests,
-            None if client.stored_bytes is None else size(client.stored_bytes),
+            None if client.stored_bytes is None else format_bytes(client.stored_bytes),
         )
         for client in clients
     ]

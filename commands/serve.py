@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy import __version__
-from kvproxy.commands.options import Data, Store, TierDisk, TierDiskSize, TierHost, TierRedis
+from kvproxy.commands.options import Data, Store, TierDisk, TierDiskSize, TierHost, TierRedis, as_bytes, as_seconds
 
 if TYPE_CHECKING:
     from kvproxy.checks.servers import UpstreamCheck
@@ -40,7 +40,7 @@ def serve(
     num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None,
     block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None,
     kv_memory: Annotated[
-        float | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or bytes.")
+        str | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or a size such as 2GiB.")
     ] = None,
     device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None,
@@ -54,7 +54,9 @@ def serve(
     chunk_tokens: Annotated[int | None, Flag(help="Tokens per chunk of a tier.", show_default="256")] = None,
     policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None,
     max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None,
-    max_bytes: Annotated[int | None, Flag(help="Maximum bytes of stored responses.")] = None,
+    max_bytes: Annotated[
+        int | None, Flag(parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses, such as 2GiB.")
+    ] = None,
     min_similarity: Annotated[
         float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")
     ] = None,
@@ -64,7 +66,10 @@ def serve(
     shadow: Annotated[
         bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")
     ] = None,
-    ttl: Annotated[float | None, Flag(help="Seconds until a stored response expires.")] = None,
+    ttl: Annotated[
+        float | None,
+        Flag(parser=as_seconds, metavar="DURATION", help="Time until a stored response expires, such as 7d."),
+    ] = None,
     pace: Annotated[
         float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
     ] = None,

@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.formatting import percent, size
+from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json
 from kvproxy.commands.tables import print_table
 from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.units import format_bytes
 
 app = typer.Typer(help="List upstreams, and drain one for maintenance.")
 
@@ -82,7 +83,7 @@ def upstream_columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
         slots = [each["slots"] or {} for each in upstreams]
         columns["Slots#"] = [each.get("slots") for each in slots]
         columns["Saved#"] = [each.get("saved") for each in slots]
-        columns["On disk#"] = [size(each["saved_bytes"]) if each else None for each in slots]
+        columns["On disk#"] = [format_bytes(each["saved_bytes"]) if each else None for each in slots]
         columns["Restored#"] = [each.get("restores") for each in slots]
     return columns
 

@@ -32,13 +32,14 @@ def configuration() -> str:
         "",
         "Later sources win: defaults, a TOML file (`kvproxy.toml` in the data folder, or the one that `KVPROXY_CONFIG`",
         "names), the environment, flags of `kvproxy serve`. The environment variable of `cache.ttl` is `KVPROXY_CACHE__TTL`, and",
-        "those of the other settings follow the same pattern. A file for a model behind vLLM:",
+        "those of the other settings follow the same pattern. Durations and sizes are numbers of seconds and bytes, or have a",
+        "unit: `500ms`, `90s`, `5m`, `2h`, `7d`, and `512MiB`, `2GiB`. A file for a model behind vLLM:",
         "",
         "```toml",
         'upstream = "http://127.0.0.1:8000"',
         "",
         "[cache]",
-        "ttl = 3600",
+        'ttl = "1h"',
         "min_similarity = 0.97",
         "```",
     ]
@@ -61,7 +62,9 @@ def configuration() -> str:
 
 
 def _default(field: Any) -> str:
-    return "–" if field.default is None else f"`{field.default}`"
+    from kvproxy.settings.template import default_value
+
+    return "–" if field.default is None else f"`{default_value(field)}`"
 
 
 def commands() -> str:

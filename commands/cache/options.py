@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.commands.formatting import age
+from kvproxy.commands.options import as_seconds
 from kvproxy.commands.tables import Column, digest, text
 from kvproxy.proxy_client.cache import FilterValues
 
@@ -15,7 +16,10 @@ Key = Annotated[str | None, typer.Option(help="Only this exact key; its first di
 Prompt = Annotated[str | None, typer.Option(help="Only prompts that begin with this text.")]
 Search = Annotated[str | None, typer.Option(help="Only prompts that contain this text.")]
 Tag = Annotated[str | None, typer.Option(help="Only responses with this tag.")]
-OlderThan = Annotated[float | None, typer.Option(help="Only responses older than this many seconds.")]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(parser=as_seconds, metavar="DURATION", help="Only responses older than this, such as 1h or 7d."),
+]
 Tenant = Annotated[str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.")]
 Model = Annotated[str | None, typer.Option(help="Only responses of this model.")]
 

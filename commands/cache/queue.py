@@ -2,11 +2,12 @@
 
 import time
 
-from kvproxy.commands.formatting import age, duration, size
+from kvproxy.commands.formatting import age
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Limit, Store, Token, Url
 from kvproxy.commands.output import print_json
 from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.proxy_client.cache import open_cache
+from kvproxy.units import format_bytes, format_seconds
 
 
 def queue(
@@ -36,10 +37,10 @@ def queue(
                 entry["reason"],
                 f"{entry['priority']:.4g}",
                 age(entry["created"]),
-                duration(entry["expires"] - time.time()),
+                format_seconds(entry["expires"] - time.time()),
                 entry["hits"],
                 entry["prompt_tokens"] + entry["completion_tokens"],
-                size(entry["bytes"]),
+                format_bytes(entry["bytes"]),
                 entry["model"],
                 entry["prompt"],
             )

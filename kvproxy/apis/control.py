@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
 from kvproxy.request_rule import NO_RULE, RequestRule
+from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
@@ -73,10 +74,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
         directives[name.lower()] = value.strip('"')
 
     def age(name: str) -> float | None:
-        return _number(directives, name, math.inf, f"takes seconds, as in {name}=60")
-
-    def score(name: str) -> float | None:
-        return _number(directives, name, 1.0, f"takes a number from 0 to 1, as in {name}=0.9")
+        return None if name not in directives else _seconds(directives[name], f"Cache-Control: {name}", "Cache-Control")
 
     return Control(
         no_cache="no-cache" in directives,
@@ -85,12 +83,12 @@ def read_control(headers: Mapping[str, str]) -> Control:
         confirm="confirm" in directives,
         max_age=age("max-age"),
         stale_if_error=age("stale-if-error"),
-        limits=Limits(score("min-similarity"), score("min-probability"), score("max-error")),
+        limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
         tags=_tags(headers.get(TAGS, "")),
-        ttl=_header_number(headers, TTL, "seconds", "to disable storing"),
+        ttl=_header_seconds(headers, TTL),
         priority=_priority(headers.get(PRIORITY, "0")),
-        timeout=_header_number(headers, TIMEOUT, "seconds", "to use the caches only"),
-        pace=_header_number(headers, PACE, "tokens per second", "for no limit"),
+        timeout=_header_seconds(headers, TIMEOUT),
+        pace=_pace(headers),
     )
 
 
@@ -101,21 +99,34 @@ def _unknown_header(name: str) -> InvalidRequest:
     return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
 
 
-def _number(directives: Mapping[str, str], name: str, most: float, form: str) -> float | None:
+def _score(directives: Mapping[str, str], name: str) -> float | None:
     if name not in directives:
         return None
     number = _parse(directives[name])
-    if not (0 <= number <= most and number < math.inf):
-        raise InvalidRequest(f"Cache-Control: {name} {form}", param="Cache-Control")
+    if not 0 <= number <= 1:
+        raise InvalidRequest(
+            f"Cache-Control: {name} takes a number from 0 to 1, as in {name}=0.9", param="Cache-Control"
+        )
     return number
 
 
-def _header_number(headers: Mapping[str, str], name: str, unit: str, zero: str) -> float | None:
-    if name not in headers:
+def _header_seconds(headers: Mapping[str, str], name: str) -> float | None:
+    return None if name not in headers else _seconds(headers[name], name, name)
+
+
+def _seconds(text: str, name: str, param: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", param=param) from None
+
+
+def _pace(headers: Mapping[str, str]) -> float | None:
+    if PACE not in headers:
         return None
-    number = _parse(headers[name])
+    number = _parse(headers[PACE])
     if not 0 <= number < math.inf:
-        raise InvalidRequest(f"{name} takes {unit}, as in {name}: 600, or 0 {zero}", param=name)
+        raise InvalidRequest(f"{PACE} takes tokens per second, as in {PACE}: 50, or 0 for no limit", param=PACE)
     return number
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Section
 
 CLIENT = "client:"
 """Prefix of a client's tenant."""
@@ -16,8 +16,8 @@ class ClientSettings(Section):
     requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
-    stored_bytes: int | None = Field(
-        None, ge=0, description="Maximum bytes of stored responses; beyond it, its own least useful are evicted."
+    stored_bytes: Bytes | None = Field(
+        None, ge=0, description="Maximum size of stored responses; beyond it, its own least useful are evicted."
     )
 
     @property

@@ -2,7 +2,7 @@
 
 from pydantic import Field, field_validator
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Seconds, Section
 
 
 class TelemetrySettings(Section):
@@ -19,7 +19,7 @@ class TelemetrySettings(Section):
         le=1,
         description="Sampled share of traces that begin here; traces of clients keep the client's decision.",
     )
-    interval: float = Field(5.0, gt=0, description="Seconds between batches.")
+    interval: Seconds = Field(5.0, gt=0, description="Time between batches.")
 
     @field_validator("endpoint")
     @classmethod

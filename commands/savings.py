@@ -9,7 +9,7 @@ import typer
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url, as_seconds
 from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import print_table, text
+from kvproxy.commands.tables import Columns, Layout, Wide, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
@@ -31,6 +31,8 @@ def savings(
         float | None,
         typer.Option(parser=as_seconds, metavar="DURATION", help="Only whole days within this duration, such as 7d."),
     ] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     data: Data = None,
@@ -57,15 +59,16 @@ def savings(
             text(by.value.capitalize()),
             "Requests#",
             "Hits#",
-            "Prompt tokens#",
-            "Response tokens#",
-            "Reused tokens#",
+            "Prompt tokens#?",
+            "Response tokens#?",
+            "Reused tokens#?",
             "Seconds#",
             f"{report.currency}#",
             f"At least {report.currency}#",
         ),
         map(_row, [*report.rows, *([report.total] if has_total and report.total else [])]),
         empty="no requests yet",
+        layout=Layout(wide, columns),
     )
     if report.rows:
         _print_notes(report)

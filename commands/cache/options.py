@@ -32,14 +32,23 @@ def filter_values(**values: str | float | None) -> FilterValues:
 def entry_columns(entries: Iterable[dict[str, Any]]) -> list[Column | str]:
     """Return the columns of entries; the tenant and the pin only if they tell entries apart."""
     entries = list(entries)
-    tenant = ["Tenant"] if any(entry["tenant"] != "public" for entry in entries) else []
-    pinned = ["Pinned"] if any(entry["pinned"] for entry in entries) else []
-    return [digest("Id"), "Age#", "Hits#", "Model", *tenant, *pinned, digest("Namespace", 8), text("Prompt")]
+    tenant = ["Tenant?"] if any(entry["tenant"] != "public" for entry in entries) else []
+    pinned = ["Pinned?"] if any(entry["pinned"] for entry in entries) else []
+    return [
+        digest("Id"),
+        "Age#",
+        "Hits#",
+        "Model?",
+        *tenant,
+        *pinned,
+        digest("Namespace", 8, optional=True),
+        text("Prompt"),
+    ]
 
 
 def entry_row(entry: dict[str, Any], columns: list[Column | str]) -> list[object]:
     """Return the cells of an entry."""
-    tenant = [entry["tenant"].removeprefix("client:")] if "Tenant" in columns else []
-    pinned = ["yes" if entry["pinned"] else None] if "Pinned" in columns else []
+    tenant = [entry["tenant"].removeprefix("client:")] if "Tenant?" in columns else []
+    pinned = ["yes" if entry["pinned"] else None] if "Pinned?" in columns else []
     names = [*tenant, *pinned, entry["namespace"]]
     return [entry["id"], age(entry["created"]), entry["hits"], entry["model"], *names, entry["prompt"]]

@@ -5,13 +5,15 @@ import time
 from kvproxy.commands.formatting import age
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Limit, Store, Token, Url
 from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import Columns, Layout, Wide, digest, print_table, text
 from kvproxy.proxy_client.cache import open_cache
 from kvproxy.units import format_bytes, format_seconds
 
 
 def queue(
     limit: Limit = 20,
+    wide: Wide = False,
+    columns: Columns = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
@@ -30,7 +32,18 @@ def queue(
         print_json(entries)
         return
     print_table(
-        (digest("Id"), "Reason", "Value#", "Age#", "Expires in#", "Hits#", "Tokens#", "Size#", "Model", text("Prompt")),
+        (
+            digest("Id"),
+            "Reason",
+            "Value#?",
+            "Age#?",
+            "Expires in#",
+            "Hits#",
+            "Tokens#?",
+            "Size#",
+            "Model?",
+            text("Prompt"),
+        ),
         (
             (
                 entry["id"],
@@ -47,4 +60,5 @@ def queue(
             for entry in entries
         ),
         empty="no response is stored",
+        layout=Layout(wide, columns),
     )

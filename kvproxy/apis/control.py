@@ -12,14 +12,15 @@ from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
-PACE, TIMEOUT = (HEADER_PREFIX + name for name in ("pace", "timeout"))
+PACE, TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("pace", "timeout", "namespace"))
 ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
 """Carries the admin token if `Authorization` carries the client's key."""
-DIRECTIVE_HEADERS = (PACE, PRIORITY, TAGS, TIMEOUT, TTL)
+DIRECTIVE_HEADERS = (NAMESPACE, PACE, PRIORITY, TAGS, TIMEOUT, TTL)
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
 """Valid headers. Clients may send back the id of a response; it has no effect."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
+MAX_NAMESPACE_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Control:
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
         pace: replay rate of a stream in tokens per second; 0 is unlimited.
+        namespace: name of the part of the cache to use; requests of different names share no responses.
         rule: the operator's rule.
     """
 
@@ -50,6 +52,7 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
+    namespace: str = ""
     rule: RequestRule = NO_RULE
 
 
@@ -89,6 +92,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
         priority=_priority(headers.get(PRIORITY, "0")),
         timeout=_header_seconds(headers, TIMEOUT),
         pace=_pace(headers),
+        namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
     )
 
 
@@ -135,6 +139,14 @@ def _parse(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def check_namespace(text: str, param: str) -> str:
+    """Return a namespace without surrounding blanks. Raises InvalidRequest if it is too long."""
+    name = text.strip()
+    if len(name) > MAX_NAMESPACE_LENGTH:
+        raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)
+    return name
 
 
 def _tags(text: str) -> tuple[str, ...]:

@@ -41,7 +41,10 @@ def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        *[("cache-control", f"max-age={value}", "max-age: .* is not a duration") for value in ("", "x", "nan", "-1", "inf")],
+        *[
+            ("cache-control", f"max-age={value}", "max-age: .* is not a duration")
+            for value in ("", "x", "nan", "-1", "inf")
+        ],
         ("cache-control", "stale-if-error=-1", "stale-if-error: .* is not a duration"),
         *[
             ("cache-control", f"{name}={value}", "from 0 to 1")
@@ -51,7 +54,10 @@ def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -
         ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),
         ("x-kvproxy-semantic", "off", "valid headers are x-kvproxy-namespace, x-kvproxy-pace, .*x-kvproxy-ttl"),
         ("x-kvproxy-", "1", "valid headers are"),
-        *[("x-kvproxy-ttl", value, "is not a duration: use a form such as 90s") for value in ("-1", "nan", "inf", "", "x")],
+        *[
+            ("x-kvproxy-ttl", value, "is not a duration: use a form such as 90s")
+            for value in ("-1", "nan", "inf", "", "x")
+        ],
         ("x-kvproxy-pace", "-1", "tokens per second"),
         ("x-kvproxy-timeout", "inf", "is not a duration"),
         *[("x-kvproxy-priority", value, "from 0 to 9") for value in ("10", "-1", "", "x", "\u0665", "0123456789")],

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands import (
+    backup,
     blocks,
     cache,
     config,
@@ -55,6 +56,8 @@ app.command("calibrate", rich_help_panel="Analyse")(calibrate.calibrate)
 app.command("warm", rich_help_panel="Operate")(warm.warm)
 app.add_typer(upstreams.app, name="upstreams", rich_help_panel="Operate")
 app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
+app.command("backup", rich_help_panel="Operate")(backup.backup)
+app.command("restore", rich_help_panel="Operate")(backup.restore)
 app.command("reload", rich_help_panel="Operate")(reload.reload)
 
 

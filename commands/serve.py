@@ -74,6 +74,10 @@ def serve(
         float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
     ] = None,
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None,
+    log_level: Annotated[
+        str | None, Flag(help="Least severe messages of the log: debug, info, warning or error.", show_default="info")
+    ] = None,
+    log_format: Annotated[str | None, Flag(help="Format of the log: text or json.", show_default="text")] = None,
     as_json: Annotated[bool, Flag("--json", help="Print the URL and the models as one JSON line.")] = False,
 ) -> None:
     """Run the proxy with a model, or in front of upstreams.
@@ -113,6 +117,7 @@ def serve(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
         access=_given(open=open_ or None),
+        log=_given(level=log_level, format=log_format),
         cache=_given(
             policy=policy,
             min_similarity=min_similarity,

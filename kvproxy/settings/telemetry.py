@@ -1,8 +1,17 @@
-"""Settings of telemetry."""
+"""Settings of the log and of telemetry."""
+
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from kvproxy.settings.section import Seconds, Section
+
+
+class LogSettings(Section):
+    """The log of the process, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe messages to print.")
+    format: Literal["text", "json"] = Field("text", description="Lines of text, or one JSON object per line.")
 
 
 class TelemetrySettings(Section):

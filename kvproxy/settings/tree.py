@@ -32,7 +32,7 @@ from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
-from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.settings.telemetry import LogSettings, TelemetrySettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.toml_lines import SettingConflict, SettingPath, line_of
 from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamServer, UpstreamSettings
@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
     journal: JournalSettings = JournalSettings()
+    log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @field_validator("store", mode="before")

@@ -218,7 +218,9 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     made = result("keys", "add", "team", *flags, "--data", tmp_path)
     assert made["name"] == "team"
-    assert result("keys", "ls", "--data", tmp_path) == [{"name": "team", **limits}]
+    assert result("keys", "ls", "--data", tmp_path) == [
+        {"name": "team", "last_used": None, "previous_key_expires": None, **limits}
+    ]
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
 
 

@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.responses": {"kvproxy.index", *(
         f"kvproxy.{package}" for package in ("errors", "settings", "encryption", "redaction")
     )},
+    "kvproxy.library": {"kvproxy.index", "kvproxy.responses", "kvproxy.settings"},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.units": set(),

@@ -5,11 +5,15 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.extras import require
+
+if TYPE_CHECKING:
+    from kvproxy.charts import Chart
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -81,6 +85,15 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         )
     if suffixes == PLOT_SUFFIXES:
         require("matplotlib")
+
+
+def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
+    """Save charts, unless the file is None; its suffix selects the format."""
+    if file is not None:
+        from kvproxy.charts import save
+
+        with explain_write_errors(file):
+            save(charts, file)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,18 @@
 """Prints results: facts and sentences for people, JSON for scripts."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvproxy.commands.formatting import json_text, one_line
+
+if TYPE_CHECKING:
+    from kvproxy.charts import Chart
+
+_CHART_WIDTH = 100
 
 
 def print_json(value: Any) -> None:
@@ -38,6 +44,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     for name, value in values.items():
         found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
+
+
+def print_charts(charts: "Sequence[Chart]") -> None:
+    """Draw charts, at a terminal only."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    if console.is_terminal and charts:
+        from kvproxy.charts import draw
+
+        typer.echo(draw(charts, min(console.width, _CHART_WIDTH), colours=console.color_system is not None))
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ import typer
 
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_json, progress_bar
+from kvproxy.commands.output import print_charts, print_json, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
+    from kvproxy.charts import Chart
     from kvproxy.index.evaluation.calibrate import Calibration, Point
     from kvproxy.index.evaluation.streams import Report
 
@@ -46,7 +47,7 @@ def calibrate(
 
     Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
     from kvproxy.errors import SettingsError
     from kvproxy.offline import calibration
     from kvproxy.settings import load_settings
@@ -58,37 +59,38 @@ def calibrate(
             report = calibration.calibrate_stream(
                 stream, settings, max_error, judge, judge_error, orders, lambda step, share: progress(share)
             )
-        if plot is not None:
-            with explain_write_errors(plot):
-                calibration.plot_stream(report, plot)
-        print_json(report.document()) if as_json else _print_stream(report)
+        charts = calibration.stream_charts(report)
+        save_charts(charts, plot)
+        print_json(report.document()) if as_json else _print_stream(report, charts)
     elif pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
             result = calibration.calibrate_pairs(pairs, settings, target_error, progress)
-        if plot is not None:
-            with explain_write_errors(plot):
-                calibration.plot_calibration(result, plot)
-        print_json(result.document()) if as_json else _print_pairs(result)
+        charts = calibration.calibration_charts(result)
+        save_charts(charts, plot)
+        print_json(result.document()) if as_json else _print_pairs(result, charts)
     else:
         raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
 
 
-def _print_pairs(result: "Calibration") -> None:
-    columns = ["Level#", "Hits#", "Hit rate#", "95% interval#", "Wrong#", "95% interval#"]
-    for name, curve in result.curves.items():
-        level = result.recommended[name]
-        marked = (result.default[name], level)
-        points = [point for index, point in enumerate(curve) if index % 5 == 0 or point.level in marked]
-        print_table(columns, map(_row, points), title=name)
-        limit = f"{percent(result.target_error)} wrong hits"
-        advice = f"no level keeps {limit}" if level is None else f"level {level} keeps {limit}"
-        typer.echo(f"{advice}; in use: {result.default[name]}\n")
+def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them equivalent")
+    rows = []
+    for name, curve in result.curves.items():
+        level, used = result.recommended[name], result.default[name]
+        limit = f"{percent(result.target_error)} wrong hits"
+        decision = f"no level keeps {limit}" if level is None else f"level {level} keeps {limit}"
+        typer.echo(f"{name}: {decision}; in use: {used}")
+        rows += [(name, *_row(point, used, level)) for point in curve if point.level in (used, level)]
+    print_charts(charts)
+    columns = ["Policy", "Level#", "Use", "Hits#", "Hit rate#", "95% interval#?", "Wrong#", "95% interval#?"]
+    print_table(columns, rows)
 
 
-def _row(point: "Point") -> list[object]:
+def _row(point: "Point", used: float, recommended: float | None) -> list[object]:
+    uses = [name for name, level in (("in use", used), ("recommended", recommended)) if point.level == level]
     return [
         f"{point.level:.4g}",
+        ", ".join(uses),
         point.served,
         percent(point.hit_rate),
         "-".join(map(percent, point.hit_interval)),
@@ -97,7 +99,8 @@ def _row(point: "Point") -> list[object]:
     ]
 
 
-def _print_stream(report: "Report") -> None:
+def _print_stream(report: "Report", charts: "list[Chart]") -> None:
+    print_charts(charts)
     rows = [
         (
             name if name != "threshold" or report.level is None else f"threshold {report.level}",

@@ -16,7 +16,7 @@ from kvproxy.commands.analyse.options import (
 )
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_json, print_note, progress_bar
+from kvproxy.commands.output import print_charts, print_json, print_note, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def estimate(
     """
     import asyncio
 
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, read_text
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, read_text, save_charts
     from kvproxy.offline.estimate import estimate as run
-    from kvproxy.offline.estimate import plot_estimate
+    from kvproxy.offline.estimate import estimate_charts
     from kvproxy.offline.request_log import read_log
     from kvproxy.settings import load_settings
 
@@ -57,13 +57,13 @@ def estimate(
         found = asyncio.run(
             run(content.requests, settings, loaded, block_size, sizes, lambda step, share: progress(share), draws)
         )
-    if plot is not None:
-        with explain_write_errors(plot):
-            plot_estimate(found, plot)
+    charts = estimate_charts(found)
+    save_charts(charts, plot)
     if as_json:
         print_json(_document(found) | {"passed_over": content.skipped, "failures": len(content.errors)})
         return
     _print(found)
+    print_charts(charts)
     for error in content.errors[:5]:
         print_note(f"line {error.line}: {error.message}")
     if tokenizer is None:

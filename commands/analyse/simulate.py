@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import parse_sizes
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, write_chunks
+from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts, write_chunks
 from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_facts, print_json, progress_bar
+from kvproxy.commands.output import print_charts, print_facts, print_json, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def simulate(
     """
     from kvproxy.errors import NotFound
     from kvproxy.offline.simulate.sweep import bytes_per_token as model_bytes_per_token
-    from kvproxy.offline.simulate.sweep import plot_sweep
+    from kvproxy.offline.simulate.sweep import sweep_charts
     from kvproxy.offline.simulate.workload import trace_kind
 
     if not trace.is_file():
@@ -57,13 +57,13 @@ def simulate(
     result = _sweep(trace, parse_sizes(blocks, 1), policies, block_size)
     if model is not None:
         bytes_per_token = model_bytes_per_token(model)
-    if plot is not None:
-        with explain_write_errors(plot):
-            plot_sweep(result, plot)
+    charts = sweep_charts(result)
+    save_charts(charts, plot)
     if as_json:
         print_json(_document(result, bytes_per_token))
     else:
         _print(result, bytes_per_token)
+        print_charts(charts)
 
 
 def _replay_conformance(trace: Path, out: Path | None, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvproxy.charts import Chart, Line
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.calibrate import Calibration, Levels, calibrate
@@ -94,45 +95,34 @@ def calibrate_stream(
         )
 
 
-def plot_calibration(result: Calibration, path: Path) -> None:
-    """Plot wrong hits over the hit rate; the file's suffix selects the format."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
+def calibration_charts(result: Calibration) -> list[Chart]:
+    """Return the wrong hits over the hit rate, by policy."""
+    lines = []
     for name, points in result.curves.items():
         served = [point for point in points if point.served]
+        lows, highs = zip(*(point.wrong_interval for point in served), strict=True) if served else ((), ())
         rates, wrong = [point.hit_rate for point in served], [point.wrong_share or 0.0 for point in served]
-        (line,) = axes.plot(rates, wrong, label=name)
-        low, high = zip(*(point.wrong_interval for point in served), strict=True) if served else ((), ())
-        axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.15)
-    axes.axhline(result.target_error, color="grey", linewidth=1, label="target error")
-    axes.set_xlabel("hit rate on equivalent pairs")
-    axes.set_ylabel("share of wrong hits")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
+        lines.append(Line(name, rates, wrong, lows, highs))
+    levels = [("target error", result.target_error)]
+    return [Chart("hit rate on equivalent pairs", "wrong hits", lines, levels=levels, is_share=True)]
 
 
-def plot_stream(report: Report, path: Path) -> None:
-    """Plot hit rates and wrong hits over the requests; the file's suffix selects the format."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    hits, errors = figure.subplots(2, 1, sharex=True)
-    for name, outcome in report.outcomes.items():
-        points = curve(outcome)
-        requests = [point[0] for point in points]
-        hits.plot(requests, [served / count for count, served, _ in points], label=name)
-        errors.plot(requests, [wrong / max(1, served) for _, served, wrong in points], label=name)
-    errors.axhline(report.max_error, color="grey", linewidth=1, label="max_error")
-    hits.set_ylabel("hit rate")
-    errors.set_ylabel("share of wrong hits")
-    errors.set_xlabel("requests")
-    for axes in (hits, errors):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path)
+def stream_charts(report: Report) -> list[Chart]:
+    """Return hit rates, and wrong hits, over the requests."""
+    curves = {name: curve(outcome) for name, outcome in report.outcomes.items()}
+    hits = [
+        Line(name, [count for count, _, _ in points], [served / count for count, served, _ in points])
+        for name, points in curves.items()
+    ]
+    wrong = [
+        Line(name, [count for count, _, _ in points], [errors / max(1, served) for _, served, errors in points])
+        for name, points in curves.items()
+    ]
+    levels = [("max_error", report.max_error)]
+    return [
+        Chart("requests", "hit rate", hits, is_share=True),
+        Chart("requests", "wrong hits", wrong, levels=levels, is_share=True),
+    ]
 
 
 @contextlib.contextmanager

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
+from kvproxy.charts import Chart, Line
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
 from kvproxy.index.evaluation.wilson import wilson
@@ -117,30 +117,23 @@ async def estimate(
     )
 
 
-def plot_estimate(found: Estimate, path: Path) -> None:
-    """Plot an estimate; the file's suffix selects the format (png, svg, pdf)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    hits, reuse = figure.subplots(2, 1, height_ratios=(1, 3))
-    left = 0
-    for name, count in (("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)):
-        hits.barh([0], [count], left=left, label=f"{name}: {count:,}")
-        left += count
-    hits.set_yticks([])
-    hits.set_xlabel("requests by layer")
-    hits.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.6), frameon=False)
-    for name, prefix in (("with cached responses", found.prefix), ("without cached responses", found.prefix_alone)):
-        sizes = [point.blocks for point in prefix.points]
-        reuse.plot(sizes, [prefix.share(point.reused) for point in prefix.points], marker="o", label=name)
-        reuse.axhline(prefix.share(prefix.endless), color="grey", linewidth=1, linestyle=":")
-    reuse.set_xscale("log")
-    reuse.set_ylim(0, 1)
-    reuse.set_xlabel(f"blocks of {found.prefix.block_size} tokens in the pool")
-    reuse.set_ylabel("share of prompt tokens reused")
-    reuse.grid(alpha=0.3)
-    reuse.legend()
-    figure.savefig(path)
+def estimate_charts(found: Estimate) -> list[Chart]:
+    """Return the requests by layer, and the reused prompt tokens by pool size."""
+    bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
+    tokens = found.prefix.block_size
+    lines = [
+        Line(
+            name,
+            [point.blocks * tokens for point in prefix.points],
+            [prefix.share(point.reused) for point in prefix.points],
+        )
+        for name, prefix in (("with cached responses", found.prefix), ("without", found.prefix_alone))
+    ]
+    levels = [("unlimited pool", found.prefix.share(found.prefix.endless))]
+    return [
+        Chart("requests by layer", "", bars=[(name, float(count)) for name, count in bars]),
+        Chart("tokens in the pool", "reused prompt tokens", lines, levels=levels, log_x=True, is_share=True),
+    ]
 
 
 async def _replays(

@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.units": set(),
+    "kvproxy.charts": set(),
     "kvproxy.data_folder": {"kvproxy.errors"},
     "kvproxy.backup": {"kvproxy", "kvproxy.data_folder", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
@@ -76,11 +77,12 @@ ALLOWED: dict[str, set[str]] = {
         "backends.protocol", "backends.prefix_cache", "backends.admission",
         "errors", "generation", "settings", "encryption", "blocks", "engine", "apis", "tiers", "upstreams",
     )},
-    "kvproxy.offline.simulate": {"kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
+    "kvproxy.offline.simulate": {"kvproxy.charts", "kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
     # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
     "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
         f"kvproxy.{package}" for package in (
             "upstreams", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
+            "charts",
     ))},
     "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
@@ -93,7 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{package}" for package in (
         "errors", "extras", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline",
-        "offline.simulate", "proxy_client", "units", "backup",
+        "offline.simulate", "proxy_client", "units", "backup", "charts",
     ))},
 }  # fmt: skip
 NO_TORCH = tuple(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvproxy.charts import Chart, Line
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
 from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.eviction_policies import BELADY
@@ -112,20 +113,9 @@ def bytes_per_token(folder: Path) -> int:
         ) from None
 
 
-def plot_sweep(sweep: Sweep, path: Path) -> None:
-    """Plot hit rates by pool size; the file's suffix selects the format (png, svg, pdf)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for policy, rates in sweep.rates.items():
-        linestyle = "--" if policy == BELADY else "-"
-        axes.plot(sweep.sizes, rates, marker="o", markersize=4, label=policy, linestyle=linestyle)
-    axes.axhline(sweep.unlimited, color="grey", linewidth=1, label="unlimited pool")
-    axes.set_xscale("log")
-    axes.set_xlabel(f"blocks of {sweep.block_tokens} tokens in the pool")
-    axes.set_ylabel("hit blocks / all blocks")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    """Return the hit rates by pool size, by policy."""
+    sizes = [size * sweep.block_tokens for size in sweep.sizes]
+    lines = [Line(policy, sizes, rates, is_dashed=policy == BELADY) for policy, rates in sweep.rates.items()]
+    levels = [("unlimited pool", sweep.unlimited)]
+    return [Chart("tokens in the pool", "hit rate", lines, levels=levels, log_x=True, is_share=True)]

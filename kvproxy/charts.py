@@ -1,0 +1,137 @@
+"""Charts of the analyses: drawn at a terminal by plotext, and saved as files by matplotlib, in the colours of the dashboard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The palette of Okabe and Ito, which the dashboard uses: readable for the colour-blind.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_GREY = "#8b94a3"
+_HEIGHT = 14
+_BAR_HEIGHT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        lows, highs: an interval around each value; empty without one. Terminals do not show it.
+        is_dashed: tell it from the others; terminals do not show it.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    lows: Sequence[float] = ()
+    highs: Sequence[float] = ()
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with lines, or with bars.
+
+    Attributes:
+        bars: pairs of a name and a value; horizontal bars.
+        levels: pairs of a name and a value; horizontal lines.
+        log_x: use a logarithmic horizontal axis.
+        is_share: the values are shares of 1, shown as percentages.
+    """
+
+    x_label: str
+    y_label: str
+    lines: Sequence[Line] = ()
+    bars: Sequence[tuple[str, float]] = ()
+    levels: Sequence[tuple[str, float]] = field(default=())
+    log_x: bool = False
+    is_share: bool = False
+
+
+def draw(charts: Sequence[Chart], width: int, *, colours: bool = True) -> str:
+    """Return charts as text for a terminal of a width in characters."""
+    return "\n".join(_drawn(chart, width, colours) for chart in charts)
+
+
+def save(charts: Sequence[Chart], path: Path) -> None:
+    """Save charts below each other; the file's suffix selects the format (png, svg, pdf)."""
+    from matplotlib.figure import Figure
+
+    heights = [1 + len(chart.bars) / 3 if chart.bars else 4 for chart in charts]
+    figure = Figure(figsize=(8, sum(heights) + 1), layout="constrained")
+    axes = figure.subplots(len(charts), 1, height_ratios=heights, squeeze=False)
+    for chart, each in zip(charts, axes[:, 0], strict=True):
+        _plot(chart, each)
+    figure.savefig(path)
+
+
+def _drawn(chart: Chart, width: int, colours: bool) -> str:
+    # Typed as Any: plotext has no types. It draws on one figure of the module.
+    import plotext
+
+    plot: Any = plotext
+    plot.clear_figure()
+    plot.theme("clear")
+    scale = 100 if chart.is_share else 1
+    unit = " in %" if chart.is_share else ""
+    if chart.bars:
+        names, values = zip(*chart.bars, strict=True)
+        plot.simple_bar(names, [value * scale for value in values], width=width, title=f"{chart.x_label}{unit}")
+    else:
+        plot.plotsize(width, _HEIGHT)
+        for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):
+            ys = [y * scale for y in line.ys]
+            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(colour))
+        for name, value in chart.levels:
+            xs = [x for line in chart.lines for x in line.xs] or [0, 1]
+            plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
+        if chart.log_x:
+            plot.xscale("log")
+        if chart.is_share:
+            plot.ylim(0, None)
+        plot.xlabel(chart.x_label)
+        plot.title(f"{chart.y_label}{unit}")
+    text: str = plot.build()
+    lines = (text if colours else plot.uncolorize(text)).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _plot(chart: Chart, axes: "Axes") -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    if chart.bars:
+        names, values = zip(*reversed(chart.bars), strict=True)
+        axes.barh(names, values, color=_COLOURS[0])
+        axes.set_xlabel(chart.x_label)
+        if chart.is_share:
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        return
+    for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):
+        marker = "o" if len(line.xs) < 30 else ""
+        style = "--" if line.is_dashed else "-"
+        axes.plot(line.xs, line.ys, label=line.name, color=colour, marker=marker, markersize=4, linestyle=style)
+        if line.lows:
+            axes.fill_between(line.xs, line.lows, line.highs, color=colour, alpha=0.15)
+    for name, value in chart.levels:
+        axes.axhline(value, color=_GREY, linewidth=1, label=name)
+    if chart.log_x:
+        axes.set_xscale("log")
+    if chart.is_share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _repeated(count: int) -> list[str]:
+    return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands import (
+    backup,
     blocks,
     cache,
     config,
@@ -55,6 +56,8 @@ app.command("calibrate", rich_help_panel="Analyse")(calibrate.calibrate)
 app.command("warm", rich_help_panel="Operate")(warm.warm)
 app.add_typer(upstreams.app, name="upstreams", rich_help_panel="Operate")
 app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
+app.command("backup", rich_help_panel="Operate")(backup.backup)
+app.command("restore", rich_help_panel="Operate")(backup.restore)
 app.command("reload", rich_help_panel="Operate")(reload.reload)
 
 
@@ -79,7 +82,12 @@ def main() -> None:
     """Run a command; an error is one line and an exit code."""
     disable_usage_reports()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:
+        _print_usage_error(error)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(1)
     except KvproxyError as error:
         typer.echo(f"kvproxy: {error.message}", err=True)
         sys.exit(error.exit_code)
@@ -97,3 +105,12 @@ def main() -> None:
         name = type(error).__name__
         typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
         sys.exit(1)
+
+
+def _print_usage_error(error: typer.TyperException) -> None:
+    # Typer's base class does not declare what all its errors have.
+    message: str = error.format_message()
+    context: typer.Context | None = getattr(error, "ctx", None)
+    if message:  # Without arguments, the help is printed already.
+        path = "kvproxy" if context is None else context.command_path
+        typer.echo(f"{path}: {message.rstrip('.')} ({path} --help lists the options)", err=True)

@@ -5,24 +5,16 @@ import time
 from datetime import datetime
 from typing import Any
 
-_TIMES = (("d", 86_400), ("h", 3_600), ("min", 60))
-_SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+from kvproxy.units import format_seconds
+
 # C0 and C1 controls: an escape sequence in a prompt could move the cursor or rename the window.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
-def duration(seconds: float) -> str:
-    """Format a duration in its largest unit, such as `3 min`."""
-    for unit, size in _TIMES:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
 def age(created: float) -> str:
     """Format the time since a moment in seconds since the epoch."""
-    return duration(time.time() - created)
+    return format_seconds(round(time.time() - created))
 
 
 def moment(seconds: float) -> str:
@@ -31,14 +23,6 @@ def moment(seconds: float) -> str:
         return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return f"{seconds:g}"
-
-
-def size(count: float) -> str:
-    """Format bytes in their largest unit, such as `1.2 MiB`."""
-    for unit, step in _SIZES:
-        if count >= step:
-            return f"{count / step:,.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def percent(share: float) -> str:

@@ -1,13 +1,15 @@
 """kvproxy keys: the clients of the proxy."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvproxy.commands.formatting import size
-from kvproxy.commands.options import Data, Json
+from kvproxy.commands.formatting import age
+from kvproxy.commands.options import Data, Json, as_bytes, as_seconds
 from kvproxy.commands.output import print_json, print_result
 from kvproxy.commands.tables import print_table
+from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
 
@@ -29,7 +31,10 @@ def add(
         int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
     ] = None,
     stored_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Maximum bytes of stored responses; beyond it, its own are evicted.")
+        int | None,
+        typer.Option(
+            parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses; beyond it, its own are evicted."
+        ),
     ] = None,
     data: Data = None,
     as_json: Json = False,
@@ -51,16 +56,20 @@ def add(
 
 @app.command("ls")
 def ls(data: Data = None, as_json: Json = False) -> None:
-    """List clients and their limits.
+    """List clients with their limits and last use.
+
+    The last use is that of the journal.
 
     Example: kvproxy keys ls
     """
     from kvproxy.clients import all_clients
     from kvproxy.settings import load_settings
 
-    clients = all_clients(load_settings(data=data))
+    settings = load_settings(data=data)
+    clients, used = all_clients(settings), _last_uses(settings.data)
     if as_json:
-        print_json([client.model_dump(include={"name", *_LIMITS}) for client in clients])
+        shown = {"name", "previous_key_expires", *_LIMITS}
+        print_json([client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients])
         return
     rows = [
         (
@@ -68,12 +77,46 @@ def ls(data: Data = None, as_json: Json = False) -> None:
             client.requests_per_minute,
             client.tokens_per_minute,
             client.concurrent_requests,
-            None if client.stored_bytes is None else size(client.stored_bytes),
+            None if client.stored_bytes is None else format_bytes(client.stored_bytes),
+            None if client.name not in used else f"{age(used[client.name])} ago",
         )
         for client in clients
     ]
-    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#")
+    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used")
     print_table(columns, rows, empty="no clients: the proxy accepts requests without a key")
+
+
+def _last_uses(data: Path) -> dict[str, float]:
+    from kvproxy.journal.reader import Reader
+    from kvproxy.journal.schema import FILE
+
+    return Reader(data / FILE).last_uses() if (data / FILE).is_file() else {}
+
+
+@app.command("rotate")
+def rotate(
+    name: Name,
+    grace: Annotated[
+        float,
+        typer.Option(
+            parser=as_seconds, metavar="DURATION", help="Time in which the old key stays valid.", show_default="1d"
+        ),
+    ] = 86_400.0,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Replace the API key of a client, and print the new one.
+
+    The old key stays valid for a day, so that applications can change at any time; --grace 0 revokes it at once. Stored
+    responses, quotas, and the journal stay those of the client.
+
+    Example: kvproxy keys rotate search-team --grace 7d
+    """
+    from kvproxy.clients import rotate_key
+    from kvproxy.settings import load_settings
+
+    key = rotate_key(load_settings(data=data), name, grace)
+    print_result({"name": name, "key": key, "grace": grace}, as_json, key)
 
 
 @app.command("rm")

@@ -5,7 +5,25 @@ from typing import Annotated
 
 import typer
 
+from kvproxy.units import parse_bytes, parse_seconds
+
 DEFAULT_URL = "http://127.0.0.1:8484"
+
+
+def as_seconds(value: str | float) -> float:
+    """Parse an option such as `90s` or `7d`; the parser of a Typer option."""
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def as_bytes(value: str | int) -> int:
+    """Parse an option such as `2GiB`; the parser of a Typer option."""
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _url(context: typer.Context, value: str) -> str:
@@ -33,7 +51,12 @@ ApiKey = Annotated[
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 
-TierHost = Annotated[str | None, typer.Option(help='Host memory for the prefix cache, such as "4GiB".')]
+TierHost = Annotated[
+    int | None, typer.Option(parser=as_bytes, metavar="SIZE", help='Host memory for the prefix cache, such as "4GiB".')
+]
 TierDisk = Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")]
-TierDiskSize = Annotated[str | None, typer.Option(help='Size limit of the --tier-disk folder, such as "20GiB".')]
+TierDiskSize = Annotated[
+    int | None,
+    typer.Option(parser=as_bytes, metavar="SIZE", help='Size limit of the --tier-disk folder, such as "20GiB".'),
+]
 TierRedis = Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")]

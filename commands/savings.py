@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url, as_seconds
 from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import print_table, text
+from kvproxy.commands.tables import Columns, Layout, Wide, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
@@ -27,7 +27,12 @@ class SavingsGroup(StrEnum):
 
 def savings(
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
-    since: Annotated[str | None, typer.Option(help="Only whole days within this duration, such as 7d.")] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(parser=as_seconds, metavar="DURATION", help="Only whole days within this duration, such as 7d."),
+    ] = None,
+    wide: Wide = False,
+    columns: Columns = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     data: Data = None,
@@ -42,10 +47,9 @@ def savings(
 
     Example: kvproxy savings --by day --since 7d
     """
-    from kvproxy.proxy_client.journal import open_journal, parse_duration
+    from kvproxy.proxy_client.journal import open_journal
 
-    seconds = None if since is None else parse_duration(since)
-    report = open_journal(url, token, data).savings(by.value, seconds)
+    report = open_journal(url, token, data).savings(by.value, since)
     if as_json:
         print_json(asdict(report))
         return
@@ -55,15 +59,16 @@ def savings(
             text(by.value.capitalize()),
             "Requests#",
             "Hits#",
-            "Prompt tokens#",
-            "Response tokens#",
-            "Reused tokens#",
+            "Prompt tokens#?",
+            "Response tokens#?",
+            "Reused tokens#?",
             "Seconds#",
             f"{report.currency}#",
             f"At least {report.currency}#",
         ),
         map(_row, [*report.rows, *([report.total] if has_total and report.total else [])]),
         empty="no requests yet",
+        layout=Layout(wide, columns),
     )
     if report.rows:
         _print_notes(report)

@@ -1,14 +1,17 @@
 """kvproxy serve"""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.options import Data, Store, TierDisk, TierDiskSize, TierHost, TierRedis
+from kvproxy import __version__
+from kvproxy.commands.options import Data, Store, TierDisk, TierDiskSize, TierHost, TierRedis, as_bytes, as_seconds
 
 if TYPE_CHECKING:
+    from kvproxy.checks.servers import UpstreamCheck
     from kvproxy.http.services import Services
     from kvproxy.settings import Settings, UpstreamServer
 
@@ -37,7 +40,7 @@ def serve(
     num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None,
     block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None,
     kv_memory: Annotated[
-        float | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or bytes.")
+        str | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or a size such as 2GiB.")
     ] = None,
     device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None,
     threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None,
@@ -51,7 +54,9 @@ def serve(
     chunk_tokens: Annotated[int | None, Flag(help="Tokens per chunk of a tier.", show_default="256")] = None,
     policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None,
     max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None,
-    max_bytes: Annotated[int | None, Flag(help="Maximum bytes of stored responses.")] = None,
+    max_bytes: Annotated[
+        int | None, Flag(parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses, such as 2GiB.")
+    ] = None,
     min_similarity: Annotated[
         float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")
     ] = None,
@@ -61,11 +66,18 @@ def serve(
     shadow: Annotated[
         bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")
     ] = None,
-    ttl: Annotated[float | None, Flag(help="Seconds until a stored response expires.")] = None,
+    ttl: Annotated[
+        float | None,
+        Flag(parser=as_seconds, metavar="DURATION", help="Time until a stored response expires, such as 7d."),
+    ] = None,
     pace: Annotated[
         float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
     ] = None,
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None,
+    log_level: Annotated[
+        str | None, Flag(help="Least severe messages of the log: debug, info, warning or error.", show_default="info")
+    ] = None,
+    log_format: Annotated[str | None, Flag(help="Format of the log: text or json.", show_default="text")] = None,
     as_json: Annotated[bool, Flag("--json", help="Print the URL and the models as one JSON line.")] = False,
 ) -> None:
     """Run the proxy with a model, or in front of upstreams.
@@ -105,6 +117,7 @@ def serve(
             host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
         ),
         access=_given(open=open_ or None),
+        log=_given(level=log_level, format=log_format),
         cache=_given(
             policy=policy,
             min_similarity=min_similarity,
@@ -160,41 +173,51 @@ def _print_json(services: "Services", url: str) -> None:
     typer.echo(json.dumps(ready))
 
 
-def _upstream_lines(settings: "Settings") -> list[str]:
+def _checked(settings: "Settings") -> "list[UpstreamCheck | str]":
+    """Check the upstreams at the same time; the reason replaces the check of one that is down."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from kvproxy.checks.servers import Advised, check_upstream
+    from kvproxy.checks.servers import check_upstream
     from kvproxy.errors import KvproxyError
 
-    def line(server: "UpstreamServer") -> str:
+    def check(server: "UpstreamServer") -> "UpstreamCheck | str":
         try:
             return check_upstream(server, settings, _UPSTREAM_SECONDS)
-        except Advised as advice:
-            return str(advice)
         except KvproxyError as error:
             return f"DOWN: {error.message}"
 
     with ThreadPoolExecutor(len(settings.servers)) as threads:
-        return list(threads.map(line, settings.servers))
+        return list(threads.map(check, settings.servers))
 
 
 def _banner(services: "Services", url: str) -> None:
     settings, worker = services.settings, services.built.worker
+    lines: list[tuple[str, object]] = []
     if worker is None:
-        typer.echo(f"kvproxy in front of {', '.join(server.url for server in settings.servers)}")
-        for line in _upstream_lines(settings):
-            typer.echo(f"  upstream   {line}")
-    elif worker.name == "demo":
-        typer.echo("kvproxy with the built-in demo model, a demonstration that only answers questions about kvproxy.")
+        typer.echo(f"kvproxy {__version__} in front of {', '.join(server.url for server in settings.servers)}")
+        checks = _checked(settings)
+        lines += [("upstream", check) for check in checks]
+        up = [check for check in checks if not isinstance(check, str)]
+        models = [name for check in up for name in check.models]
+        needs_key = services.clients.any or any(check.requires_key for check in up)
     else:
-        typer.echo(f"kvproxy with {worker.name}")
-    typer.echo(f"  listening  {url}/v1")
-    typer.echo(f"  responses  {services.answerer.store.name}")
+        purpose = ", which only answers questions about kvproxy" if worker.name == "demo" else ""
+        typer.echo(f"kvproxy {__version__} with the model {worker.name}{purpose}")
+        models, needs_key = [worker.name], services.clients.any
+    lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
     if worker is not None:
-        typer.echo(f"  blocks     {worker.num_blocks} of {worker.block_size} tokens")
+        lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))
         tiers = [f"{tier.name} ({tier.chunks} chunks)" for tier in worker.tier_figures()]
         if tiers:
-            typer.echo(f"  tiers      {', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens per chunk")
-    model = worker.name if worker else "MODEL"
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is a block?"}}]}}'
-    typer.echo(f"Try it:\n  curl -i {url}/v1/chat/completions -d '{body}'\n  kvproxy blocks --url {url}")
+            lines.append(("tiers", f"{', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens per chunk"))
+    for name, value in lines:
+        typer.echo(f"  {name:<9}  {value}")
+    typer.echo("Try it twice: the second response comes from the cache.")
+    typer.echo(f"  {_request(url, next(iter(models), None), needs_key)}")
+
+
+def _request(url: str, model: str | None, needs_key: bool) -> str:
+    """Return a shell command that sends a request to the proxy."""
+    body = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
+    key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
+    return f"curl -i {url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}"

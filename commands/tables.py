@@ -1,13 +1,17 @@
-"""Prints tables: fitted to a terminal, complete and separated by tabs in a pipe."""
+"""Prints tables: fitted to a terminal, complete and separated by tabs in a pipe.
+
+At a terminal, optional columns that do not fit are left out, and text columns are truncated.
+"""
 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kvproxy.commands.formatting import one_line
+from kvproxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,17 +28,37 @@ class Column:
         is_number: align to the right.
         digits: characters shown at a terminal, for digests; None shows all.
         is_text: truncate in a narrow terminal.
+        is_optional: leave out in a narrow terminal.
     """
 
     name: str
     is_number: bool = False
     digits: int | None = None
     is_text: bool = False
+    is_optional: bool = False
 
 
-def digest(name: str, digits: int = 12) -> Column:
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The selection of columns by `--wide` and `--columns`.
+
+    Attributes:
+        wide: show all columns, also if they do not fit.
+        names: names of the columns to show, separated by commas; None shows all that fit.
+    """
+
+    wide: bool = False
+    names: str | None = None
+
+
+_FITTED = Layout()
+Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")]
+Columns = Annotated[str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")]
+
+
+def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
     """Return a column of ids or hashes, abbreviated at a terminal."""
-    return Column(name, digits=digits)
+    return Column(name, digits=digits, is_optional=optional)
 
 
 def text(name: str) -> Column:
@@ -48,17 +72,22 @@ def print_table(
     *,
     title: str | None = None,
     empty: str = "nothing to list",
+    layout: Layout = _FITTED,
 ) -> None:
     """Print rows under their column names.
 
     Args:
-        columns: a string is a column without truncation; a trailing `#` marks numbers.
+        columns: a string is a column without truncation; a trailing `#` marks numbers, and `?` an optional column.
         rows: values, one per column; None prints as `-`.
         empty: message on stderr if there are no rows.
+        layout: selection of columns.
+
+    Raises:
+        InvalidRequest: a selected column does not exist.
     """
     from rich.console import Console
 
-    chosen, cells = _parse(columns, rows)
+    chosen, cells = _select(*_parse(columns, rows), layout)
     if not cells:
         typer.echo(empty, err=True)
         return
@@ -69,10 +98,16 @@ def print_table(
         for row in [[column.name for column in chosen], *cells]:
             typer.echo("\t".join(row))
         return
+    hidden = [] if layout.wide or layout.names else _excess(chosen, cells, console.width)
+    if hidden:
+        shown = [index for index, column in enumerate(chosen) if column not in hidden]
+        chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
     table, width = _build(chosen, cells, console.width, _GAP)
     # Let the terminal wrap a wider table: a truncated URL is useless.
     console.width = max(console.width, width)
     console.print(table)
+    if hidden:
+        typer.echo(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)", err=True)
 
 
 def build_table(
@@ -83,11 +118,45 @@ def build_table(
 
 
 def _parse(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> tuple[list[Column], list[list[str]]]:
-    parsed = [
-        Column(column.rstrip("#"), is_number=column.endswith("#")) if isinstance(column, str) else column
-        for column in columns
-    ]
+    parsed = [_column(column) if isinstance(column, str) else column for column in columns]
     return parsed, [[one_line(value) for value in row] for row in rows]
+
+
+def _column(name: str) -> Column:
+    kept = name.removesuffix("?")
+    return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
+
+
+def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
+    """Return the named columns in the given order, or all."""
+    if layout.names is None:
+        return columns, cells
+    places = {_normal(column.name): index for index, column in enumerate(columns)}
+    chosen = [_normal(name) for name in layout.names.split(",") if name.strip()]
+    unknown = next((name for name in chosen if name not in places), None)
+    if unknown is not None or not chosen:
+        names = ", ".join(_normal(column.name) for column in columns)
+        raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
+    indexes = [places[name] for name in chosen]
+    return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
+
+
+def _normal(name: str) -> str:
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
+    """Return the optional columns to leave out, from the last to the first, until the table fits."""
+    hidden: list[Column] = []
+    shown = list(range(len(columns)))
+    for column in reversed([column for column in columns if column.is_optional]):
+        used = [columns[index] for index in shown]
+        digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
+        if sum(_widths(used, digits, room, _GAP)) + _GAP * (len(used) - 1) <= room:
+            break
+        hidden.insert(0, column)
+        shown.remove(columns.index(column))
+    return hidden
 
 
 def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> "tuple[Table, int]":

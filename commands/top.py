@@ -11,7 +11,7 @@ import typer
 from kvproxy.commands.blocks.format import engine_line, tier_line
 from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
 from kvproxy.commands.learned_policy import policy_sentences
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url, as_seconds
 from kvproxy.commands.tables import build_table, text
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
@@ -27,7 +27,9 @@ _BAR_WIDTH = 40
 
 
 def top(
-    interval: Annotated[float, typer.Option(help="Seconds between updates.", min=0.1)] = 1.0,
+    interval: Annotated[
+        float, typer.Option(parser=as_seconds, metavar="DURATION", help="Time between updates.", show_default="1s")
+    ] = 1.0,
     count: Annotated[
         int | None, typer.Option(help="Print this many updates, then exit.", min=1, show_default="1 in a pipe")
     ] = None,

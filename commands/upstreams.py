@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.formatting import percent, size
+from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.tables import Columns, Layout, Wide, print_table
 from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.units import format_bytes
 
 app = typer.Typer(help="List upstreams, and drain one for maintenance.")
 
@@ -16,13 +17,20 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 
 
 @app.callback(invoke_without_command=True)
-def ls(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+def ls(
+    context: typer.Context,
+    wide: Wide = False,
+    columns: Columns = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
     """List upstreams with their state, load and cache.
 
     Example: kvproxy upstreams
     """
     if context.invoked_subcommand is None:
-        _print(ProxyClient(url, token).get("/admin/upstreams"), as_json)
+        _print(ProxyClient(url, token).get("/admin/upstreams"), as_json, Layout(wide, columns))
 
 
 @app.command("drain")
@@ -45,12 +53,12 @@ def undrain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Js
     _print([ProxyClient(url, token).post("/admin/upstreams/undrain", name=name)], as_json)
 
 
-def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
+def _print(upstreams: list[dict[str, Any]], as_json: bool, layout: Layout = Layout()) -> None:
     if as_json:
         print_json(upstreams)
         return
     columns = upstream_columns(upstreams)
-    print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream")
+    print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", layout=layout)
     for each in upstreams:
         for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
             if note:
@@ -58,32 +66,32 @@ def _print(upstreams: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def upstream_columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return columns by header; columns without information are left out to fit a terminal."""
+    """Return columns by header; columns without information are left out."""
     columns: dict[str, list[Any]] = {
         "Upstream": [each["url"] for each in upstreams],
         "State": [each["state"] for each in upstreams],
         "Running#": [each["requests"] for each in upstreams],
-        "Load#": [each["load"] for each in upstreams],
-        "Sent#": [each["sent"] for each in upstreams],
+        "Load#?": [each["load"] for each in upstreams],
+        "Sent#?": [each["sent"] for each in upstreams],
     }
     if len({each["weight"] for each in upstreams}) > 1:
-        columns["Weight#"] = [f"{each['weight']:g}" for each in upstreams]
+        columns["Weight#?"] = [f"{each['weight']:g}" for each in upstreams]
     if any(each["ejections"] for each in upstreams):
         columns["Ejected#"] = [each["ejections"] for each in upstreams]
     if any(each["streams"] for each in upstreams):
-        columns["Blocks#"] = [each["cached_blocks"] for each in upstreams]
+        columns["Blocks#?"] = [each["cached_blocks"] for each in upstreams]
         columns["Mirror"] = [_mirror(each) for each in upstreams]
     figures = [each["metrics"] or {} for each in upstreams]
     if any(figures):
-        columns["Pool used#"] = [_percent(each.get("usage")) for each in figures]
-        columns["Waiting#"] = [each.get("waiting") for each in figures]
+        columns["Pool used#?"] = [_percent(each.get("usage")) for each in figures]
+        columns["Waiting#?"] = [each.get("waiting") for each in figures]
         columns["Reused#"] = [_percent(_hit_rate(each)) for each in figures]
     if any(each["slots"] for each in upstreams):
         slots = [each["slots"] or {} for each in upstreams]
         columns["Slots#"] = [each.get("slots") for each in slots]
-        columns["Saved#"] = [each.get("saved") for each in slots]
-        columns["On disk#"] = [size(each["saved_bytes"]) if each else None for each in slots]
-        columns["Restored#"] = [each.get("restores") for each in slots]
+        columns["Saved#?"] = [each.get("saved") for each in slots]
+        columns["On disk#?"] = [format_bytes(each["saved_bytes"]) if each else None for each in slots]
+        columns["Restored#?"] = [each.get("restores") for each in slots]
     return columns
 
 

@@ -4,6 +4,7 @@ python docs/generate.py
 """
 
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -32,13 +33,14 @@ def configuration() -> str:
         "",
         "Later sources win: defaults, a TOML file (`kvproxy.toml` in the data folder, or the one that `KVPROXY_CONFIG`",
         "names), the environment, flags of `kvproxy serve`. The environment variable of `cache.ttl` is `KVPROXY_CACHE__TTL`, and",
-        "those of the other settings follow the same pattern. A file for a model behind vLLM:",
+        "those of the other settings follow the same pattern. Durations and sizes are numbers of seconds and bytes, or have a",
+        "unit: `500ms`, `90s`, `5m`, `2h`, `7d`, and `512MiB`, `2GiB`. A file for a model behind vLLM:",
         "",
         "```toml",
         'upstream = "http://127.0.0.1:8000"',
         "",
         "[cache]",
-        "ttl = 3600",
+        'ttl = "1h"',
         "min_similarity = 0.97",
         "```",
     ]
@@ -61,7 +63,9 @@ def configuration() -> str:
 
 
 def _default(field: Any) -> str:
-    return "–" if field.default is None else f"`{field.default}`"
+    from kvproxy.settings.template import default_value
+
+    return "–" if field.default is None else f"`{default_value(field)}`"
 
 
 def commands() -> str:
@@ -159,7 +163,7 @@ def metrics() -> str:
             lines += [f"| `{metric.name}_{member}` | {text} |" for member, text in metric.members.items()]
         for name, each in asked.items():
             if _metric_of(name) == metric.name:
-                lines += ["", f"{each['asks']}:", "", "```promql", each["query"], "```"]
+                lines += ["", f"{each['title']}:", "", "```promql", each["query"], "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -178,11 +182,17 @@ def dashboard() -> str:
         {
             "id": place + 1,
             "type": "timeseries",
-            "title": each["asks"],
+            "title": each["title"],
             "datasource": source,
             "gridPos": {"x": 12 * (place % 2), "y": 8 * (place // 2), "w": 12, "h": 8},
             "fieldConfig": {"defaults": {"unit": each["unit"], "min": 0}, "overrides": []},
-            "targets": [{"refId": "A", "datasource": source, "expr": each["query"]}],
+            "options": {
+                "legend": {"displayMode": "list", "placement": "bottom"},
+                "tooltip": {"mode": "multi", "sort": "desc"},
+            },
+            "targets": [
+                {"refId": "A", "datasource": source, "expr": each["query"], "legendFormat": _legend(each["query"])}
+            ],
         }
         for place, each in enumerate(queries().values())
     ]
@@ -197,6 +207,13 @@ def dashboard() -> str:
         "panels": panels,
     }
     return json.dumps(whole, indent=2) + "\n"
+
+
+def _legend(query: str) -> str:
+    """The label of each series: the label that the query groups by, other than the bucket."""
+    grouped = re.search(r" by \(([^)]*)\)", query)
+    labels = [name.strip() for name in grouped[1].split(",") if name.strip() != "le"] if grouped else []
+    return f"{{{{{labels[0]}}}}}" if labels else "kvproxy"
 
 
 PAGES = {

@@ -4,13 +4,14 @@ import hashlib
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from kvproxy.errors import InvalidRequest, NotFound, SettingsError
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, SettingsError
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
 
@@ -30,7 +31,10 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
         SettingsError: the file cannot be read, or two clients share a name or a key.
     """
     found = (*settings.clients, *_read(settings.data))
-    for what, values in (("name", [each.name for each in found]), ("key", [each.key_sha256 for each in found])):
+    for what, values in (
+        ("name", [each.name for each in found]),
+        ("key", [each for client in found for each in client.digests]),
+    ):
         if len(set(values)) < len(values):
             raise SettingsError(f"two clients have the same {what}: kvproxy keys ls lists them, keys rm removes one")
     return found
@@ -63,6 +67,29 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
     return key
 
 
+def rotate_key(settings: Settings, name: str, grace: float) -> str:
+    """Give a client a new key, and return it. Running proxies notice this within a second.
+
+    Args:
+        grace: seconds in which the old key stays valid.
+
+    Raises:
+        NotFound: the file has no client of this name.
+        InvalidRequest: it is in the settings.
+    """
+    clients = list(_read(settings.data))
+    place = next((place for place, each in enumerate(clients) if each.name == name), None)
+    if place is None:
+        raise _missing(settings, name)
+    key = _PREFIX + secrets.token_urlsafe(32)
+    previous = {"previous_key_sha256": clients[place].key_sha256, "previous_key_expires": time.time() + grace}
+    clients[place] = clients[place].model_copy(
+        update={"key_sha256": digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
+    )
+    _write(settings.data, clients)
+    return key
+
+
 def remove_client(settings: Settings, name: str) -> None:
     """Remove a client. Running proxies notice this within a second.
 
@@ -72,12 +99,15 @@ def remove_client(settings: Settings, name: str) -> None:
     """
     kept = _read(settings.data)
     left = [each for each in kept if each.name != name]
-    if len(left) < len(kept):
-        _write(settings.data, left)
-    elif any(each.name == name for each in settings.clients):
-        raise InvalidRequest(f"the client {name!r} stands in kvproxy.toml: remove it there")
-    else:
-        raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
+    if len(left) == len(kept):
+        raise _missing(settings, name)
+    _write(settings.data, left)
+
+
+def _missing(settings: Settings, name: str) -> KvproxyError:
+    if any(each.name == name for each in settings.clients):
+        return InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+    return NotFound(f"no client {name!r}: kvproxy keys ls lists them")
 
 
 def digest(key: str) -> str:

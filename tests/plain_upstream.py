@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 ANSWER = "Open the settings and choose Reset."
 
@@ -16,7 +17,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({"object": "list", "data": [{"id": "plain", "object": "model", "owned_by": "tests"}]})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.bodies.append(json.loads(body))  # type: ignore[attr-defined]
         message = {"role": "assistant", "content": ANSWER}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 9, "completion_tokens": 7, "total_tokens": 16}
@@ -38,11 +40,19 @@ class _Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def run_plain_upstream(port: int = 0) -> Iterator[str]:
     """Run the server on a port, or on a free port; yield its URL."""
+    with run_recording_upstream(port) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def run_recording_upstream(port: int = 0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Run the server; yield its URL and the bodies that it receives."""
     server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+    server.bodies = []  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}", server.bodies  # type: ignore[attr-defined]
     finally:
         server.shutdown()
         thread.join()

@@ -1,5 +1,6 @@
 """Wait for a condition."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,3 +11,10 @@ def until(condition: Callable[[], Any], seconds: float = 60.0, interval: float =
     while not condition():
         assert time.monotonic() < end, f"the condition is false after {seconds:g} s"
         time.sleep(interval)
+
+
+async def until_async(condition: Callable[[], Any], seconds: float = 60.0, interval: float = 0.01) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"the condition is false after {seconds:g} s"
+        await asyncio.sleep(interval)

@@ -105,7 +105,7 @@ def _compare_routing(
         print_json({"shape": asdict(shape), "requests": len(arrivals), "results": [asdict(each) for each in results]})
         return
     print_table(
-        ("Routing", "Hit tokens#", "Hit rate#", "Most/mean computed#", "Wait p50#", "Wait p99#", "Refused#"),
+        ("Routing", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#"),
         (
             (
                 each.policy,

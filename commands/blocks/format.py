@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from kvproxy.commands.formatting import percent, size
+from kvproxy.commands.formatting import percent
+from kvproxy.units import format_bytes
 
 
 def tier_line(tier: dict[str, Any]) -> str:
     """Format a tier."""
-    line = f"{tier['name']}: {tier['chunks']:,} chunks, {size(tier['bytes'])}, {tier['hits']:,} hits"
+    line = f"{tier['name']}: {tier['chunks']:,} chunks, {format_bytes(tier['bytes'])}, {tier['hits']:,} hits"
     return line if tier["available"] else f"{line}, paused after a failure"
 
 

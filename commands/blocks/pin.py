@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.formatting import duration
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url, as_seconds
 from kvproxy.commands.output import print_json, print_result
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.tables import print_table, text
 from kvproxy.proxy_client.client import ProxyClient, path_segment
+from kvproxy.units import format_seconds
 
 
 def pin(
@@ -19,7 +19,15 @@ def pin(
     system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
     leaf: Annotated[str | None, typer.Option(help="First digits of a chain's leaf instead of a prompt.")] = None,
-    ttl: Annotated[float | None, typer.Option(help="Seconds until the pin ends.", show_default="until unpin")] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            parser=as_seconds,
+            metavar="DURATION",
+            help="Time until the pin ends, such as 1h.",
+            show_default="until unpin",
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: Json = False,
@@ -29,7 +37,7 @@ def pin(
     In front of upstreams with KV events, the proxy recomputes blocks that an engine evicts, within
     routing.pinned_tokens_per_minute.
 
-    Example: kvproxy blocks pin handbook --file request.json --ttl 3600
+    Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
     client = ProxyClient(url, token)
     body = None
@@ -40,7 +48,7 @@ def pin(
     elif prompt is not None or file is not None:
         raise typer.BadParameter("give only one of a prompt, --file, and --leaf")
     done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl, leaf=leaf)
-    end = "until unpin" if ttl is None else f"for {duration(ttl)}"
+    end = "until unpin" if ttl is None else f"for {format_seconds(ttl)}"
     print_result(done, as_json, f"pinned {done['tokens']:,} tokens as {name} {end}")
 
 
@@ -87,4 +95,4 @@ def unpin(
 
 
 def _time_left(pin: dict[str, Any]) -> str:
-    return "until unpin" if pin["seconds_left"] is None else duration(pin["seconds_left"])
+    return "until unpin" if pin["seconds_left"] is None else format_seconds(pin["seconds_left"])

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.formatting import size
 from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
 from kvproxy.commands.output import print_json, print_note, print_result
 from kvproxy.commands.tables import print_table
 from kvproxy.proxy_client.client import ProxyClient, path_segment
+from kvproxy.units import format_bytes
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
@@ -54,6 +54,6 @@ def clear_tier(
 
 
 def _figures(tier: dict[str, Any]) -> list[object]:
-    limit = "none" if tier["limit"] is None else size(tier["limit"])
+    limit = "none" if tier["limit"] is None else format_bytes(tier["limit"])
     state = "in use" if tier["available"] else "paused"
-    return [tier["chunks"], size(tier["bytes"]), limit, *(tier[name] for name in _COUNTS), state]
+    return [tier["chunks"], format_bytes(tier["bytes"]), limit, *(tier[name] for name in _COUNTS), state]

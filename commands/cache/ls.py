@@ -19,7 +19,7 @@ from kvproxy.commands.cache.options import (
 )
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json, print_note
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.tables import Columns, Layout, Wide, print_table
 from kvproxy.proxy_client.cache import open_cache
 
 
@@ -33,6 +33,8 @@ def ls(
     tag: Tag = None,
     older_than: OlderThan = None,
     tenant: Tenant = None,
+    wide: Wide = False,
+    columns: Columns = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
@@ -52,8 +54,8 @@ def ls(
     if as_json:
         print_json(found.entries)
         return
-    columns = entry_columns(found.entries)
+    shown = entry_columns(found.entries)
     empty = "no stored response matches these options" if where else "no response is stored"
-    print_table(columns, (entry_row(entry, columns) for entry in found.entries), empty=empty)
+    print_table(shown, (entry_row(entry, shown) for entry in found.entries), empty=empty, layout=Layout(wide, columns))
     if found.total > len(found.entries):
         print_note(f"{len(found.entries):,} of {found.total:,} responses: list all with --limit 0")

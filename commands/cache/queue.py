@@ -2,15 +2,18 @@
 
 import time
 
-from kvproxy.commands.formatting import age, duration, size
+from kvproxy.commands.formatting import age
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Limit, Store, Token, Url
 from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import Columns, Layout, Wide, digest, print_table, text
 from kvproxy.proxy_client.cache import open_cache
+from kvproxy.units import format_bytes, format_seconds
 
 
 def queue(
     limit: Limit = 20,
+    wide: Wide = False,
+    columns: Columns = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     store: Store = None,
@@ -29,21 +32,33 @@ def queue(
         print_json(entries)
         return
     print_table(
-        (digest("Id"), "Reason", "Value#", "Age#", "Expires in#", "Hits#", "Tokens#", "Size#", "Model", text("Prompt")),
+        (
+            digest("Id"),
+            "Reason",
+            "Value#?",
+            "Age#?",
+            "Expires in#",
+            "Hits#",
+            "Tokens#?",
+            "Size#",
+            "Model?",
+            text("Prompt"),
+        ),
         (
             (
                 entry["id"],
                 entry["reason"],
                 f"{entry['priority']:.4g}",
                 age(entry["created"]),
-                duration(entry["expires"] - time.time()),
+                format_seconds(entry["expires"] - time.time()),
                 entry["hits"],
                 entry["prompt_tokens"] + entry["completion_tokens"],
-                size(entry["bytes"]),
+                format_bytes(entry["bytes"]),
                 entry["model"],
                 entry["prompt"],
             )
             for entry in entries
         ),
         empty="no response is stored",
+        layout=Layout(wide, columns),
     )

@@ -51,7 +51,7 @@ def rm(
 ) -> None:
     """Remove stored responses by id, or by filter.
 
-    Example: kvproxy cache rm --tag handbook --older-than 3600 --yes
+    Example: kvproxy cache rm --tag handbook --older-than 1h --yes
 
     Example: kvproxy cache rm --model demo --soft --dry-run
     """

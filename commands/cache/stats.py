@@ -1,9 +1,9 @@
 """kvproxy cache stats"""
 
-from kvproxy.commands.formatting import size
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import flatten, print_facts, print_json
 from kvproxy.proxy_client.cache import open_cache
+from kvproxy.units import format_bytes
 
 _SIZES = ("bytes", "entry_bytes", "max_bytes")
 
@@ -22,5 +22,5 @@ def stats(
     else:
         facts = flatten(found).items()
         print_facts(
-            (name, size(value) if name in _SIZES and isinstance(value, int) else value) for name, value in facts
+            (name, format_bytes(value) if name in _SIZES and isinstance(value, int) else value) for name, value in facts
         )

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.formatting import size
 from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
 from kvproxy.commands.output import print_json
 from kvproxy.commands.tables import print_table, text
 from kvproxy.proxy_client.cache import open_cache
+from kvproxy.units import format_bytes
 
 
 class UsageGroup(StrEnum):
@@ -40,6 +40,6 @@ def usage(
         return
     print_table(
         ("Responses#", "Size#", "Hits#", text(by.value.capitalize())),
-        ((row["entries"], size(row["bytes"]), row["hits"], row["name"]) for row in rows),
+        ((row["entries"], format_bytes(row["bytes"]), row["hits"], row["name"]) for row in rows),
         empty="no response is stored",
     )

@@ -4,7 +4,14 @@ from typing import Annotated
 
 import typer
 
-Since = Annotated[str | None, typer.Option(help="Only requests within this duration, such as 90s, 5m, 2h or 7d.")]
+from kvproxy.commands.options import as_seconds
+
+Since = Annotated[
+    float | None,
+    typer.Option(
+        parser=as_seconds, metavar="DURATION", help="Only requests within this duration, such as 90s, 5m, 2h or 7d."
+    ),
+]
 Layer = Annotated[str | None, typer.Option(help="Only requests answered by this layer.")]
 Reason = Annotated[str | None, typer.Option(help="Only this reason, or reasons that begin so, such as miss.")]
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant, or the client with this name.")]

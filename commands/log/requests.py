@@ -10,7 +10,7 @@ import typer
 from kvproxy.commands.formatting import milliseconds, moment, one_line
 from kvproxy.commands.log.options import EMPTY, Layer, Model, Reason, Since, Tenant, Where
 from kvproxy.commands.options import DEFAULT_URL, Data, Token, Url
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import Columns, Layout, Wide, digest, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.questions import QuestionedRecord
@@ -29,6 +29,8 @@ def log(
     model: Model = None,
     where: Where = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
+    wide: Wide = False,
+    columns: Columns = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -59,10 +61,10 @@ def log(
                 "Time",
                 "Layer",
                 "Reason",
-                "Model",
-                digest("Tenant", 16),
-                "Tokens#",
-                "Reused#",
+                "Model?",
+                digest("Tenant", 16, optional=True),
+                "Tokens#?",
+                "Reused#?",
                 "ms#",
                 digest("Request", 8),
                 text("Question"),
@@ -70,6 +72,7 @@ def log(
             ),
             (_row(row) if has_stored else _row(row)[:-1] for row in rows),
             empty=EMPTY,
+            layout=Layout(wide, columns),
         )
     if follow:
         _follow(journal, query, rows, as_json)

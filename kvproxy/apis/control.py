@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
 from kvproxy.request_rule import NO_RULE, RequestRule
+from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
-PACE, TIMEOUT = (HEADER_PREFIX + name for name in ("pace", "timeout"))
+PACE, TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("pace", "timeout", "namespace"))
 ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
 """Carries the admin token if `Authorization` carries the client's key."""
-DIRECTIVE_HEADERS = (PACE, PRIORITY, TAGS, TIMEOUT, TTL)
+DIRECTIVE_HEADERS = (NAMESPACE, PACE, PRIORITY, TAGS, TIMEOUT, TTL)
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
 """Valid headers. Clients may send back the id of a response; it has no effect."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
+MAX_NAMESPACE_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Control:
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
         pace: replay rate of a stream in tokens per second; 0 is unlimited.
+        namespace: name of the part of the cache to use; requests of different names share no responses.
         rule: the operator's rule.
     """
 
@@ -49,6 +52,7 @@ class Control:
     priority: int = 0
     timeout: float | None = None
     pace: float | None = None
+    namespace: str = ""
     rule: RequestRule = NO_RULE
 
 
@@ -73,10 +77,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
         directives[name.lower()] = value.strip('"')
 
     def age(name: str) -> float | None:
-        return _number(directives, name, math.inf, f"takes seconds, as in {name}=60")
-
-    def score(name: str) -> float | None:
-        return _number(directives, name, 1.0, f"takes a number from 0 to 1, as in {name}=0.9")
+        return None if name not in directives else _seconds(directives[name], f"Cache-Control: {name}", "Cache-Control")
 
     return Control(
         no_cache="no-cache" in directives,
@@ -85,12 +86,13 @@ def read_control(headers: Mapping[str, str]) -> Control:
         confirm="confirm" in directives,
         max_age=age("max-age"),
         stale_if_error=age("stale-if-error"),
-        limits=Limits(score("min-similarity"), score("min-probability"), score("max-error")),
+        limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
         tags=_tags(headers.get(TAGS, "")),
-        ttl=_header_number(headers, TTL, "seconds", "to disable storing"),
+        ttl=_header_seconds(headers, TTL),
         priority=_priority(headers.get(PRIORITY, "0")),
-        timeout=_header_number(headers, TIMEOUT, "seconds", "to use the caches only"),
-        pace=_header_number(headers, PACE, "tokens per second", "for no limit"),
+        timeout=_header_seconds(headers, TIMEOUT),
+        pace=_pace(headers),
+        namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
     )
 
 
@@ -101,21 +103,34 @@ def _unknown_header(name: str) -> InvalidRequest:
     return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
 
 
-def _number(directives: Mapping[str, str], name: str, most: float, form: str) -> float | None:
+def _score(directives: Mapping[str, str], name: str) -> float | None:
     if name not in directives:
         return None
     number = _parse(directives[name])
-    if not (0 <= number <= most and number < math.inf):
-        raise InvalidRequest(f"Cache-Control: {name} {form}", param="Cache-Control")
+    if not 0 <= number <= 1:
+        raise InvalidRequest(
+            f"Cache-Control: {name} takes a number from 0 to 1, as in {name}=0.9", param="Cache-Control"
+        )
     return number
 
 
-def _header_number(headers: Mapping[str, str], name: str, unit: str, zero: str) -> float | None:
-    if name not in headers:
+def _header_seconds(headers: Mapping[str, str], name: str) -> float | None:
+    return None if name not in headers else _seconds(headers[name], name, name)
+
+
+def _seconds(text: str, name: str, param: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", param=param) from None
+
+
+def _pace(headers: Mapping[str, str]) -> float | None:
+    if PACE not in headers:
         return None
-    number = _parse(headers[name])
+    number = _parse(headers[PACE])
     if not 0 <= number < math.inf:
-        raise InvalidRequest(f"{name} takes {unit}, as in {name}: 600, or 0 {zero}", param=name)
+        raise InvalidRequest(f"{PACE} takes tokens per second, as in {PACE}: 50, or 0 for no limit", param=PACE)
     return number
 
 
@@ -124,6 +139,14 @@ def _parse(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def check_namespace(text: str, param: str) -> str:
+    """Return a namespace without surrounding blanks. Raises InvalidRequest if it is too long."""
+    name = text.strip()
+    if len(name) > MAX_NAMESPACE_LENGTH:
+        raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)
+    return name
 
 
 def _tags(text: str) -> tuple[str, ...]:

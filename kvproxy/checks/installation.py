@@ -6,11 +6,11 @@ from collections.abc import Callable
 from importlib import metadata
 
 from kvproxy.checks.at_rest import check_encryption, check_weights
-from kvproxy.checks.servers import check_proxy, check_upstream
+from kvproxy.checks.servers import Advised, check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
-from kvproxy.settings import Settings
+from kvproxy.settings import Settings, UpstreamServer
 
 Check = Callable[[], str]
 
@@ -19,7 +19,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     """Return the checks with their names, in order."""
     engine: list[tuple[str, Check]]
     if settings.servers:
-        engine = [("upstream", functools.partial(check_upstream, server, settings)) for server in settings.servers]
+        engine = [("upstream", functools.partial(_upstream, server, settings)) for server in settings.servers]
     else:
         engine = [("torch", _torch), ("model", lambda: _model(settings)), *_tiers(settings)]
     return [
@@ -32,6 +32,13 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
+
+
+def _upstream(server: UpstreamServer, settings: Settings) -> str:
+    found = check_upstream(server, settings)
+    if found.advice:
+        raise Advised(str(found))
+    return str(found)
 
 
 def _python() -> str:

@@ -1,5 +1,6 @@
 """Checks of the upstreams and of the running proxy."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
@@ -18,7 +19,29 @@ class Advised(Exception):
     """A check succeeded with advice."""
 
 
-def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class UpstreamCheck:
+    """A reachable upstream.
+
+    Attributes:
+        models: names of its models; empty if it does not list them.
+        requires_key: it refuses requests without a client's key.
+        advice: missing options of a llama.cpp server; empty for other servers.
+    """
+
+    url: str
+    models: tuple[str, ...] = ()
+    requires_key: bool = False
+    advice: str = ""
+
+    def __str__(self) -> str:
+        names = ", ".join(self.models[:3]) + (", ..." if len(self.models) > 3 else "")
+        parts = [f"{self.url} answers", f", and serves {names}" if names else ""]
+        parts += [", and requires a key from each client" if self.requires_key else ""]
+        return "".join(parts) + (f"; {self.advice}" if self.advice else "")
+
+
+def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
     """Check that an upstream lists its models.
 
     Args:
@@ -26,7 +49,6 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
     Raises:
         KvproxyError: the upstream does not answer, or refuses the key.
-        Advised: a llama.cpp server lacks options for its slots.
     """
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
@@ -35,14 +57,10 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
         # The proxy needs no key if clients send their own.
         if _credentials(server):
             raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
-        return f"{server.url} answers, and requires a key from each client"
+        return UpstreamCheck(server.url, requires_key=True)
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
-    answers = f"{server.url} answers{_models(response)}"
-    advice = _slots(server, settings)
-    if advice:
-        raise Advised(f"{answers}; {advice}")
-    return answers
+    return UpstreamCheck(server.url, _models(response), advice=_slots(server, settings))
 
 
 def check_proxy(url: str, token: str | None) -> str:
@@ -92,12 +110,11 @@ def _credentials(server: "UpstreamServer") -> dict[str, str]:
     return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
 
 
-def _models(response: "Response") -> str:
+def _models(response: "Response") -> tuple[str, ...]:
     try:
-        names = [str(model["id"]) for model in response.json()["data"]]
+        return tuple(str(model["id"]) for model in response.json()["data"])
     except (ValueError, KeyError, TypeError):
-        return ""
-    return f", and serves {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+        return ()
 
 
 def _slots(server: "UpstreamServer", settings: "Settings") -> str:

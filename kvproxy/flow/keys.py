@@ -9,6 +9,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.exchange import CacheKey
+from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
 from kvproxy.request_rule import NO_RULE, RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
 
@@ -52,6 +53,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
         "backend": backend,
         "body": body,
     }
+    if request.control.namespace:
+        whole["namespace"] = request.control.namespace
     if request.query:
         whole["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
@@ -82,7 +85,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return body
+    return number_call_ids(body) if not request.raw or may_have_call_ids(request.raw) else body
 
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:

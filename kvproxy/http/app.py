@@ -50,6 +50,7 @@ def create_app(services: Services) -> Starlette:
                 clock=services.answerer.clock,
             ),
             Middleware(PageGuard, access=services.access),
+            Middleware(ui.BrowserRedirect),
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],
         exception_handlers={

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.cache_switches import FIELD, apply_switches
 from kvproxy.apis.control import read_control
-from kvproxy.apis.json import JsonMap, JsonObject
+from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request import ApiRequest, parse_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
 from kvproxy.flow.keys import tenant_of
@@ -87,6 +88,10 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     client = exchange.client
     tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
     control = read_control(headers)
+    if FIELD in body:
+        given = body
+        body, control = apply_switches(given, control)
+        raw = raw if body is given else dumps(body)
     return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
 
 

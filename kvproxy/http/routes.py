@@ -184,7 +184,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
-        raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md")
+        raise NotFound(f"no route {request.method} {request.url.path}: the API is below /v1, the dashboard at /ui")
     app = services(request)
     lifetime = app.lifetimes.begin()
     query = query_of(request)

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from functools import partial
 
 from kvproxy.clients import all_clients
+from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.connections.protocol import full
 from kvproxy.http.connections.server import ProxyServer
-from kvproxy.http.data_folder import locked_folder
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hub import prefer_cached_models
 from kvproxy.http.services import Services, build
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
+from kvproxy.telemetry.log import log_to_stderr
 
 _GARBAGE = 200_000
 """Threshold of the garbage collector. With Python's default of 700, collections would stop all requests for up to 0.1 s."""
@@ -42,7 +43,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     # Prompts are private: new files and folders are readable by this user only.
     os.umask(0o077)
     _make_data_private(settings)
-    _log_to_stderr()
+    log_to_stderr(settings.log)
     _allow_descriptors(settings)
     _require_clients(settings)
     listener = _listen(settings.host, settings.port)
@@ -107,16 +108,6 @@ def _require_clients(settings: Settings) -> None:
         f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
         " --open serves everybody all the same"
     )
-
-
-def _log_to_stderr() -> None:
-    """Log to stderr with timestamps."""
-    log = logging.getLogger("kvproxy")
-    if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -212,6 +212,11 @@ class Reader:
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
         return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
 
+    def last_uses(self) -> dict[str, float]:
+        """Time of the last request of each client, in seconds since the epoch."""
+        sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by r.client"
+        return dict(self._rows(sql, []))
+
     def prefill_costs(self) -> dict[str, PrefillCost]:
         """Prefill time per token by model, for models with enough measured requests."""
         sql = (

@@ -215,7 +215,7 @@ class Writer:
 
     def prune(self) -> int:
         """Delete a batch of records beyond the retention; their number."""
-        oldest = self._clock() - self._settings.retention_days * 86_400
+        oldest = self._clock() - self._settings.retention
         # A scan of all records would block the records that arrive meanwhile, so only the oldest are read.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"

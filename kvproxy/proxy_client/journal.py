@@ -1,7 +1,6 @@
 """Access to the journal: one protocol for a file and for a proxy on another machine."""
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,7 +15,6 @@ from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_re
 from kvproxy.journal.schema import FILE
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _PAGE = 1_000
 """Most records in one response of the admin route."""
 
@@ -193,7 +191,7 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
 
 
 def journal_query(
-    since: str | None = None,
+    since: float | None = None,
     layer: str | None = None,
     reason: str | None = None,
     tenant: str | None = None,
@@ -204,16 +202,8 @@ def journal_query(
     """Build a query from the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
-    start = None if since is None else time.time() - parse_duration(since)
+    start = None if since is None else time.time() - since
     return Query(start, layer, reason, tenant, model, where, limit=limit)
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `7d`. Raises InvalidRequest."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
-    if found is None:
-        raise InvalidRequest(f"{text[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _record(row: dict[str, Any]) -> Record:

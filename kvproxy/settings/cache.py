@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Seconds, Section
 
 PolicyName = Literal["learned", "checked", "threshold"]
 # Without a verifier, the cosine similarity alone must be high.
@@ -51,10 +51,10 @@ class CacheSettings(Section):
         lt=1.0,
         description="Maximum share of wrong semantic hits, for the policy learned.",
     )
-    lookup_timeout: float = Field(
+    lookup_timeout: Seconds = Field(
         0.1,
         ge=0.0,
-        description="Timeout of a semantic lookup in seconds. A lookup that exceeds it is skipped, and the request is forwarded.",
+        description="Timeout of a semantic lookup. A lookup that exceeds it is skipped, and the request is forwarded.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(
@@ -63,17 +63,17 @@ class CacheSettings(Section):
     judge_similarity: float = Field(
         0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two responses that count as equal."
     )
-    ttl: float = Field(86_400.0, gt=0, description="Seconds until a stored response expires.")
-    max_ttl: float | None = Field(None, gt=0, description="Maximum value of x-kvproxy-ttl in seconds; by default ttl.")
-    stale_while_revalidate: float = Field(
+    ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
+    max_ttl: Seconds | None = Field(None, gt=0, description="Maximum value of x-kvproxy-ttl; by default ttl.")
+    stale_while_revalidate: Seconds = Field(
         0.0,
         ge=0,
-        description="Seconds after expiry in which a response is served while it is revalidated (RFC 5861).",
+        description="Time after expiry in which a response is served while it is revalidated (RFC 5861).",
     )
-    stale_if_error: float = Field(
+    stale_if_error: Seconds = Field(
         0.0,
         ge=0,
-        description="Seconds after expiry in which a response is served if the upstream fails, times out, or returns"
+        description="Time after expiry in which a response is served if the upstream fails, times out, or returns"
         " status 500 or"
         " above (RFC 5861).",
     )
@@ -82,7 +82,7 @@ class CacheSettings(Section):
         ge=0,
         description="Tokens per second of a replayed stream, for clients that need it; 0 sets no limit.",
     )
-    max_response_bytes: int = Field(
+    max_response_bytes: Bytes = Field(
         8 * 2**20,
         ge=1,
         description="Maximum size of a response that is stored, or shared between identical requests in flight.",
@@ -93,10 +93,10 @@ class CacheSettings(Section):
     max_entries: int | None = Field(
         None, ge=1, description="Maximum number of stored responses; beyond it, the least useful are evicted."
     )
-    max_bytes: int | None = Field(
+    max_bytes: Bytes | None = Field(
         None,
         ge=1,
-        description="Maximum bytes of requests, responses and vectors; beyond it, the least useful are evicted.",
+        description="Maximum size of requests, responses and vectors; beyond it, the least useful are evicted.",
     )
     vectors: Literal["float32", "fp16", "int8"] = Field(
         "float32", description="Number format of vectors in memory; fp16 needs half the memory, int8 a quarter."

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Section
 
 CLIENT = "client:"
 """Prefix of a client's tenant."""
@@ -13,12 +13,30 @@ class ClientSettings(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal digits.")
+    previous_key_sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key before a rotation."
+    )
+    previous_key_expires: float | None = Field(
+        None, description="Time when the previous key expires, in seconds since the epoch."
+    )
     requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
-    stored_bytes: int | None = Field(
-        None, ge=0, description="Maximum bytes of stored responses; beyond it, its own least useful are evicted."
+    stored_bytes: Bytes | None = Field(
+        None, ge=0, description="Maximum size of stored responses; beyond it, its own least useful are evicted."
     )
+
+    def accepts(self, digest: str, now: float) -> bool:
+        """Whether a key with this digest is valid at a time in seconds since the epoch."""
+        if digest == self.previous_key_sha256:
+            return self.previous_key_expires is not None and now < self.previous_key_expires
+        return digest == self.key_sha256
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the key, and of the one before a rotation."""
+        previous = self.previous_key_sha256
+        return (self.key_sha256,) if previous is None else (self.key_sha256, previous)
 
     @property
     def tenant(self) -> str:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Section, ShareOrBytes
 
 
 class EngineSettings(Section):
@@ -13,8 +13,8 @@ class EngineSettings(Section):
 
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
     num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default computed from kv_memory.")
-    kv_memory: float = Field(
-        0.5, gt=0, description="Memory of the pool: a share of free device memory up to 1, else bytes."
+    kv_memory: ShareOrBytes = Field(
+        0.5, gt=0, description="Memory of the pool: a share of free device memory up to 1, or a size such as 2GiB."
     )
     max_num_batched_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
     max_num_seqs: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Seconds, Section
 
 
 class PriceSettings(Section):
@@ -22,7 +22,7 @@ class JournalSettings(Section):
     max_rows: int = Field(
         1_000_000, ge=1, description="Maximum number of records; the oldest are deleted first. Totals of savings stay."
     )
-    retention_days: float = Field(30.0, gt=0, description="Days until a record is deleted.")
+    retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
         description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"

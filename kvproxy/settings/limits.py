@@ -2,14 +2,14 @@
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Seconds, Section
 
 
 class LimitSettings(Section):
     """Limits on requests; `kvproxy_limited_total` counts rejections by the name of the setting."""
 
-    body_bytes: int = Field(
-        32 * 2**20, ge=1, description="Maximum bytes of a body on cached routes; excess receives 413."
+    body_bytes: Bytes = Field(
+        32 * 2**20, ge=1, description="Maximum size of a body on cached routes; excess receives 413."
     )
     items: int = Field(
         500_000,
@@ -17,40 +17,40 @@ class LimitSettings(Section):
         description="Maximum commas, braces and brackets in a body on cached routes; excess receives 413. Parsing a body blocks"
         " all other requests.",
     )
-    in_flight_bytes: int = Field(
+    in_flight_bytes: Bytes = Field(
         256 * 2**20,
         ge=2**20,
-        description="Maximum bytes of all bodies in flight, beyond 64 KiB each; excess receives 503.",
+        description="Maximum size of all bodies in flight, beyond 64 KiB each; excess receives 503.",
     )
     in_flight_items: int = Field(
         1_000_000, ge=100, description="Maximum items of all bodies in flight, see limits.items; excess receives 503."
     )
-    body_seconds: float = Field(
+    body_seconds: Seconds = Field(
         60.0,
         gt=0,
-        description="Maximum seconds until a body on cached routes is complete, or until the next chunk on other"
+        description="Maximum time until a body on cached routes is complete, or until the next chunk on other"
         " routes; else 408.",
     )
-    header_bytes: int = Field(
-        64 * 2**10, ge=1024, description="Maximum bytes of the URL and the headers; excess receives 431."
+    header_bytes: Bytes = Field(
+        64 * 2**10, ge=1024, description="Maximum size of the URL and the headers; excess receives 431."
     )
     headers: int = Field(200, ge=16, description="Maximum number of headers; excess receives 431.")
-    header_seconds: float = Field(
+    header_seconds: Seconds = Field(
         20.0,
         gt=0,
-        description="Maximum seconds until the headers are complete; else 408, and the connection is closed.",
+        description="Maximum time until the headers are complete; else 408, and the connection is closed.",
     )
-    idle_seconds: float = Field(75.0, gt=0, description="Seconds until an idle connection is closed.")
-    stalled_seconds: float = Field(
-        60.0, gt=0, description="Seconds until a client that does not read its response is disconnected."
+    idle_seconds: Seconds = Field(75.0, gt=0, description="Time until an idle connection is closed.")
+    stalled_seconds: Seconds = Field(
+        60.0, gt=0, description="Time until a client that does not read its response is disconnected."
     )
-    request_seconds: float = Field(
+    request_seconds: Seconds = Field(
         3600.0,
         gt=0,
-        description="Maximum seconds of a request; else 504, or the stream ends with an error. x-kvproxy-timeout sets a lower"
+        description="Maximum duration of a request; else 504, or the stream ends with an error. x-kvproxy-timeout sets a lower"
         " limit.",
     )
-    drain_seconds: float = Field(25.0, ge=0, description="Seconds in which requests in flight may finish at shutdown.")
+    drain_seconds: Seconds = Field(25.0, ge=0, description="Time in which requests in flight may finish at shutdown.")
     choices: int = Field(128, ge=1, description="Maximum choices of a request (`n`, `best_of`); excess receives 400.")
     cached_tokens: bool = Field(
         False, description="Count tokens of cache hits against a client's tokens_per_minute, too."
@@ -58,6 +58,6 @@ class LimitSettings(Section):
     queue_size: int = Field(
         256, ge=0, description="Maximum requests queued for the engine or an upstream; excess receives 503."
     )
-    queue_seconds: float = Field(30.0, gt=0, description="Maximum seconds in this queue; then 503.")
+    queue_seconds: Seconds = Field(30.0, gt=0, description="Maximum time in this queue; then 503.")
     connections: int = Field(4096, ge=1, description="Maximum client connections; excess receives 503.")
-    import_bytes: int = Field(4 * 2**30, ge=1, description="Maximum bytes of a file imported into the cache.")
+    import_bytes: Bytes = Field(4 * 2**30, ge=1, description="Maximum size of a file imported into the cache.")

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from kvproxy.settings.cache import PolicyName
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Seconds, Section
 
 _PROMPT_FIELDS = frozenset("model messages prompt input system instructions tools".split())
 _TENANT_HEADERS = frozenset("authorization api-key x-api-key cookie".split())
@@ -26,9 +26,9 @@ class RuleSettings(Section):
     policy: PolicyName | None = Field(
         None, description="Overrides cache.policy; learned requires that cache.policy is learned, too."
     )
-    ttl: float | None = Field(None, gt=0, description="Overrides cache.ttl.")
-    stale_while_revalidate: float | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
-    stale_if_error: float | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")
+    ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
+    stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
+    stale_if_error: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")
     min_similarity: float | None = Field(None, ge=0, le=1, description="Minimum cosine similarity of a semantic hit.")
     min_probability: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
     max_error: float | None = Field(None, ge=0, le=1, description="Maximum probability of a wrong hit.")

@@ -1,6 +1,26 @@
-"""Base class of the sections of the settings."""
+"""Base class and types of the sections of the settings."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from kvproxy.units import parse_bytes, parse_seconds
+
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+"""A duration in seconds; settings may have a unit, such as `7d`."""
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+"""A size in bytes; settings may have a unit, such as `2GiB`."""
+
+
+def _share_or_bytes(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return parse_bytes(value)
+
+
+ShareOrBytes = Annotated[float, BeforeValidator(_share_or_bytes)]
+"""A share up to 1, or a size in bytes; settings may have a unit, such as `2GiB`."""
 
 
 class Section(BaseModel):

@@ -1,8 +1,17 @@
-"""Settings of telemetry."""
+"""Settings of the log and of telemetry."""
+
+from typing import Literal
 
 from pydantic import Field, field_validator
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Seconds, Section
+
+
+class LogSettings(Section):
+    """The log of the process, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe messages to print.")
+    format: Literal["text", "json"] = Field("text", description="Lines of text, or one JSON object per line.")
 
 
 class TelemetrySettings(Section):
@@ -19,7 +28,7 @@ class TelemetrySettings(Section):
         le=1,
         description="Sampled share of traces that begin here; traces of clients keep the client's decision.",
     )
-    interval: float = Field(5.0, gt=0, description="Seconds between batches.")
+    interval: Seconds = Field(5.0, gt=0, description="Time between batches.")
 
     @field_validator("endpoint")
     @classmethod

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.tree import Settings
+from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 _TABLES: dict[str, type[BaseModel]] = {"clients": ClientSettings, "rules": RuleSettings}
 _WIDTH = 110
@@ -40,8 +41,17 @@ def template() -> str:
 def _setting(name: str, field: FieldInfo) -> Iterator[str]:
     yield ""
     yield from _comment(field.description or "")
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    default = default_value(field)
     yield f"#{name} =" if default is None else f"#{name} = {_toml(default)}"
+
+
+def default_value(field: FieldInfo) -> object:
+    """Return the default of a setting; of a duration or a size as text with its unit."""
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    kind = f"{field.annotation} {field.metadata}"
+    if isinstance(value, int | float) and parse_seconds.__name__ in kind:
+        return format_seconds(value)
+    return format_bytes(value) if isinstance(value, int | float) and parse_bytes.__name__ in kind else value
 
 
 def _comment(text: str) -> Iterator[str]:

@@ -4,14 +4,15 @@ Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an emp
 `KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder of the flag, of `KVPROXY_DATA`, or of the platform.
 """
 
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import platformdirs
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -31,7 +32,7 @@ from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
-from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.settings.telemetry import LogSettings, TelemetrySettings
 from kvproxy.settings.tiers import TierSettings
 from kvproxy.settings.toml_lines import SettingConflict, SettingPath, line_of
 from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamServer, UpstreamSettings
@@ -98,6 +99,7 @@ class Settings(BaseSettings):
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()
     journal: JournalSettings = JournalSettings()
+    log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @field_validator("store", mode="before")
@@ -240,5 +242,25 @@ def _settings_error(first: Mapping[str, Any]) -> SettingsError:
     if first["type"] == "value_error":
         return SettingsError(f"setting {path}: {first['msg'].removeprefix('Value error, ')}", param=path)
     if first["type"] == "extra_forbidden":
-        return SettingsError(f"setting {path}: there is no such setting, see docs/configuration.md", param=path)
+        hint = _similar(_path(first))
+        return SettingsError(f"setting {path}: there is no such setting; {hint}", param=path)
     return SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path)
+
+
+def _similar(path: SettingPath) -> str:
+    """Suggest settings for a misspelt one, of its section or of any other."""
+    names = sorted(_setting_names(Settings))
+    wanted = ".".join(part for part in path if isinstance(part, str))
+    section = wanted.rpartition(".")[0]
+    # A setting of another section has the same last name.
+    elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
+    near = difflib.get_close_matches(wanted, [name for name in names if name.rpartition(".")[0] == section], n=1)
+    found = elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)
+    return f"did you mean {found[0]}?" if found else "docs/configuration.md lists all settings"
+
+
+def _setting_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        nested = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+        yield from [f"{prefix}{name}"] if nested is None else _setting_names(nested, f"{prefix}{name}.")

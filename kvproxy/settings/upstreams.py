@@ -2,17 +2,17 @@
 
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvproxy.settings.credentials import PlainKey, SecretKey, parse_upstream_url
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Seconds, Section
 
 
 class UpstreamSettings(Section):
     """Connections to upstreams."""
 
-    connect_timeout: float = Field(5.0, gt=0, description="Connect timeout in seconds.")
-    read_timeout: float = Field(600.0, gt=0, description="Timeout between chunks of a response in seconds.")
+    connect_timeout: Seconds = Field(5.0, gt=0, description="Connect timeout.")
+    read_timeout: Seconds = Field(600.0, gt=0, description="Timeout between chunks of a response.")
     max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
     retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
     api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
@@ -67,9 +67,9 @@ class UpstreamServer(Section):
 class RoutingSettings(Section):
     """Health checks and routing."""
 
-    health_interval: float = Field(5.0, gt=0, description="Seconds between health probes.")
-    health_timeout: float = Field(5.0, gt=0, description="Timeout of a health probe in seconds.")
-    metrics_interval: float = Field(5.0, gt=0, description="Seconds between reads of an upstream's /metrics.")
+    health_interval: Seconds = Field(5.0, gt=0, description="Time between health probes.")
+    health_timeout: Seconds = Field(5.0, gt=0, description="Timeout of a health probe.")
+    metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
     pinned_tokens_per_minute: int = Field(
         20_000,
@@ -93,12 +93,12 @@ class RoutingSettings(Section):
 class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
-    disk_size: ByteSize = Field(
-        ByteSize(8 << 30),
-        description="Maximum bytes of slots in the --slot-save-path of each server; 0 disables saving.",
+    disk_size: Bytes = Field(
+        8 * 2**30,
+        description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving.",
     )
     min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
-    save_after: float = Field(2.0, ge=0, description="Seconds without a request until a slot is saved.")
-    queue_timeout: float = Field(
-        30.0, ge=0, description="Maximum seconds to wait for a free slot before forwarding a request."
+    save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")
+    queue_timeout: Seconds = Field(
+        30.0, ge=0, description="Maximum time to wait for a free slot before forwarding a request."
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.commands.explain import learned_lines
-from kvproxy.commands.formatting import duration, escape_controls, json_text, moment, one_line, size
+from kvproxy.commands.formatting import escape_controls, json_text, moment, one_line
 from kvproxy.commands.learned_policy import BOUND_VALID_FROM, policy_sentences
 from kvproxy.index.policies.learned.error_bound import FROM
 
@@ -24,20 +24,6 @@ def test_control_characters_are_escaped(text: str) -> None:
     assert "\n" not in one_line(text)
     assert json.loads(json_text({text: [text]})) == {text: [text]}
     assert not has_controls(json_text({text: [text]}))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "formatted"), [(-1, "0 s"), (59, "59 s"), (180, "3 min"), (7_200, "2 h"), (5 * 86_400, "5 d")]
-)
-def test_durations(seconds: float, formatted: str) -> None:
-    assert duration(seconds) == formatted
-
-
-@pytest.mark.parametrize(
-    ("count", "formatted"), [(0, "0 B"), (1023, "1023 B"), (1_258_291, "1.2 MiB"), (3 * 2**30, "3.0 GiB")]
-)
-def test_sizes(count: int, formatted: str) -> None:
-    assert size(count) == formatted
 
 
 def test_a_moment_beyond_the_calendar_stays_a_number() -> None:

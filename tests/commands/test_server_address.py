@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
-from kvproxy.http.data_folder import locked_folder
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, process, result

@@ -1,6 +1,7 @@
 """Tables are complete in a pipe; at a terminal, only text columns are truncated."""
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import Layout, digest, print_table, text
+from kvproxy.errors import InvalidRequest
 
 COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
 CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)
@@ -80,3 +82,38 @@ def test_no_color_disables_colours(environment: pytest.MonkeyPatch) -> None:
     with redirect_stdout(io.StringIO()) as out:
         print_table(("state",), [("free",)])
     assert "\x1b[3" not in out.getvalue()
+
+
+WIDE = ("time", "layer", "model?", digest("tenant", 16, optional=True), "tokens#?", "ms#", text("question"))
+ROW = ("12:00:00", "semantic", "a-model/with-a-long-name", "t" * 32, 1_234, "12.5", "What is a block? " * 9)
+
+
+def test_optional_columns_are_left_out_until_the_table_fits(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("FORCE_COLOR", "1")
+    environment.setenv("NO_COLOR", "1")
+
+    def lines(width: int, layout: Layout = Layout()) -> tuple[list[str], str]:
+        environment.setenv("COLUMNS", str(width))
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            print_table(WIDE, [ROW], layout=layout)
+        header = re.sub(r"\x1b\[\d*m", "", out.getvalue().split("\n")[0])
+        return header.split(), err.getvalue()
+
+    everything = ["time", "layer", "model", "tenant", "tokens", "ms", "question"]
+    assert lines(200) == (everything, "")
+    for width in range(50, 140):
+        header, note = lines(width)
+        left_out = [name for name in everything if name not in header]
+        assert note == (f"not shown: {', '.join(left_out)} (--wide shows all columns)\n" if left_out else "")
+    assert lines(80)[0] == ["time", "layer", "model", "ms", "question"]
+    assert lines(60)[0] == ["time", "layer", "ms", "question"]
+    assert lines(60, Layout(wide=True)) == (everything, "")
+    assert lines(60, Layout(names="Tokens,time")) == (["tokens", "time"], "")
+
+
+def test_columns_are_selected_by_name_in_a_pipe(environment: pytest.MonkeyPatch) -> None:
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(WIDE, [ROW], layout=Layout(names="ms, layer"))
+    assert out.getvalue() == "ms\tlayer\n12.5\tsemantic\n"
+    with pytest.raises(InvalidRequest, match="no column 'nope': use some of time, layer, model"):
+        print_table(WIDE, [ROW], layout=Layout(names="ms,nope"))

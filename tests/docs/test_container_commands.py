@@ -39,3 +39,11 @@ def test_the_printed_container_commands_start_a_proxy(tmp_path: Path) -> None:
         arguments = [word.replace("http://SERVER:8000", upstream) for word in last]
         with serve([*KVPROXY, *arguments, "--port", str(port)], port, tmp_path / "log", env=env):
             pass
+
+
+def test_every_copied_file_exists_and_is_sent_to_the_builder() -> None:
+    included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    lines = re.findall(r"^COPY (?!--from)(.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    copied = {name for line in lines for name in line.split()[:-1]}
+    assert copied == included
+    assert [name for name in copied if not (ROOT / name).exists()] == []

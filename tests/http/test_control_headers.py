@@ -92,8 +92,8 @@ def test_a_lifetime_of_nothing_keeps_nothing(upstream: tuple[str, Seen], tmp_pat
         assert "hit" in ask(url, x_kvproxy_ttl="0").headers["cache-status"]
 
 
-@pytest.mark.parametrize("asked", ["", "-1", "nan", "inf", "5m", "1e999"])
-def test_a_lifetime_that_is_none_is_told(upstream: tuple[str, Seen], tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("asked", ["", "-1", "nan", "inf", "5x", "1e999"])
+def test_an_invalid_ttl_is_refused(upstream: tuple[str, Seen], tmp_path: Path, asked: str) -> None:
     with run_proxy(settings(tmp_path, upstream[0])) as (url, _):
         answer = ask(url, x_kvproxy_ttl=asked)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-kvproxy-ttl")

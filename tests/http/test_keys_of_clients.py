@@ -1,5 +1,6 @@
 """Clients and their keys: who has none is turned away, each is a tenant of its own, and no key leaves the proxy."""
 
+import json
 import stat
 import time
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client
+from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http.access import clients
 from kvproxy.http.server import serve
 from kvproxy.index.store import NewEntry
 from kvproxy.settings import Settings, load_settings
+from tests.commands.run import kvproxy
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
 
@@ -178,6 +181,26 @@ def test_a_client_that_asks_too_much_is_told_when_to_come_back(
         assert 1 <= int(answers[3].headers["retry-after"]) <= 60
         assert answers[3].json()["error"]["code"] == "rate_limit_exceeded"
         assert [post(url, x_api_key=free).status_code for _ in range(5)] == [200] * 5
+
+
+def test_a_rotated_key_stays_valid_for_the_grace_period(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+    found = settings(tmp_path, seen[0])
+    old = add_client(found, "one", requests_per_minute=100)
+    with run_proxy(found) as (url, _):
+        assert post(url, x_api_key=old).status_code == 200
+        new = rotate_key(found, "one", grace=3.0)
+        until(lambda: post(url, x_api_key=new).status_code == 200)
+        # Neither key reaches the upstream, and both are the same tenant.
+        assert post(url, x_api_key=old).headers["cache-status"].startswith("kvproxy; hit")
+        assert not {old, new} & {value for headers in seen[1] for value in headers.values()}
+        until(lambda: post(url, x_api_key=old).status_code == 401)
+        assert post(url, x_api_key=new).status_code == 200
+        newest = rotate_key(found, "one", grace=0)
+        until(lambda: post(url, x_api_key=new).status_code == 401)
+        assert post(url, x_api_key=newest).status_code == 200
+    used = json.loads(kvproxy("keys", "ls", "--data", tmp_path, "--json").stdout)[0]["last_used"]
+    assert time.time() - 60 < used < time.time()
+    assert kvproxy("keys", "rotate", "nobody", "--data", tmp_path).returncode == 3
 
 
 def test_names_and_files(tmp_path: Path) -> None:

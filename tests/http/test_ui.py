@@ -32,6 +32,12 @@ def test_the_page_is_found_by_either_name(url: str) -> None:
     assert page.text == (STATIC / "index.html").read_text()
 
 
+def test_browsers_are_redirected_from_the_root(url: str) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    assert str(httpx.get(url, headers=browser, follow_redirects=True).url) == f"{url}/ui/"
+    assert httpx.get(url).status_code == 401
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in STATIC.iterdir()))
 def test_every_file_is_served_with_strict_headers(url: str, name: str) -> None:
     answer = httpx.get(f"{url}/ui/{name}")

@@ -100,7 +100,7 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
 def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
     now = NOW
     connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(retention_days=1), lambda: now)
+    writer = Writer(connection, JournalSettings(retention=86_400), lambda: now)
     writer.write([finished("q", "first", arrived=NOW)])
     now += 2 * 86_400
     assert writer.prune() == 1

@@ -113,7 +113,7 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
 
 def test_old_records_go(tmp_path: Path) -> None:
     now = time.time()
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings(retention_days=1), lambda: now)
+    journal = FileJournal(tmp_path / "journal.db", JournalSettings(retention=86_400), lambda: now)
     journal.add(finished("old", "old", arrived=now - 90_000))
     journal.add(finished("new", "new", arrived=now))
     journal.flush()

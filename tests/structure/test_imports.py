@@ -22,6 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
+    "kvproxy.units": set(),
+    "kvproxy.data_folder": {"kvproxy.errors"},
+    "kvproxy.backup": {"kvproxy", "kvproxy.data_folder", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.generation": set(),
     "kvproxy.token_bucket": set(),
     "kvproxy.extras": {"kvproxy.errors"},
@@ -31,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.request_rule", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.settings": {"kvproxy.errors"},
+    "kvproxy.settings": {"kvproxy.errors", "kvproxy.units"},
     "kvproxy.checks": {
         "kvproxy.index",
         *(f"kvproxy.{package}" for package in (
@@ -47,7 +50,9 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "generation", "request_rule"))},
+    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
+        "errors", "generation", "request_rule", "units",
+    ))},
     # The flow uses only these two modules of the backends.
     "kvproxy.backends.protocol": {f"kvproxy.{package}" for package in ("errors", "generation", "apis")},
     "kvproxy.backends.prefix_cache": {f"kvproxy.{package}" for package in ("errors", "apis", "blocks", "mirror", "tiers")},
@@ -79,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
         "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
-        "redaction", "rules", "telemetry", "token_bucket", "trace",
+        "data_folder", "redaction", "rules", "telemetry", "token_bucket", "trace", "units",
     ))},
     # Access to a proxy for its operator: over HTTP, or through its files.
     "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
@@ -87,7 +92,7 @@ ALLOWED: dict[str, set[str]] = {
     ))},
     "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{package}" for package in (
         "errors", "extras", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline",
-        "offline.simulate", "proxy_client",
+        "offline.simulate", "proxy_client", "units", "backup",
     ))},
 }  # fmt: skip
 NO_TORCH = tuple(

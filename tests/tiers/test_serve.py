@@ -37,7 +37,7 @@ def serving(data: Path, *flags: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"})
     assert process.stdout is not None
     try:
-        found = next(filter(None, (re.search(r"listening\s+(http\S+)/v1", line) for line in process.stdout)), None)
+        found = next(filter(None, (re.search(r"API\s+(http\S+)/v1", line) for line in process.stdout)), None)
         assert found is not None, "the server printed no address"
 
         def answers() -> bool:

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "journal.md"
 _VARIABLE = [
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
     # Below a second it looks like a score, of which only the place is compared.
-    (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>) (ms|s|min|h)\b"), "<long>"),
+    (re.compile(r"(\b\d[\d,]*(\.\d+)?|<number>) ?(ms|s|m|h|d)\b"), "<long>"),
     (re.compile(r"\b\d[\d,]*\.\d+\b"), "<number>"),
     (re.compile(r"[█▏]+"), ""),
 ]

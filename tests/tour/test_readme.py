@@ -39,7 +39,7 @@ VARIABLE = [
     (re.compile(r"ttl=\d+"), "ttl=<s>"),
     (re.compile(r"verifier=0\.\d+"), "verifier=<p>"),
     (re.compile(r"\b0\.\d{3}\b"), "<number>"),
-    (re.compile(r"(?<=[ >])\d+ (s|min)(?= )"), "<age>"),
+    (re.compile(r"(?<=[ >])[\d.]+(ms|s|m)(?= )"), "<age>"),
     (re.compile(r" +"), " "),
 ]
 
@@ -165,7 +165,7 @@ def test_after_a_semantic_hit_explain_shows_the_served_neighbour(tour: list[Step
     assert f"similarity={row[0]}" in served.output
     # As often as the tour was answered with it.
     hits = [step for step in tour[: tour.index(stored)] if "; hit;" in step.output]
-    assert entry[3] == str(len(hits)) == "2"
+    assert entry[2] == str(len(hits)) == "2"
 
 
 def filled(text: str) -> str:

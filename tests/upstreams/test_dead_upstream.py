@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, capl
         until(lambda: lines(f"the upstream {url} does not respond") == 2)
 
 
-def test_the_banner_names_a_dead_upstream(tmp_path: Path) -> None:
+def test_the_banner_names_a_dead_upstream_the_dashboard_and_a_request_that_works(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     with run_plain_upstream() as alive:
         command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", "0", "--no-semantic"]
@@ -48,7 +49,10 @@ def test_the_banner_names_a_dead_upstream(tmp_path: Path) -> None:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
         try:
             assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(4)]
+            lines = [process.stdout.readline() for _ in range(8)]
+            url = next(line for line in lines if "dashboard" in line).split()[1]
+            page = httpx.get(url.removesuffix("/ui"), headers={"accept": "text/html"}, follow_redirects=True)
+            answer = subprocess.run(shlex.split(lines[-1]), capture_output=True, text=True).stdout
         finally:
             process.terminate()
             process.wait()
@@ -56,3 +60,5 @@ def test_the_banner_names_a_dead_upstream(tmp_path: Path) -> None:
     banner = "".join(lines)
     assert f"DOWN: nothing answers at {dead}" in banner
     assert f"{alive} answers, and serves plain" in banner
+    assert "<title>kvproxy</title>" in page.text
+    assert "HTTP/1.1 200 OK" in answer

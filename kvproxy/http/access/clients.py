@@ -30,7 +30,7 @@ class Clients:
         self._settings = settings
         self._changed = self._version()
         self._checked = time.monotonic()
-        self._known = {each.key_sha256: each for each in all_clients(settings)}
+        self._known = _by_digest(all_clients(settings))
         self._closed = is_closed(settings)
 
     @property
@@ -50,7 +50,7 @@ class Clients:
         if stamp == self._changed:
             return
         try:
-            self._known = {each.key_sha256: each for each in all_clients(self._settings)}
+            self._known = _by_digest(all_clients(self._settings))
             self._changed = stamp
             if self._closed and not self._known:
                 _log.warning(
@@ -71,7 +71,9 @@ class Clients:
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
         """The client whose key is in one of the headers."""
         for name, value in headers:
-            if name in KEY_HEADERS and (client := self._known.get(digest(_key(value)))) is not None:
+            given = digest(_key(value)) if name in KEY_HEADERS else ""
+            client = self._known.get(given)
+            if client is not None and client.accepts(given, time.time()):
                 return client
         return None
 
@@ -81,6 +83,10 @@ class Clients:
             return None
         name = tenant.removeprefix(CLIENT)
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
+
+
+def _by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
+    return {each: client for client in clients for each in client.digests}
 
 
 def _key(value: str) -> str:
@@ -141,7 +147,7 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
     scope["headers"] = [
         (name, value)
         for name, value in scope["headers"]
-        if name not in own or digest(_key(value.decode("latin-1"))) != client.key_sha256
+        if name not in own or digest(_key(value.decode("latin-1"))) not in client.digests
     ]
 
 

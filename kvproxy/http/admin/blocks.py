@@ -11,7 +11,7 @@ from starlette.routing import Route
 from kvproxy.apis import APIS, by_name
 from kvproxy.blocks.rows import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat, flat_content, number, reply
+from kvproxy.http.admin.replies import flat, flat_content, number, reply, seconds
 from kvproxy.http.bodies import api_request, whole_body
 from kvproxy.http.services import services
 
@@ -81,7 +81,7 @@ async def pin(request: Request) -> Response:
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
-    ttl = _seconds(query.get("ttl"))
+    ttl = _ttl(query.get("ttl"))
     asked = None
     if not leaf:
         raw = await whole_body(request, app.settings.limits.body_bytes)
@@ -95,15 +95,10 @@ async def pin(request: Request) -> Response:
     return reply({"name": name, "tokens": tokens, "ttl": ttl})
 
 
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise InvalidRequest(f"ttl is a number of seconds above 0, not {text[:40]!r}", param="ttl")
+def _ttl(text: str | None) -> float | None:
+    value = None if text is None else seconds(text, "ttl")
+    if value == 0:
+        raise InvalidRequest("ttl must be above 0", param="ttl")
     return value
 
 

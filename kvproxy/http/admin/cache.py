@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import number, reply
+from kvproxy.http.admin.replies import number, reply, seconds
 from kvproxy.http.bodies import parsed, whole_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
@@ -47,7 +47,7 @@ def _filter(query: QueryParams) -> EntryFilter:
         text("tag"),
         text("prompt"),
         text("search"),
-        None if oldest is None else number(oldest, "older_than"),
+        None if oldest is None else seconds(oldest, "older_than"),
         text("tenant"),
     )
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.flow.explain import texts
-from kvproxy.http.admin.replies import named, number, reply
+from kvproxy.http.admin.replies import named, number, reply, seconds
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import MissExplanation, explain_record
@@ -54,7 +54,7 @@ def _query(query: QueryParams) -> Query:
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
-        since=None if not since else time.time() - number(since, "since"),
+        since=None if not since else time.time() - seconds(since, "since"),
         layer=layer,
         reason=query.get("reason") or None,
         tenant=query.get("tenant") or None,
@@ -132,13 +132,13 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 async def series(request: Request) -> Response:
     """Requests per layer or reason in each `step` seconds of the last `since` seconds."""
     query = request.query_params
-    step = number(query.get("step", "60"), "step")
-    seconds = number(query.get("since", "3600"), "since")
+    step = seconds(query.get("step", "60"), "step")
+    since = seconds(query.get("since", "3600"), "since")
     by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
-    if step < 1 or seconds / step > _MAX_SPANS:
+    if step < 1 or since / step > _MAX_SPANS:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
     # Multiples of the step, so that consecutive requests have the same spans.
-    spans = max(1, round(seconds / step))
+    spans = max(1, round(since / step))
     start = (time.time() // step - spans + 1) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
@@ -163,16 +163,16 @@ def _moment(seconds: float) -> str:
 
 
 async def saved(request: Request) -> Response:
-    """Savings `?by=layer`, `tenant`, `model`, `tag`, or `day`, `since=SECONDS`."""
+    """Savings `?by=layer`, `tenant`, `model`, `tag`, or `day`, `since=DURATION`."""
     app, query = services(request), request.query_params
     by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
     if by is None:
         raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
     since = query.get("since")
-    seconds = number(since, "since") if since else None
+    age = seconds(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)
     journal, cache = app.settings.journal, app.settings.cache
-    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, seconds)))
+    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
 
 
 ROUTES = [

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.record import Record
+from kvproxy.units import parse_seconds
 
 Row = BlockRow | ChainRow | BlockLocation | Record
 _MAX = 2.0**31
@@ -54,3 +55,15 @@ def number(text: str, name: str) -> float:
     if not 0 <= value <= _MAX:
         raise InvalidRequest(f"{name} must be a number of at least 0, not {text[:40]!r}", param=name)
     return value
+
+
+def seconds(text: str, name: str) -> float:
+    """Parse a duration such as `90` or `7d`.
+
+    Raises:
+        InvalidRequest: the text is not a duration.
+    """
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from None

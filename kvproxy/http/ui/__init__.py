@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -41,6 +41,21 @@ class Strict:
 async def _page(request: Request) -> Response:
     """/ui is /ui/, from where the page finds its files; it may lie under a path of a reverse proxy."""
     return RedirectResponse("ui/", status_code=308)
+
+
+class BrowserRedirect:
+    """ASGI middleware that sends browsers from `/` to the dashboard, with or without a client's key."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_root = scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+        if is_root and "text/html" in Headers(scope=scope).get("accept", ""):
+            # Relative, because a reverse proxy may serve this one under a path.
+            await RedirectResponse("ui/", status_code=307)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def routes() -> list[BaseRoute]:

@@ -1,0 +1,198 @@
+"""Backups of a data folder in one archive, also while the proxy runs."""
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kvproxy import __version__
+from kvproxy.data_folder import locked_folder
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.settings import Settings
+
+_MANIFEST = "manifest.json"
+_RESPONSES = "responses.db"
+_DATABASES = (_RESPONSES, "journal.db", "slots.db")
+_FILES = ("clients.json", "kvproxy.toml")
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """The content of an archive.
+
+    Attributes:
+        version: of kvproxy that wrote it.
+        created: seconds since the epoch.
+        files: size in bytes by name.
+    """
+
+    version: str
+    created: float
+    files: dict[str, int]
+
+
+def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None) -> Backup:
+    """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
+
+    SQLite copies each database in one transaction, so that writes continue meanwhile. Responses in PostgreSQL, the keys of
+    encryption, tiers, and derived search indexes are not included.
+
+    Args:
+        archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
+        done: called with the name of each file.
+
+    Raises:
+        NotFound: the data folder has no file to save.
+        InvalidRequest: the archive cannot be written.
+        KvproxyError: a database cannot be read.
+    """
+    sources = {name: path for name, path in _places(settings).items() if path.is_file()}
+    if not sources:
+        raise NotFound(f"there is nothing to save in {settings.data}: give --data")
+    try:
+        with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".kvproxy-backup-") as folder:
+            copies = Path(folder)
+            for name, path in sources.items():
+                _copy(path, copies / name)
+                done(name)
+            digests = {name: _digest(copies / name) for name in sources}
+            created = time.time()
+            manifest = {"version": __version__, "created": created, "sha256": digests}
+            (copies / _MANIFEST).write_text(json.dumps(manifest))
+            unfinished = copies / archive.name
+            with tarfile.open(unfinished, "w:gz" if archive.suffix in (".gz", ".tgz") else "w") as tar:
+                for name in (_MANIFEST, *sources):
+                    tar.add(copies / name, name)
+            unfinished.chmod(0o600)
+            os.replace(unfinished, archive)
+            sizes = {name: (copies / name).stat().st_size for name in sources}
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {archive} ({error.strerror}): name a file in a writable folder") from None
+    return Backup(__version__, created, sizes)
+
+
+def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
+    """Restore an archive to a data folder that no proxy uses.
+
+    Every file is checked before the first one is put in its place.
+
+    Args:
+        replace: overwrite existing files.
+
+    Raises:
+        NotFound: the archive does not exist.
+        InvalidRequest: the archive is damaged, or there are files already.
+        SettingsError: a proxy uses the data folder.
+    """
+    places = _places(settings)
+    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked_folder(settings.data, "kvproxy restore"), _opened(archive) as tar:
+        manifest = _manifest(tar, archive)
+        digests: dict[str, str] = manifest["sha256"]
+        existing = [str(places[name]) for name in digests if places[name].exists()]
+        if existing and not replace:
+            raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --replace, or another --data")
+        with tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as folder:
+            sizes = {}
+            for name, digest in digests.items():
+                path = Path(folder, name)
+                _extract(tar, name, path)
+                if _digest(path) != digest or (name in _DATABASES and not _is_sound(path)):
+                    raise InvalidRequest(f"{name} in {archive} is damaged: use another backup")
+                sizes[name] = path.stat().st_size
+            for name in digests:
+                _put(Path(folder, name), places[name])
+    return Backup(str(manifest["version"]), float(manifest["created"]), sizes)
+
+
+def _places(settings: Settings) -> dict[str, Path]:
+    """Return the file of each name; responses may be elsewhere, or in PostgreSQL."""
+    found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
+    if "://" in settings.store_where:
+        del found[_RESPONSES]
+    else:
+        found[_RESPONSES] = settings.store_path
+    return found
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.name in _FILES:
+        shutil.copyfile(source, target)
+        return
+    try:
+        with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(target)) as copy:
+            database.backup(copy)
+    except sqlite3.Error as error:
+        raise KvproxyError(f"cannot copy {source}: {error}") from None
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return bool(database.execute("pragma quick_check").fetchone()[0] == "ok")
+    except sqlite3.Error:
+        return False
+
+
+def _put(source: Path, target: Path) -> None:
+    """Move a file to its place, without the log and the search index of the file that was there."""
+    for suffix in ("-wal", "-shm"):
+        target.with_name(target.name + suffix).unlink(missing_ok=True)
+    shutil.rmtree(target.with_name(f"{target.name}-index"), ignore_errors=True)
+    source.chmod(0o600)
+    shutil.move(source, target)
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(archive) as tar:
+            yield tar
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {archive}") from None
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise InvalidRequest(f"cannot restore {archive} ({error}): is it a file of kvproxy backup?") from None
+
+
+def _manifest(tar: tarfile.TarFile, archive: Path) -> dict[str, Any]:
+    try:
+        with _member(tar, _MANIFEST) as file:
+            manifest = json.load(file)
+        names = set(manifest["sha256"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(f"{archive} is not a file of kvproxy backup") from None
+    if unknown := names - {*_DATABASES, *_FILES}:
+        raise InvalidRequest(f"{archive} has the unknown file {min(unknown)!r}: it is of a later version")
+    return dict(manifest)
+
+
+def _extract(tar: tarfile.TarFile, name: str, path: Path) -> None:
+    try:
+        with _member(tar, name) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target, _CHUNK)
+    except KeyError:
+        raise InvalidRequest(f"{name} is missing in the archive: use another backup") from None
+
+
+def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    """Open a regular file of the archive. Raises KeyError."""
+    member = tar.getmember(name)
+    file = tar.extractfile(member) if member.isreg() else None
+    if file is None:
+        raise KeyError(name)
+    return file
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

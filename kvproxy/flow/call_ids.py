@@ -1,0 +1,76 @@
+"""Tool call ids in cache keys.
+
+A tool call id is a reference inside one conversation: clients and servers choose it at random, so the same conversation never
+has the same ids twice. In keys, the ids are numbered in the order of their first use. Two conversations have the same key
+only if their ids refer to each other in the same way.
+"""
+
+from collections.abc import Iterator
+
+from kvproxy.apis.json import Json, JsonObject
+
+_REFERENCES = ("tool_call_id", "tool_use_id", "call_id")
+_CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_call", "custom_tool_call")
+_LISTS = ("messages", "input")
+
+
+def may_have_call_ids(raw: bytes) -> bool:
+    """Check bytes of a body quickly. An escape sequence could hide a name."""
+    return b"call_id" in raw or b"tool_use" in raw or b"tool_calls" in raw or b"\\u" in raw
+
+
+def number_call_ids(body: JsonObject) -> JsonObject:
+    """Return a body with numbered tool call ids.
+
+    The body is unchanged if an id occurs anywhere else in its conversation: then a text refers to it.
+    """
+    lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
+    ids = list(dict.fromkeys(_ids(list(lists.values()))))
+    if not ids:
+        return body
+    # Nine letters and digits: some servers accept no other form, and stored requests are sent again by `kvproxy warm`.
+    numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
+    found: JsonObject = {name: _renamed(value, numbers) for name, value in lists.items()}
+    if any(id in text for text in _texts([*found.values()]) for id in ids):
+        return body
+    return {**body, **found}
+
+
+def _ids(value: Json) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _ids(item)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if _is_id(value, name):
+                yield str(inner)
+            elif isinstance(inner, list | dict):
+                yield from _ids(inner)
+
+
+def _is_id(holder: JsonObject, name: str) -> bool:
+    return isinstance(holder[name], str) and (
+        name in _REFERENCES or (name == "id" and holder.get("type") in _CALL_TYPES)
+    )
+
+
+def _renamed(value: Json, numbers: dict[str, str]) -> Json:
+    if isinstance(value, list):
+        return [_renamed(item, numbers) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: numbers[str(inner)] if _is_id(value, name) else _renamed(inner, numbers) for name, inner in value.items()
+    }
+
+
+def _texts(value: Json) -> Iterator[str]:
+    """Yield all texts and names of a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        yield from value
+        yield from _texts(list(value.values()))

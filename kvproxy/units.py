@@ -1,0 +1,64 @@
+"""Durations such as `90s` or `7d`, and sizes such as `2GiB`: parsed in settings, options, and headers, and printed alike."""
+
+import math
+import re
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_BYTES = {unit.lower(): size for unit, size in (_DECIMAL | _BINARY).items()}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_seconds(value: object) -> float:
+    """Return the seconds of a duration; a number without a unit is in seconds.
+
+    Raises:
+        ValueError: the value is not a duration.
+    """
+    number = _parse(value, _SECONDS, "s")
+    if number is None:
+        raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
+    return number
+
+
+def parse_bytes(value: object) -> int:
+    """Return the bytes of a size; a number without a unit is in bytes, and KiB, MiB, GiB are powers of 1,024.
+
+    Raises:
+        ValueError: the value is not a size.
+    """
+    number = _parse(value, _BYTES, "b")
+    if number is None:
+        raise ValueError(f"{str(value)[:40]!r} is not a size: use a form such as 512MiB or 2GiB")
+    return int(number)
+
+
+def _parse(value: object, units: dict[str, float] | dict[str, int], default: str) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if math.isfinite(value) else None
+    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    unit = None if found is None else units.get(found[2].lower() or default)
+    return None if found is None or unit is None else float(found[1]) * unit
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration such as `90s` or `3.5h`, rounded; less than a second in milliseconds."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size or seconds == size:
+            return f"{_rounded(seconds / size)}{unit}"
+    return f"{_rounded(max(0.0, seconds))}s"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+
+
+def format_bytes(count: float) -> str:
+    """Format a size in its largest unit, such as `1.2GiB`, rounded."""
+    for unit, size in reversed(_BINARY.items()):
+        if count >= size:
+            return f"{_rounded(count / size)}{unit}"
+    return f"{count:.0f}B"

@@ -1,0 +1,142 @@
+"""Backups of a running proxy, and their restoration."""
+
+import io
+import json
+import tarfile
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.backup import restore_backup, write_backup
+from kvproxy.clients import add_client, all_clients
+from kvproxy.data_folder import locked_folder
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.settings import Settings, load_settings
+from tests.commands.run import kvproxy
+from tests.plain_upstream import ANSWER, run_plain_upstream
+from tests.servers import run_proxy, until_stored
+
+
+def settings(data: Path, url: str = "http://127.0.0.1:9") -> Settings:
+    return load_settings(data=data, upstream=url, cache={"semantic": False})
+
+
+def ask(url: str, number: int) -> httpx.Response:
+    body = {"model": "plain", "messages": [{"role": "user", "content": f"question {number}"}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body)
+
+
+@pytest.mark.parametrize("name", ["b.tar", "b.tar.gz"])
+def test_a_backup_of_a_busy_proxy_has_all_earlier_responses(tmp_path: Path, name: str) -> None:
+    archive, stop = tmp_path / name, threading.Event()
+    with run_plain_upstream() as upstream:
+        with run_proxy(settings(tmp_path / "a", upstream)) as (url, services):
+            for number in range(20):
+                ask(url, number)
+            until_stored(services)
+
+            def load() -> None:
+                for number in range(20, 10_000):
+                    if stop.is_set():
+                        return
+                    ask(url, number)
+
+            thread = threading.Thread(target=load)
+            thread.start()
+            done = kvproxy("backup", archive, "--data", tmp_path / "a")
+            stop.set()
+            thread.join()
+            assert (done.returncode, "responses.db" in done.stdout) == (0, True)
+            assert archive.stat().st_mode & 0o077 == 0
+        (tmp_path / "b").mkdir()
+        # Files of the database that is replaced would damage the restored one.
+        (tmp_path / "b" / "responses.db-wal").write_bytes(b"old")
+        done = kvproxy("restore", archive, "--data", tmp_path / "b")
+        assert (done.returncode, "journal.db" in done.stdout) == (0, True), done.stderr
+        with run_proxy(settings(tmp_path / "b", upstream)) as (url, services):
+            assert all("; hit" in ask(url, number).headers["cache-status"] for number in range(20))
+            assert ask(url, 3).json()["choices"][0]["message"]["content"] == ANSWER
+    assert "question 3" in kvproxy("cache", "ls", "--data", tmp_path / "b", "--limit", 0).stdout
+    assert not list(tmp_path.glob(".kvproxy-backup-*"))
+    assert not list((tmp_path / "b").glob(".restore-*"))
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    add_client(settings(tmp_path / "a"), "alice")
+    (tmp_path / "a" / "kvproxy.toml").write_text("port = 8500\n")
+    write_backup(settings(tmp_path / "a"), tmp_path / "a.tar")
+    return tmp_path / "a.tar"
+
+
+def test_clients_and_settings_are_restored(tmp_path: Path, archive: Path) -> None:
+    restored = restore_backup(settings(tmp_path / "b"), archive)
+    assert set(restored.files) == {"clients.json", "kvproxy.toml"}
+    assert [client.name for client in all_clients(settings(tmp_path / "b"))] == ["alice"]
+    assert load_settings(data=tmp_path / "b").port == 8500
+
+
+def test_existing_files_are_kept_without_replace(tmp_path: Path, archive: Path) -> None:
+    target = settings(tmp_path / "b")
+    add_client(target, "bob")
+    with pytest.raises(InvalidRequest, match=r"clients\.json would be overwritten: give --replace"):
+        restore_backup(target, archive)
+    assert [client.name for client in all_clients(target)] == ["bob"]
+    restore_backup(target, archive, replace=True)
+    assert [client.name for client in all_clients(target)] == ["alice"]
+
+
+def test_a_folder_in_use_is_not_restored(tmp_path: Path, archive: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with locked_folder(tmp_path / "b", "http://127.0.0.1:1"):
+        done = kvproxy("restore", archive, "--data", tmp_path / "b")
+    assert (done.returncode, "stop it, or choose another folder" in done.stderr) == (2, True)
+
+
+def rewritten(archive: Path, name: str, content: bytes | None) -> Path:
+    """Replace a file of an archive, or remove it."""
+    with tarfile.open(archive) as tar:
+        found = {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
+    found.pop(name, None)
+    found |= {} if content is None else {name: content}
+    with tarfile.open(archive, "w") as tar:
+        for each, data in found.items():
+            info = tarfile.TarInfo(each)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("clients.json", b"[]", "is damaged"),
+        ("clients.json", None, "is missing in the archive"),
+        ("manifest.json", None, "is not a file of kvproxy backup"),
+        ("manifest.json", b"[]", "is not a file of kvproxy backup"),
+        ("manifest.json", json.dumps({"sha256": {"../x": ""}}).encode(), "unknown file '../x'"),
+    ],
+)
+def test_a_damaged_archive_changes_nothing(
+    tmp_path: Path, archive: Path, name: str, content: bytes | None, message: str
+) -> None:
+    target = settings(tmp_path / "b")
+    with pytest.raises(InvalidRequest, match=message):
+        restore_backup(target, rewritten(archive, name, content))
+    assert sorted(path.name for path in target.data.iterdir()) == ["serve.lock"]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with_client = settings(tmp_path / "d")
+    add_client(with_client, "alice")
+    (tmp_path / "x.tar").write_bytes(b"no archive")
+    with pytest.raises(InvalidRequest, match="is it a file of kvproxy backup"):
+        restore_backup(settings(tmp_path / "b"), tmp_path / "x.tar")
+    with pytest.raises(NotFound, match="there is no file"):
+        restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")
+    with pytest.raises(NotFound, match="nothing to save"):
+        write_backup(settings(tmp_path / "c"), tmp_path / "c.tar")
+    with pytest.raises(InvalidRequest, match="name a file in a writable folder"):
+        write_backup(with_client, tmp_path / "missing" / "c.tar")

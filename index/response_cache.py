@@ -1,14 +1,10 @@
 """The response cache: the store, the semantic search, and the writes that are pending."""
 
 import asyncio
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 
-from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import Redactor, redact_entry
 from kvproxy.index.search.deferred_embedding import LookupCallback
@@ -16,36 +12,15 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import NewEntry, PurgeRequest, Store
 from kvproxy.index.store.write_batcher import WriteBatcher
 
-_DAY = 86_400.0
 _WRITE_OVERHEAD = 12_288  # Bytes of a pending write, its task, and its request, without the texts; measured.
-_ENDPOINT = (
-    "library"  # Part of all keys and namespaces of a program, so that they differ from those of a proxy on the store.
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """A stored answer.
-
-    Attributes:
-        question: the stored question.
-        similarity: cosine of the two questions; None if they are equal.
-    """
-
-    answer: str
-    question: str
-    similarity: float | None
 
 
 class ResponseCache:
     """Stored responses with exact and semantic search. Methods may raise a CacheStoreError.
 
-    `kvproxy.open_response_cache` opens one. Close it with `close`, or use it in an `async with`.
-
     Args:
         store: the responses.
         semantic: the semantic search; None disables it.
-        ttl: default lifetime of an answer in seconds.
         clock: seconds since the epoch.
         redact: redacts texts before they are stored; None stores them unchanged.
     """
@@ -55,65 +30,15 @@ class ResponseCache:
         store: Store,
         semantic: SemanticCache | None,
         *,
-        ttl: float = _DAY,
         clock: Callable[[], float] = time.time,
         redact: Redactor | None = None,
     ) -> None:
         self.store = store
         self.semantic = semantic
-        self._ttl = ttl
         self._clock = clock
         self._redact = redact
         self._writes = WriteBatcher(store.put_many)
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
-
-    async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
-        """Return the answer to an equal question, or else to one that is similar enough.
-
-        Args:
-            namespace: must contain everything else that changes the answer: the model, the system prompt, the user.
-
-        Raises:
-            EmbedderError: the embedder failed.
-        """
-        entry, similarity = await self.find(_digest(namespace, question)), None
-        if entry is not None and entry.expires <= self._clock():
-            entry = None
-        if entry is None and self.semantic is not None and await self.is_comparable(question):
-            lookup = await self.semantic.lookup(_digest(namespace), question)
-            entry, similarity = lookup.entry, lookup.similarity
-        if entry is None:
-            return None
-        self.store.record_hit(entry.id)
-        return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
-
-    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
-        """Store an answer; it is durable and can be found when this returns.
-
-        Args:
-            question, namespace: as for `get`.
-            ttl: lifetime in seconds; None uses the cache's default.
-
-        Returns:
-            False if it was not stored; see `insert`.
-        """
-        now = self._clock()
-        return await self.insert(
-            Entry(
-                id=new_id(),
-                key=_digest(namespace, question),
-                namespace=_digest(namespace),
-                tenant="",
-                model="",
-                endpoint=_ENDPOINT,
-                prompt=question,
-                semantic=True,
-                request=json.dumps({"question": question, "namespace": namespace}).encode(),
-                response=json.dumps(answer).encode(),
-                created=now,
-                expires=now + (self._ttl if ttl is None else ttl),
-            )
-        )
 
     async def redact_text(self, text: str) -> str:
         """Return a text as it may be stored; raises RedactionFailed."""
@@ -207,15 +132,3 @@ class ResponseCache:
         if self.semantic is not None:
             self.semantic.close()
         self.store.close()
-
-    async def __aenter__(self) -> "ResponseCache":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([_ENDPOINT, *parts]).encode()).hexdigest()

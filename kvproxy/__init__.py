@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from kvproxy.blocks.request import CacheRequest, MMItem
     from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.blocks.stats import PoolStats
-    from kvproxy.index.response_cache import CachedAnswer, ResponseCache
+    from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
     from kvproxy.offline.simulate.chains import ChainRequest, PoolSimulation
     from kvproxy.offline.simulate.chains import simulate as simulate_pool
     from kvproxy.offline.simulate.sweep import Sweep, sweep
     from kvproxy.offline.simulate.workload import read_chains
-    from kvproxy.responses import open_response_cache
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
 
 # Name -> the module that has it, and its name there.
 _PLACES = {
+    "AsyncCache": ("kvproxy.library", "AsyncCache"),
     "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),
+    "Cache": ("kvproxy.library", "Cache"),
     "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
     "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
-    "CachedAnswer": ("kvproxy.index.response_cache", "CachedAnswer"),
+    "CachedAnswer": ("kvproxy.library", "CachedAnswer"),
     "ChainRequest": ("kvproxy.offline.simulate.chains", "ChainRequest"),
     "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
     "GroupSpec": ("kvproxy.blocks.single_type_manager", "GroupSpec"),
@@ -36,16 +37,18 @@ _PLACES = {
     "MMItem": ("kvproxy.blocks.request", "MMItem"),
     "PoolSimulation": ("kvproxy.offline.simulate.chains", "PoolSimulation"),
     "PoolStats": ("kvproxy.blocks.stats", "PoolStats"),
-    "ResponseCache": ("kvproxy.index.response_cache", "ResponseCache"),
     "Sweep": ("kvproxy.offline.simulate.sweep", "Sweep"),
-    "open_response_cache": ("kvproxy.responses", "open_response_cache"),
+    "open_async_cache": ("kvproxy.library", "open_async_cache"),
+    "open_cache": ("kvproxy.library", "open_cache"),
     "read_chains": ("kvproxy.offline.simulate.workload", "read_chains"),
     "simulate_pool": ("kvproxy.offline.simulate.chains", "simulate"),
     "sweep": ("kvproxy.offline.simulate.sweep", "sweep"),
 }
 
 __all__ = [
+    "AsyncCache",
     "BlockHasher",
+    "Cache",
     "CacheRequest",
     "CacheSettings",
     "CachedAnswer",
@@ -56,9 +59,9 @@ __all__ = [
     "MMItem",
     "PoolSimulation",
     "PoolStats",
-    "ResponseCache",
     "Sweep",
-    "open_response_cache",
+    "open_async_cache",
+    "open_cache",
     "read_chains",
     "simulate_pool",
     "sweep",

@@ -1,4 +1,4 @@
-"""Opens the response cache as the settings define it, for the proxy and for library users."""
+"""Opens the response cache as the settings define it."""
 
 import random
 import time
@@ -72,7 +72,7 @@ def open_response_cache(
             raise
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
-    return ResponseCache(store, semantic, ttl=settings.ttl, clock=clock, redact=redact)
+    return ResponseCache(store, semantic, clock=clock, redact=redact)
 
 
 def _semantic(

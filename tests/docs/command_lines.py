@@ -37,6 +37,8 @@ NOT_RUN = {
     "set": "belongs to the lines after it",
     "sudo": "changes the machine",
     "podman": "needs a registry; tests/deploy/test_image.py checks the Dockerfile",
+    "docker": "needs a registry; tests/deploy/test_compose.py checks the file",
+    "cp": "copies a file of settings for the reader to edit",
     "(umask": "writes below /etc",
 }
 

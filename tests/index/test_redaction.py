@@ -16,6 +16,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.library import AsyncCache
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -67,7 +68,7 @@ def test_invalid_json_is_not_stored() -> None:
 
 async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path, store: SqliteStore) -> None:
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
-    async with ResponseCache(store, semantic, redact=redact) as cache:
+    async with AsyncCache(ResponseCache(store, semantic, redact=redact), 86_400) as cache:
         assert await cache.set("what does the customer with mail a@b.c owe us", "nothing")
         assert await cache.set("what does the customer owe us", "it depends")
         # A redacted question has exact hits only.
@@ -79,16 +80,16 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
         near = await cache.get("what does the customer with mail owe us")
         assert near is not None
         assert near.answer == "it depends"
-        assert await cache.is_comparable("what is a block")
-        assert not await cache.is_comparable("who is a@b.c")
+        assert await cache._cache.is_comparable("what is a block")
+        assert not await cache._cache.is_comparable("who is a@b.c")
     assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 async def test_an_answer_with_text_to_redact_is_not_stored(store: SqliteStore) -> None:
-    async with ResponseCache(store, None, redact=redact) as cache:
+    async with AsyncCache(ResponseCache(store, None, redact=redact), 86_400) as cache:
         assert not await cache.set("who asked", "It was a@b.c")
         assert await cache.get("who asked") is None
-        assert await cache.insert_many([make_entry("one"), make_entry("two", response=b'{"x": "a@b.c"}')]) == 1
+        assert await cache._cache.insert_many([make_entry("one"), make_entry("two", response=b'{"x": "a@b.c"}')]) == 1
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
 
@@ -97,7 +98,7 @@ async def test_nothing_is_stored_or_compared_if_redaction_fails(store: SqliteSto
         raise RedactionFailed("it failed")
 
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
-    async with ResponseCache(store, semantic, redact=broken) as cache:
+    async with AsyncCache(ResponseCache(store, semantic, redact=broken), 86_400) as cache:
         with pytest.raises(RedactionFailed):
             await cache.set("what is a block", "sixteen tokens")
         with pytest.raises(RedactionFailed):
@@ -126,7 +127,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         return text
 
-    async with ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow) as cache:
+    async with AsyncCache(ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow), 86_400) as cache:
         kept = asyncio.create_task(cache.set("q", "a"))
         # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)

@@ -1,9 +1,12 @@
 """The response cache as a library."""
 
 import asyncio
+import contextlib
+import gc
 import json
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,11 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.response_cache import CachedAnswer, ResponseCache
+from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.write_batcher import WriteBatcher
-from kvproxy.responses import open_response_cache
+from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -26,12 +29,16 @@ from tests.index.entries import make_entry
 EXACT = CacheSettings(semantic=False)
 
 
+def opened(store: SqliteStore, semantic: SemanticCache | None) -> AsyncCache:
+    return AsyncCache(ResponseCache(store, semantic), 86_400)
+
+
 def similar(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
 
 
 async def test_an_equal_question_wins_over_a_similar_one(store: SqliteStore) -> None:
-    async with ResponseCache(store, similar(store)) as cache:
+    async with opened(store, similar(store)) as cache:
         assert await cache.get("what is a block here") is None
         assert await cache.set("what is a block here", "sixteen tokens")
         assert await cache.set("what is a block there", "another thing")
@@ -44,8 +51,8 @@ async def test_an_equal_question_wins_over_a_similar_one(store: SqliteStore) -> 
 
 
 async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: SqliteStore) -> None:
-    async with ResponseCache(store, similar(store)) as cache:
-        await cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
+    async with opened(store, similar(store)) as cache:
+        await cache._cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
         assert await cache.get("what is a block") is None
         await cache.set("what is a block", "one", namespace="a")
         assert await cache.get("what is a block", namespace="b") is None
@@ -59,7 +66,7 @@ async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store:
 async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
     now = [1000.0]
     store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
-    async with ResponseCache(store, None, ttl=50, clock=lambda: now[0]) as cache:
+    async with AsyncCache(ResponseCache(store, None, clock=lambda: now[0]), 50, lambda: now[0]) as cache:
         await cache.set("a", "first")
         await cache.set("a", "second")
         await cache.set("b", "short", ttl=5)
@@ -76,20 +83,20 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
 
 async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "r.db"
-    async with open_response_cache(path, EXACT) as cache:
+    async with open_async_cache(path, EXACT) as cache:
         await cache.set("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
-    async with open_response_cache(path, EXACT) as cache:
+    async with open_async_cache(path, EXACT) as cache:
         hit = await cache.get("a \U0001f642 question", namespace="n")
         assert hit is not None
         assert hit.answer == "an answer\u2028of two lines"
-        document = next(cache.store.entries()).document()
+        document = next(cache._cache.store.entries()).document()
         assert json.loads(json.dumps(document))["response"] == hit.answer
-        assert cache.store.stats()["hits"] == 1
+        assert cache._cache.store.stats()["hits"] == 1
 
 
 async def test_an_answer_larger_than_the_capacity_is_not_stored(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
-    async with ResponseCache(store, None) as cache:
+    async with opened(store, None) as cache:
         assert not await cache.set("a", "x" * 3000)
         assert await cache.get("a") is None
 
@@ -98,9 +105,52 @@ def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
     damaged = tmp_path / "r.db"
     damaged.write_bytes(b"no database" * 999)
     with pytest.raises(SettingsError, match="damaged"):
-        open_response_cache(damaged, EXACT)
+        open_cache(damaged, EXACT)
     with pytest.raises(SettingsError, match="checked needs one"):
-        open_response_cache(tmp_path / "new.db", CacheSettings(policy="checked", verifier="none"))
+        open_cache(tmp_path / "new.db", CacheSettings(policy="checked", verifier="none"))
+
+
+def test_the_synchronous_cache_works_in_threads_and_is_durable(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", EXACT) as cache, ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda number: cache.set(f"question {number}", f"answer {number}"), range(100)))
+        found = list(threads.map(lambda number: cache.get(f"question {number}"), range(101)))
+        assert [hit and hit.answer for hit in found] == [*(f"answer {number}" for number in range(100)), None]
+        assert [cache.delete("question 1"), cache.delete("question 1")] == [True, False]
+    cache.close()  # A second time does nothing.
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert [cache.get(f"question {number}") is None for number in (0, 1, 2)] == [False, True, False]
+
+
+async def test_the_synchronous_cache_works_in_a_running_loop_as_in_a_notebook(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "r.db", EXACT) as cache:
+        assert cache.set("a", "b")
+        assert cache.get("a") == CachedAnswer("b", "a", None)
+
+
+def forget(cache: AsyncCache) -> None:
+    cache.set("a", "b")
+    gc.collect()
+
+
+async def test_a_forgotten_await_is_an_error(tmp_path: Path) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        forgotten = cache.get("a")
+        with pytest.raises(TypeError, match=r"write await cache\.get"):
+            bool(forgotten)
+        with pytest.raises(AttributeError, match=r"write \(await cache\.get\(\.\.\.\)\)\.answer"):
+            print(forgotten.answer)  # type: ignore[attr-defined]
+        assert await forgotten is None
+        with pytest.warns(RuntimeWarning, match="never awaited"):
+            forget(cache)
+        assert await asyncio.gather(cache.set("a", "b"), asyncio.create_task(cache.get("c"))) == [True, None]
+
+
+def test_public_methods_are_those_of_the_page() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "library.md").read_text()
+    for kind in (Cache, AsyncCache):
+        public = {name for name in vars(kind) if not name.startswith("_")}
+        assert public == {"get", "set", "delete", "close"}
+    assert all(f"`{name}(" in page for name in ("get", "set", "delete", "close"))
 
 
 class Failing(HashEmbedder):
@@ -109,8 +159,8 @@ class Failing(HashEmbedder):
 
 
 async def test_exact_hits_work_without_the_embedder(store: SqliteStore) -> None:
-    await ResponseCache(store, similar(store)).set("one question", "one answer")
-    async with ResponseCache(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
+    await opened(store, similar(store)).set("one question", "one answer")
+    async with opened(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
         assert await cache.set("a question", "an answer")
         assert (await cache.get("a question")).answer == "an answer"  # type: ignore[union-attr]
         with pytest.raises(EmbedderError, match="out of order"):
@@ -149,7 +199,7 @@ async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None
 async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:
     now = [1000.0]
     store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
-    async with ResponseCache(store, None, clock=lambda: now[0]) as cache:
+    with contextlib.closing(ResponseCache(store, None, clock=lambda: now[0])) as cache:
         entries = [make_entry(f"what is {number}", created=1000.0, expires=1010.0) for number in range(3)]
         assert await cache.insert_many([*entries, make_entry("and this", created=1000.0)]) == 4
         store.record_hit(entries[0].id)

@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED: dict[str, set[str]] = {
     "kvproxy.index": set(),
     # The library's names are imported at their first use.
-    "kvproxy": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("blocks", "responses", "settings", "offline.simulate"))},
+    "kvproxy": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("blocks", "library", "settings", "offline.simulate"))},
     "kvproxy.responses": {"kvproxy.index", *(
         f"kvproxy.{package}" for package in ("errors", "settings", "encryption", "redaction")
     )},
+    "kvproxy.library": {"kvproxy.index", "kvproxy.responses", "kvproxy.settings"},
     "kvproxy.errors": set(),
     "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.units": set(),

@@ -41,7 +41,7 @@ def test_every_name_exists_and_is_documented() -> None:
         assert name in dir(kvproxy)
     unnamed = {name for name in kvproxy.__all__ if not re.search(rf"\b{name}\b", page)}
     # Result types need no description.
-    assert unnamed == {"ComputedBlocks", "PoolSimulation", "PoolStats", "ResponseCache", "Sweep"}
+    assert unnamed == {"ComputedBlocks", "PoolSimulation", "PoolStats", "Sweep"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(kvproxy, "nothing")  # noqa: B009
 
@@ -69,7 +69,7 @@ def test_types_equal_the_loaded_names() -> None:
             {"torch", "pydantic", "onnxruntime"},
         ),
         (
-            "from kvproxy import CacheSettings, open_response_cache as o; o('r.db', CacheSettings(semantic=False)).close()",
+            "from kvproxy import CacheSettings, open_cache as o; o('r.db', CacheSettings(semantic=False)).close()",
             {"torch", "onnxruntime", "faiss", "pandas", "starlette"},
         ),
     ],

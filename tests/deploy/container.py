@@ -73,6 +73,8 @@ class Containers:
     def close(self) -> None:
         if self.is_podman:
             self("system", "reset", "--force", ok=False)
+            # Podman leaves this mount, and nothing could remove the folder.
+            subprocess.run(["umount", "--lazy", self.folder / "images/overlay"], capture_output=True, check=False)
 
     def _found_base(self) -> str:
         try:

@@ -1,5 +1,5 @@
-"""What goes wrong outside the program: processes killed, disks full, files damaged, clocks set, clients that misbehave.
+"""Faults outside the program: killed processes, full disks, damaged files, clock changes, and misbehaving clients.
 
-Each harness is a module with a `run`. The tests run it short; `python -m tests.faults.NAME --rounds N` runs it long, and
-`make faults` runs all of them. Start with `harness.py`.
+Each harness is a module with a `run`. The tests run it briefly, and `python -m tests.faults NAME --rounds N` runs it at any
+length. Start with `harness.py`.
 """

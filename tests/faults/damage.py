@@ -1,23 +1,22 @@
-"""Damaged files: pages, logs, graphs and chunks with flipped bits, zeroed or exchanged parts, and torn ends.
+"""Damaged files: pages, logs, graphs, and chunks with flipped bits, zeroed or exchanged parts, and torn ends.
 
-Whatever is damaged, what is served is what was stored, or nothing. `python -m tests.faults.damage --rounds 3000`
+Only stored content is served.
 """
 
+import contextlib
 import logging
 import random
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import NewEntry, SqliteStore
-from kvproxy.tiers.codec import header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
-from tests.faults.harness import Advance, Finding, Harness, Timer, main
-from tests.faults.lives import scratch
-from tests.faults.victims.graphs import SmallGraphs
-from tests.faults.victims.tiers import name_of
+from tests.faults.harness import Advance, Finding, split
+from tests.faults.victims import SmallGraphs, has_chunk, put_chunk
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -26,37 +25,44 @@ _PAGE = 4096
 
 
 def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
-    """Damage so many files in all, each kind of file as often as the others."""
+    """Damage one file in each round, the kinds of files in turn."""
     findings = []
-    with scratch() as folder:
-        entries = _store(folder / "template", seed)
-        kinds: tuple[tuple[str, str, Callable[[Path, Sequence[Entry], Finding], None]], ...] = (
-            ("pages of the database", "r.db", _look_at_database),
-            ("log of the database", "r.db-wal", _look_at_database),
-            ("graphs", "r.db-index/*", _look_at_graphs),
-            ("chunks", "chunks/*/*", _look_at_chunks),
-        )
-        for place, (name, files, look) in enumerate(kinds):
-            finding = Finding(f"damaged: {name}")
-            with Timer(finding):
-                for number in range(rounds // len(kinds) + (place < rounds % len(kinds))):
-                    generator = random.Random(f"{name} {seed} {number}")
-                    shutil.copytree(folder / "template", folder / "harmed")
-                    file = generator.choice(sorted((folder / "harmed").glob(files)))
+    kinds = (
+        ("pages of the database", "r.db", _check_database),
+        ("log of the database", "r.db-wal", _check_database),
+        ("graphs", "r.db-index/*", _check_graphs),
+        ("chunks", "chunks/*/*", _check_chunks),
+    )
+    with tempfile.TemporaryDirectory(prefix="kvproxy-faults-") as name, _without_logs():
+        template, copy = Path(name) / "template", Path(name) / "copy"
+        entries = _fill(template, seed)
+        for (kind, files, check), share in split(rounds, kinds):
+            with Finding(f"damaged: {kind}").timed() as finding:
+                for number in range(share):
+                    generator = random.Random(f"{kind} {seed} {number}")
+                    shutil.copytree(template, copy)
+                    file = generator.choice(sorted(copy.glob(files)))
                     file.write_bytes(harmed(file.read_bytes(), generator))
                     finding.rounds += 1
-                    try:
-                        look(folder / "harmed", entries, finding)
-                    except Exception as error:
-                        finding.failures.append(f"seed {seed}, round {number}: {type(error).__name__}: {error}")
-                    shutil.rmtree(folder / "harmed")
+                    with finding.catch(f"seed {seed}, round {number}"):
+                        check(copy, entries, finding)
+                    shutil.rmtree(copy)
                     advance()
             findings.append(finding)
     return findings
 
 
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def harmed(data: bytes, generator: random.Random) -> bytes:
-    """The data with one thing wrong."""
+    """Return the data with one random fault."""
     at, length = generator.randrange(len(data)), generator.choice([1, 16, 512, _PAGE])
     start = at - at % length
     match generator.choice(["bit", "zeros", "noise", "torn", "moved", "tail"]):
@@ -77,8 +83,8 @@ def harmed(data: bytes, generator: random.Random) -> bytes:
             return data + generator.randbytes(length)
 
 
-def _store(folder: Path, seed: int) -> list[Entry]:
-    """Responses with vectors and graphs, the last of them in the log only, and chunks."""
+def _fill(folder: Path, seed: int) -> list[Entry]:
+    """Store responses with vectors and graphs, the last ones only in the log, and chunks."""
     folder.mkdir()
     store, embedder = SqliteStore(folder / "open.db"), HashEmbedder()
     entries = [
@@ -93,7 +99,7 @@ def _store(folder: Path, seed: int) -> list[Entry]:
         if part[0] is entries[0]:
             store.database._writer.execute("pragma wal_checkpoint(truncate)")
     near.close()
-    # As a process leaves them that is killed: the log has not been put into the database.
+    # A killed process leaves the log beside the database.
     for file in folder.glob("open.db*"):
         copy = shutil.copytree if file.is_dir() else shutil.copy
         copy(file, folder / file.name.replace("open", "r"))  # type: ignore[operator]
@@ -102,14 +108,11 @@ def _store(folder: Path, seed: int) -> list[Entry]:
         shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
     chunks = DiskStore(folder / "chunks", 1 << 30)
     for number in range(_CHUNKS):
-        name = name_of(number)
-        buffer = bytearray(header_bytes(name)) + bytes([number]) * _PAYLOAD
-        write_header(memoryview(buffer), name)
-        chunks.put(name.key, buffer)
+        put_chunk(chunks, number, _PAYLOAD)
     return entries
 
 
-def _look_at_database(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
+def _check_database(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
     try:
         store = SqliteStore(folder / "r.db", clock=lambda: 2000.0)
     except CacheStoreError:
@@ -119,11 +122,11 @@ def _look_at_database(folder: Path, entries: Sequence[Entry], finding: Finding) 
     for entry in entries:
         try:
             found = store.find(entry.key)
-            again = store.get(entry.id)
+            by_id = store.get(entry.id)
         except CacheStoreError:
             continue
         served += found is not None
-        for each in (found, again):
+        for each in (found, by_id):
             assert each is None or _same(each, entry), f"{each} is served for {entry}"
     store.close()
     finding.counts["all served"] += served == len(entries)
@@ -137,7 +140,7 @@ def _same(one: Entry, other: Entry) -> bool:
     )
 
 
-def _look_at_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
+def _check_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
     store, embedder = SqliteStore(folder / "r.db"), HashEmbedder()
     near = SmallGraphs(store)
     kept = near._graphs.load("n0") is not None
@@ -152,17 +155,7 @@ def _look_at_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) ->
     store.close()
 
 
-def _look_at_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
+def _check_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
     store = DiskStore(folder / "chunks", 1 << 30)
     for number in range(_CHUNKS):
-        data = store.get(name_of(number).key)
-        payload = None if data is None else read_payload(data, name_of(number))
-        assert payload is None or payload == bytes([number]) * _PAYLOAD, f"chunk {number} is torn"
-        finding.counts["whole" if payload is not None else "skipped"] += 1
-
-
-HARNESS = Harness("damage", 3000, run)
-
-if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
-    main(HARNESS)
+        finding.counts["whole" if has_chunk(store, number, _PAYLOAD, damaged=True) else "skipped"] += 1

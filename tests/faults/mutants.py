@@ -1,4 +1,4 @@
-"""Changes a request in one or two places: its JSON, its bytes, its headers and its query."""
+"""Mutations of a request in one or two places: its JSON, bytes, headers, and query."""
 
 import json
 import random
@@ -11,35 +11,38 @@ _ODD: tuple[Any, ...] = (
     *("", " ", "\x00", "\u2028", "\U0001f600", "x" * 5000, "true", "1", "a,b"),
     *([], {}, [[]], [None], {"": None}, [{"type": "text"}], {"role": "user"}, ["x"] * 300),
 )
-_HEADERS = (
-    *(
-        ("cache-control", value)
-        for value in ("no-cache", "no-store", "max-age=x", "max-age=-1", "only-if-cached, no-cache")
+_VALUES = {
+    "cache-control": (
+        *("no-cache", "no-store", "max-age=x", "max-age=-1", "only-if-cached, no-cache"),
+        *(
+            f"{name}={value}"
+            for name in ("min-similarity", "min-probability", "max-error")
+            for value in (0.9, "nan", 2)
+        ),
     ),
-    *(
-        ("cache-control", f"{name}={value}")
-        for name in ("min-similarity", "min-probability", "max-error")
-        for value in ("0.9", "nan", "2")
-    ),
-    *(("x-kvproxy-ttl", value) for value in ("0", "1", "-1", "inf", "1e400", "")),
-    *(("x-kvproxy-priority", value) for value in ("0", "9", "10", "x", "-1")),
-    *(("x-kvproxy-tags", value) for value in ("a", ",,,", "a" * 200, ",".join(map(str, range(40))))),
-    *(("x-kvproxy-timeout", value) for value in ("30", "0", "x", "1e400")),
-    *(
-        ("content-type", value)
-        for value in ("text/plain", "application/json; charset=latin-1", "multipart/form-data", "")
-    ),
-    *(("content-encoding", value) for value in ("gzip", "br", "identity")),
-    *(("authorization", value) for value in ("Bearer ", "Basic %%%", "x" * 4000)),
-    *(("x-request-id", value) for value in ("", "x" * 5000, "\xff\xfe")),
-    *(("accept", "text/event-stream"), ("accept-encoding", "gzip, br"), ("te", "trailers"), ("expect", "100-continue")),
-    *(("origin", "http://evil.example"), ("x-forwarded-for", "10.0.0.1"), ("via", "1.1 x"), ("cookie", "a=b; \xff")),
-)
+    "x-kvproxy-ttl": ("0", "1", "-1", "inf", "1e400", ""),
+    "x-kvproxy-priority": ("0", "9", "10", "x", "-1"),
+    "x-kvproxy-tags": ("a", ",,,", "a" * 200, ",".join(map(str, range(40)))),
+    "x-kvproxy-timeout": ("30", "0", "x", "1e400"),
+    "content-type": ("text/plain", "application/json; charset=latin-1", "multipart/form-data", ""),
+    "content-encoding": ("gzip", "br", "identity"),
+    "authorization": ("Bearer ", "Basic %%%", "x" * 4000),
+    "x-request-id": ("", "x" * 5000, "\xff\xfe"),
+    "accept": ("text/event-stream",),
+    "accept-encoding": ("gzip, br",),
+    "te": ("trailers",),
+    "expect": ("100-continue",),
+    "origin": ("http://evil.example",),
+    "x-forwarded-for": ("10.0.0.1",),
+    "via": ("1.1 x",),
+    "cookie": ("a=b; \xff",),
+}
+_HEADERS = [(name, value) for name, values in _VALUES.items() for value in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as it is sent."""
+    """A request as it is sent."""
 
     method: str
     target: str
@@ -48,7 +51,7 @@ class Sent:
 
 
 def mutant(sent: Sent, generator: random.Random) -> Sent:
-    """The request with something changed."""
+    """Return the request with one or two changes."""
     for _ in range(generator.randrange(1, 3)):
         sent = generator.choice((_json, _json, _bytes, _header, _query))(sent, generator)
     return sent
@@ -63,7 +66,7 @@ def _json(sent: Sent, generator: random.Random) -> Sent:
 
 
 def _changed(value: Any, generator: random.Random, depth: int) -> Any:
-    """A JSON value with one place in it changed, at most so deep."""
+    """Return a JSON value with one change, at most `depth` levels deep."""
     if depth and isinstance(value, dict) and value:
         name = generator.choice(sorted(value))
         if generator.random() < 0.1:

@@ -1,6 +1,6 @@
-"""Clients that mean harm, all at once: heads that trickle, floods of headers, bombs of gzip, storms of disconnects.
+"""Attacks by many clients: trickling heads and bodies, floods of headers, gzip bombs, and storms of disconnects.
 
-Meanwhile others are served, and afterwards the proxy holds what it held. `python -m tests.faults.overload --rounds 120`
+An honest client is served meanwhile, and the memory of the proxy is bounded.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import contextlib
 import gzip
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,19 +17,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.faults.harness import Advance, Finding, Harness, Timer, main
-from tests.faults.proxies import proxy_process
+from tests.benchmarks.servers import resident_mib
+from tests.faults.harness import Advance, Finding, split
+from tests.faults.proxies import ANSWER, CHAT, chat, proxy_process
 from tests.processes import Serving
 from tests.servers import run_app
 
-_WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
-_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_HEAD = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_CHAT_HEAD = _HEAD % CHAT.encode()
 _BODY = b'{"model": "m", "messages": [{"role": "user", "content": "%d"}]}'
 _BOMB = gzip.compress(bytes(50 << 20))
-_AT_ONCE = 60
-_PATIENCE = 30.0
-_MOST_MEMORY = 300_000
-"""KiB that an attack may add, less than any bomb would take that is unpacked."""
+_CLIENTS = 60
+_TIMEOUT = 30.0
+_MAX_GROWTH = 300.0
+"""MiB per attack; the bombs would unpack to far more."""
 _SETTINGS = {
     "limits__header_seconds": 3.0,
     "limits__body_seconds": 1.0,
@@ -38,163 +39,138 @@ _SETTINGS = {
     "limits__stalled_seconds": 10.0,
     "limits__drain_seconds": 1.0,
 }
-Attack = Callable[[str, int, int], Awaitable[bytes]]
+Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[str]]
+"""Attacks over a connection, with a number that differs for each client; returns the outcome."""
 
 
 @contextlib.contextmanager
 def upstream() -> Iterator[str]:
-    """A server that answers a question at once, and any other request with a bomb."""
+    """Run a server that answers chat requests at once, and other requests with a bomb."""
 
-    async def chat(request: Request) -> Response:
+    async def complete(request: Request) -> Response:
         await request.body()
-        return JSONResponse(_WHOLE)
+        return JSONResponse(ANSWER)
 
     async def bomb(request: Request) -> Response:
         return Response(_BOMB, media_type="application/json", headers={"content-encoding": "gzip"})
 
-    chats = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", chat)]
+    chats = [Route(CHAT, complete, methods=["POST"]), Route("/health", complete)]
     with run_app(Starlette(routes=[*chats, Route("/{path:path}", bomb, methods=["GET", "POST"])])) as url:
         yield url
 
 
 def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
-    """Attack so many times in all, each kind as often as the others, with honest requests beside it."""
-    findings = []
-    with tempfile.TemporaryDirectory() as folder, upstream() as url:
-        where = Path(folder)
-        with proxy_process(url, where / "data", where / "log", "--no-semantic", **_SETTINGS) as proxy:
-            for place, attack in enumerate(ATTACKS):
-                share = rounds // len(ATTACKS) + (place < rounds % len(ATTACKS))
-                finding = Finding(f"overload: {attack.__name__.replace('_', ' ')}")
-                with Timer(finding):
+    """Attack with all clients at once in each round, the kinds of attacks in turn."""
+    findings = [Finding(f"overload: {attack.__name__.replace('_', ' ')}") for attack in ATTACKS]
+    with tempfile.TemporaryDirectory() as name, upstream() as url, findings[-1].catch("the proxy"):
+        folder = Path(name)
+        with proxy_process(url, folder / "data", folder / "log", "--no-semantic", **_SETTINGS) as proxy:
+            for (attack, share), finding in zip(split(rounds, ATTACKS), findings, strict=True):
+                with finding.timed():
                     asyncio.run(_attack(proxy, attack, share, seed, advance, finding))
-                findings.append(finding)
-        log = (where / "log").read_text()
-        if "Traceback" in log:
-            findings[-1].failures.append(f"a traceback: {log[-800:]}")
     return findings
 
 
 async def _attack(proxy: Serving, attack: Attack, rounds: int, seed: int, advance: Advance, finding: Finding) -> None:
-    port = httpx.URL(proxy.url).port or 0
-    before, done = _memory(proxy), asyncio.Event()
+    before, done = resident_mib(proxy.process.pid), asyncio.Event()
     honest = asyncio.create_task(_honest(proxy.url, seed, done, finding))
     for number in range(rounds):
-        each = (_bounded(attack(proxy.url, port, seed + number * _AT_ONCE + place)) for place in range(_AT_ONCE))
-        for answer in await asyncio.gather(*each):
-            finding.counts[answer.decode("latin-1")] += 1
+        first = seed + number * _CLIENTS
+        outcomes = (_outcome(proxy.url, attack, each) for each in range(first, first + _CLIENTS))
+        finding.counts.update(await asyncio.gather(*outcomes))
         finding.rounds += 1
         advance()
     done.set()
     await honest
-    grown = _memory(proxy) - before
-    if grown > _MOST_MEMORY:
-        finding.failures.append(f"memory grew by {grown:,} KiB")
+    if (growth := resident_mib(proxy.process.pid) - before) > _MAX_GROWTH:
+        finding.failures.append(f"the memory grew by {growth:,.0f} MiB")
     if not finding.counts["served meanwhile"]:
-        finding.failures.append("nobody else was served")
+        finding.failures.append("the honest client was not served")
 
 
-async def _bounded(attack: Awaitable[bytes]) -> bytes:
+async def _outcome(url: str, attack: Attack, number: int) -> str:
     try:
-        return await asyncio.wait_for(attack, _PATIENCE)
+        async with asyncio.timeout(_TIMEOUT), _connection(url) as (reader, writer):
+            return await attack(reader, writer, number)
     except TimeoutError:
-        return b"never ended"
+        return "never ended"
     except (ConnectionError, asyncio.IncompleteReadError):
-        return b"cut off"
-
-
-async def _honest(url: str, seed: int, done: asyncio.Event, finding: Finding) -> None:
-    """Somebody who asks questions, one after the other, until the attacks are over."""
-    generator = random.Random(seed)
-    async with httpx.AsyncClient(timeout=_PATIENCE) as client:
-        while not done.is_set():
-            body = {"model": "m", "messages": [{"role": "user", "content": str(generator.randrange(40))}]}
-            try:
-                answer = await client.post(f"{url}/v1/chat/completions", json=body)
-            except httpx.HTTPError as error:
-                finding.failures.append(f"an honest request: {error!r}")
-                continue
-            finding.counts["served meanwhile"] += answer.status_code == 200
-            if answer.status_code != 200:
-                finding.failures.append(f"an honest request: {answer.status_code} {answer.text[:200]}")
-
-
-def _memory(proxy: Serving) -> int:
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{proxy.process.pid}/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0])
+        return "cut off"
 
 
 @contextlib.asynccontextmanager
-async def _connected(port: int):  # type: ignore[no-untyped-def]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def _connection(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
     try:
         yield reader, writer
     finally:
         writer.transport.abort()
 
 
-async def _status(reader: asyncio.StreamReader) -> bytes:
+async def _honest(url: str, seed: int, done: asyncio.Event, finding: Finding) -> None:
+    """Send questions one after the other until the attack ends."""
+    generator = random.Random(seed)
+    async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
+        while not done.is_set():
+            try:
+                response = await client.post(url + CHAT, json=chat(str(generator.randrange(40))))
+            except httpx.HTTPError as error:
+                finding.failures.append(f"an honest request: {error!r}")
+                continue
+            finding.counts["served meanwhile"] += response.status_code == 200
+            if response.status_code != 200:
+                finding.failures.append(f"an honest request: {response.status_code} {response.text[:200]}")
+
+
+async def _status(reader: asyncio.StreamReader) -> str:
     line = await reader.readline()
-    return line.split()[1] if line else b"cut off"
+    return line.split()[1].decode() if line else "cut off"
 
 
-async def heads_that_trickle(url: str, port: int, number: int) -> bytes:
-    async with _connected(port) as (reader, writer):
-        answer = asyncio.ensure_future(_status(reader))
-        writer.write(_CHAT)
-        while not answer.done():
-            writer.write(b"x-%d: 1\r\n" % number)
-            await asyncio.wait([answer], timeout=0.2)
-        return await answer
+async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begin: bytes, part: bytes) -> str:
+    answer = asyncio.ensure_future(_status(reader))
+    writer.write(begin)
+    while not answer.done():
+        writer.write(part)
+        await asyncio.wait([answer], timeout=0.2)
+    return await answer
 
 
-async def bodies_that_trickle(url: str, port: int, number: int) -> bytes:
-    async with _connected(port) as (reader, writer):
-        answer = asyncio.ensure_future(_status(reader))
-        writer.write(_CHAT + b"Content-Length: 500000\r\n\r\n")
-        while not answer.done():
-            writer.write(b" ")
-            await asyncio.wait([answer], timeout=0.2)
-        return await answer
+async def heads_that_trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    return await _trickle(reader, writer, _CHAT_HEAD, b"x-%d: 1\r\n" % number)
 
 
-async def floods_of_headers(url: str, port: int, number: int) -> bytes:
-    async with _connected(port) as (reader, writer):
-        many = b"".join(b"x-%d: %d\r\n" % (each, number) for each in range(5000))
-        writer.write(_CHAT + (many if number % 2 else b"x: " + b"y" * 200_000) + b"\r\n\r\n")
-        return await _status(reader)
+async def bodies_that_trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    return await _trickle(reader, writer, _CHAT_HEAD + b"Content-Length: 500000\r\n\r\n", b" ")
 
 
-async def bombs_of_clients(url: str, port: int, number: int) -> bytes:
-    async with _connected(port) as (reader, writer):
-        head = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(_BOMB)
-        writer.write(_CHAT + head + _BOMB)
-        return await _status(reader)
+async def floods_of_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    many = b"".join(b"x-%d: %d\r\n" % (each, number) for each in range(5000))
+    writer.write(_CHAT_HEAD + (many if number % 2 else b"x: " + b"y" * 200_000) + b"\r\n\r\n")
+    return await _status(reader)
 
 
-async def bombs_of_the_upstream(url: str, port: int, number: int) -> bytes:
-    async with _connected(port) as (reader, writer):
-        body = _BODY % number
-        path = b"/v1/messages" if number % 2 else b"/v1/rerank"
-        head = _CHAT.replace(b"/v1/chat/completions", path) + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(
-            body
-        )
-        writer.write(head + body)
-        status = await _status(reader)
-        while await reader.read(1 << 16):
-            pass
-        return status
+async def bombs_of_clients(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    writer.write(_CHAT_HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(_BOMB) + _BOMB)
+    return await _status(reader)
 
 
-async def storms_of_disconnects(url: str, port: int, number: int) -> bytes:
-    generator = random.Random(number)
-    async with _connected(port) as (_, writer):
-        body = _BODY % number
-        request = _CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        writer.write(request[: generator.randrange(1, len(request) + 200)])
-        await writer.drain()
-        await asyncio.sleep(generator.uniform(0, 0.05))
-    return b"left"
+async def bombs_of_the_upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    body, path = _BODY % number, b"/v1/messages" if number % 2 else b"/v1/rerank"
+    writer.write(_HEAD % path + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+    status = await _status(reader)
+    while await reader.read(1 << 16):
+        pass
+    return status
+
+
+async def storms_of_disconnects(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> str:
+    generator, body = random.Random(number), _BODY % number
+    request = _CHAT_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    writer.write(request[: generator.randrange(1, len(request) + 200)])
+    await writer.drain()
+    await asyncio.sleep(generator.uniform(0, 0.05))
+    return "left"
 
 
 ATTACKS: tuple[Attack, ...] = (
@@ -205,7 +181,3 @@ ATTACKS: tuple[Attack, ...] = (
     bombs_of_the_upstream,
     storms_of_disconnects,
 )
-HARNESS = Harness("overload", 120, run)
-
-if __name__ == "__main__":
-    main(HARNESS)

@@ -1,4 +1,4 @@
-"""Mutated requests in random segments, against the reference parse of h11: `python -m tests.faults.smuggling --rounds 20000`.
+"""Mutated requests in random segments, against the reference parse of h11.
 
 Each round sends a stream of pipelined requests over one connection. The upstream must see a prefix of the requests that h11
 reads in the same bytes, in their order; if it sees fewer of them, the proxy must have closed the connection.
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.faults.harness import Advance, Finding, Harness, Timer, main
+from tests.faults.harness import Advance, Finding
 from tests.servers import run_app, run_proxy
 
 Seen = tuple[bytes, bytes, bytes]
@@ -92,8 +92,7 @@ def _round_of(target: bytes) -> int | None:
 
 def stream(number: int, generator: random.Random) -> bytes:
     """The bytes of one connection: a few requests, most of them mutated."""
-    requests = [_request(number, place, generator) for place in range(generator.randint(1, 4))]
-    return b"".join(requests)
+    return b"".join(_request(number, place, generator) for place in range(generator.randint(1, 4)))
 
 
 def _request(number: int, place: int, generator: random.Random) -> bytes:
@@ -228,7 +227,7 @@ def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
         routes=[Route("/{path:path}", upstream.answer, methods=["GET", "POST", "PUT", "DELETE", "OPTIONS"])]
     )
     streams = [stream(number, random.Random(f"{seed}/{number}")) for number in range(rounds)]
-    with Timer(finding), tempfile.TemporaryDirectory() as folder, run_app(app) as url:
+    with finding.timed(), tempfile.TemporaryDirectory() as folder, run_app(app) as url:
         settings = load_settings(data=Path(folder), upstream=url, cache={"semantic": False})
         with run_proxy(settings) as (proxy, _):
             closed = asyncio.run(_attack(urlsplit(proxy).port or 0, streams, seed, advance))
@@ -244,9 +243,3 @@ def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
     if upstream.unattributed:
         finding.counts["unattributed"] = upstream.unattributed
     return [finding]
-
-
-HARNESS = Harness("smuggling", 20_000, run)
-
-if __name__ == "__main__":
-    main(HARNESS)

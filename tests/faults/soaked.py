@@ -1,6 +1,6 @@
-"""A proxy whose insides can be counted: `python -m tests.faults.soaked UPSTREAM DATA`; `-` is the embedded engine.
+"""A proxy that counts its resources: `python -m tests.faults.soaked UPSTREAM DATA`; `-` is the embedded engine.
 
-Prints its URL. `GET /insides` tells what it holds; the end of standard input ends it.
+It prints its URL, answers `GET /resources`, and exits at the end of standard input.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from typing import Any
 from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build
 from kvproxy.settings import load_settings
+from tests.benchmarks.servers import resident_mib
 from tests.servers import run_app
 
 Scope = dict[str, Any]
 
 
-def insides(services: Services) -> dict[str, int]:
-    """What a proxy holds now that it is idle."""
+def resources(services: Services) -> dict[str, int]:
+    """Return the counts of the resources of an idle proxy."""
     gc.collect()
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "memory in KiB": int(status["VmRSS"].split()[0]),
+        "memory in KiB": int(resident_mib() * 1024),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
@@ -37,15 +37,15 @@ def insides(services: Services) -> dict[str, int]:
     }
 
 
-def counted(services: Services) -> Callable[[Scope, Any, Any], Awaitable[None]]:
-    """The app with a route of its own beside."""
+def with_resources(services: Services) -> Callable[[Scope, Any, Any], Awaitable[None]]:
+    """Return the app with a route for its resources."""
     app = create_app(services)
 
     async def answer(scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] != "/insides":
+        if scope["type"] != "http" or scope["path"] != "/resources":
             await app(scope, receive, send)
             return
-        body = json.dumps(insides(services)).encode()
+        body = json.dumps(resources(services)).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
         await send({"type": "http.response.body", "body": body})
 
@@ -56,7 +56,7 @@ def main() -> None:
     upstream, data = sys.argv[1], Path(sys.argv[2])
     own: dict[str, Any] = {"upstream": upstream} if upstream != "-" else {"engine": {"num_blocks": 256}}
     services = build(load_settings(data=data, cache={"semantic": False, "max_entries": 500}, **own))
-    with run_app(counted(services)) as url:
+    with run_app(with_resources(services)) as url:
         print(url, flush=True)
         sys.stdin.read()
 

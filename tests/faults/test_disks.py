@@ -14,8 +14,7 @@ from kvproxy.settings import load_settings
 from tests.faults import disks
 from tests.faults.harness import passed
 from tests.faults.proxies import ask, health, hit, stored
-from tests.faults.victims import VICTIMS
-from tests.faults.victims.graphs import SmallGraphs
+from tests.faults.victims import VICTIMS, SmallGraphs
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
@@ -49,7 +48,7 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         state = health(url)
         assert state["status"] == "degraded"
         assert "failed" in state["store"]
-        disk.resize(None)
+        disk.grow()
         assert stored(ask(url, "with room"))
         assert health(url)["status"] == "ok"
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,4 +1,4 @@
-"""An upstream in a process of its own, to be killed: `python -m tests.faults.upstream PORT`."""
+"""An upstream for the outage: `python -m tests.faults.upstream PORT`."""
 
 import json
 import sys
@@ -6,12 +6,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_THINKS = 0.01
-"""Seconds before an answer begins, and between its events."""
+_DELAY = 0.01
+"""Seconds before an answer, and between its events."""
 
 
 def answer(question: str) -> str:
-    """What it says to a question: what a number in it stands for."""
+    """Return the answer to a question; it depends on the number in the question."""
     digits = "".join(filter(str.isdigit, question))
     return f"It is kept in drawer {digits} of the archive."
 
@@ -25,7 +25,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         text = answer(body["messages"][-1]["content"])
-        time.sleep(_THINKS)
+        time.sleep(_DELAY)
         head: dict[str, Any] = {"id": "1", "model": body["model"], "created": 1}
         if not body.get("stream"):
             choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
@@ -41,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
         for part in [*words, {"delta": {}, "finish_reason": "stop"}]:
             chunk = head | {"object": "chat.completion.chunk", "choices": [{"index": 0} | part]}
             self._part(f"data: {json.dumps(chunk)}\n\n")
-            time.sleep(_THINKS)
+            time.sleep(_DELAY)
         self._part("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -57,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
 
 class _Server(ThreadingHTTPServer):

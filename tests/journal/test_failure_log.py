@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
         lost = journal.lost
         (line,) = told(caplog)
         assert "failed" in line
-        disk.resize(None)
+        disk.grow()
         journal.add(finished("with room", "again"))
         journal.flush()
         assert told(caplog)[1:] == [f"the journal {journal.path} can be written again; {lost} records were lost"]

@@ -1,0 +1,95 @@
+"""Short runs of the harnesses, and checks that they detect losses."""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults import fuzz, kills, outage, smuggling
+from tests.faults.harness import passed
+from tests.faults.mutants import Sent, mutant
+from tests.faults.victims import READY, VICTIMS, Report, Victim
+
+
+@pytest.mark.parametrize("victim", VICTIMS, ids=lambda victim: victim.name)
+def test_kill_9_loses_no_acknowledged_write(victim: Victim) -> None:
+    findings = kills.run(4, 1, lambda: None, [victim])
+    assert passed(findings)
+    assert sum(finding.rounds for finding in findings) == 4
+
+
+class Careless(Victim):
+    """Reports lines before it writes them."""
+
+    name, lives, longest = "careless", 1, 0.02
+
+    def work(self, folder: Path, seed: int, report: Report) -> None:
+        report(READY)
+        with (folder / "lines").open("a") as out:
+            for number in range(10**6):
+                report(str(number))
+                out.write(f"{number}\n")
+
+    def check(self, folder: Path, reports: Sequence[str]) -> None:
+        assert set(reports) <= set((folder / "lines").read_text().split())
+
+
+class Short(Victim):
+    """Exits by itself, before or after `READY`."""
+
+    name, lives, longest = "short", 1, 5.0
+
+    def __init__(self, code: int, *, begins: bool) -> None:
+        self._code = code
+        self._begins = begins
+
+    def work(self, folder: Path, seed: int, report: Report) -> None:
+        if self._begins:
+            report(READY)
+        os._exit(self._code)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_harness_detects_an_exit_before_the_kill(code: int, begins: bool) -> None:
+    (finding,) = kills.run(1, 0, lambda: None, [Short(code, begins=begins)])
+    assert finding.failures == [f"seed 0, life 0: AssertionError: it ended by itself, with exit code {code}"]
+
+
+def test_the_harness_detects_a_lost_write() -> None:
+    (finding,) = kills.run(3, 0, lambda: None, [Careless()])
+    assert not passed([finding])
+
+
+def test_stored_answers_are_served_while_the_upstream_is_away() -> None:
+    assert passed(outage.run(2, 0, lambda: None))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_request_causes_a_500_a_traceback_or_a_hang() -> None:
+    findings = fuzz.run(300, 0, lambda: None)
+    assert passed(findings)
+    for finding in findings:
+        assert finding.counts["2xx"]
+        assert finding.counts["4xx"]
+        assert finding.rounds >= 70
+
+
+def test_mutants_differ_from_each_other() -> None:
+    sent = Sent("POST", "/v1/chat/completions", (), b'{"messages": [{"role": "user", "content": "1"}]}')
+    assert len({mutant(sent, random.Random(number)) for number in range(200)}) > 120
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_upstream_receives_the_requests_of_the_reference_parse() -> None:
+    (finding,) = smuggling.run(400, 0, lambda: None)
+    assert passed([finding])
+    assert finding.counts["all forwarded"] > 50
+    assert finding.counts["closed early"] > 20
+
+
+def test_the_reference_parses_pipelined_requests() -> None:
+    sent = b"POST /v1/r000001/0 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nabGET /v1/r000001/1 HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert smuggling.reference(sent) == [(b"POST", b"/v1/r000001/0", b"ab"), (b"GET", b"/v1/r000001/1", b"")]

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _GREY = "#8b94a3"
 _HEIGHT = 14
-_BAR_HEIGHT = 3
+_BAR_MARGIN = 12
+"""Characters for the values of bars."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line of a chart.
 
     Attributes:
@@ -45,7 +46,7 @@ class Chart:
 
     x_label: str
     y_label: str
-    lines: Sequence[Line] = ()
+    lines: Sequence[ChartLine] = ()
     bars: Sequence[tuple[str, float]] = ()
     levels: Sequence[tuple[str, float]] = field(default=())
     log_x: bool = False
@@ -73,6 +74,8 @@ def _drawn(chart: Chart, width: int, colours: bool) -> str:
     # Typed as Any: plotext has no types. It draws on one figure of the module.
     import plotext
 
+    if not chart.bars and not any(line.xs for line in chart.lines):
+        return f"{chart.y_label}: no values"
     plot: Any = plotext
     plot.clear_figure()
     plot.theme("clear")
@@ -80,7 +83,8 @@ def _drawn(chart: Chart, width: int, colours: bool) -> str:
     unit = " in %" if chart.is_share else ""
     if chart.bars:
         names, values = zip(*chart.bars, strict=True)
-        plot.simple_bar(names, [value * scale for value in values], width=width, title=f"{chart.x_label}{unit}")
+        room = width - max(map(len, names)) - _BAR_MARGIN
+        plot.simple_bar(names, [value * scale for value in values], width=room, title=f"{chart.x_label}{unit}")
     else:
         plot.plotsize(width, _HEIGHT)
         for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):

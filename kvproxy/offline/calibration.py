@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvproxy.charts import Chart, Line
+from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.calibrate import Calibration, Levels, calibrate
@@ -102,7 +102,7 @@ def calibration_charts(result: Calibration) -> list[Chart]:
         served = [point for point in points if point.served]
         lows, highs = zip(*(point.wrong_interval for point in served), strict=True) if served else ((), ())
         rates, wrong = [point.hit_rate for point in served], [point.wrong_share or 0.0 for point in served]
-        lines.append(Line(name, rates, wrong, lows, highs))
+        lines.append(ChartLine(name, rates, wrong, lows, highs))
     levels = [("target error", result.target_error)]
     return [Chart("hit rate on equivalent pairs", "wrong hits", lines, levels=levels, is_share=True)]
 
@@ -111,11 +111,11 @@ def stream_charts(report: Report) -> list[Chart]:
     """Return hit rates, and wrong hits, over the requests."""
     curves = {name: curve(outcome) for name, outcome in report.outcomes.items()}
     hits = [
-        Line(name, [count for count, _, _ in points], [served / count for count, served, _ in points])
+        ChartLine(name, [count for count, _, _ in points], [served / count for count, served, _ in points])
         for name, points in curves.items()
     ]
     wrong = [
-        Line(name, [count for count, _, _ in points], [errors / max(1, served) for _, served, errors in points])
+        ChartLine(name, [count for count, _, _ in points], [errors / max(1, served) for _, served, errors in points])
         for name, points in curves.items()
     ]
     levels = [("max_error", report.max_error)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from kvproxy.charts import Chart, Line
+from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
 from kvproxy.index.evaluation.wilson import wilson
@@ -122,7 +122,7 @@ def estimate_charts(found: Estimate) -> list[Chart]:
     bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
     tokens = found.prefix.block_size
     lines = [
-        Line(
+        ChartLine(
             name,
             [point.blocks * tokens for point in prefix.points],
             [prefix.share(point.reused) for point in prefix.points],

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.charts import Chart, Line, draw, save
+from kvproxy.charts import Chart, ChartLine, draw, save
 from tests.commands.run import command, variables
 from tests.commands.terminal import terminal
 
-LINES = [Line("lru", [100, 1_000, 10_000], [0.1, 0.5, 0.8]), Line("arc", [100, 1_000, 10_000], [0.2, 0.6, 0.8])]
+LINES = [
+    ChartLine("lru", [100, 1_000, 10_000], [0.1, 0.5, 0.8]),
+    ChartLine("arc", [100, 1_000, 10_000], [0.2, 0.6, 0.8]),
+]
 CHARTS = [
     Chart("tokens in the pool", "hit rate", LINES, levels=[("unlimited pool", 0.9)], log_x=True, is_share=True),
     Chart("requests by layer", "", bars=[("exact hits", 12.0), ("engine", 30.0)]),
@@ -34,7 +37,7 @@ def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
 
 
 def test_an_empty_chart_is_drawn() -> None:
-    assert "hit rate" in draw([Chart("requests", "hit rate", [Line("lru", [], [])])], 80, colours=False)
+    assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, colours=False)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

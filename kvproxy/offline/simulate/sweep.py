@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvproxy.charts import Chart, Line
+from kvproxy.charts import Chart, ChartLine
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
 from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.eviction_policies import BELADY
@@ -116,6 +116,6 @@ def bytes_per_token(folder: Path) -> int:
 def sweep_charts(sweep: Sweep) -> list[Chart]:
     """Return the hit rates by pool size, by policy."""
     sizes = [size * sweep.block_tokens for size in sweep.sizes]
-    lines = [Line(policy, sizes, rates, is_dashed=policy == BELADY) for policy, rates in sweep.rates.items()]
+    lines = [ChartLine(policy, sizes, rates, is_dashed=policy == BELADY) for policy, rates in sweep.rates.items()]
     levels = [("unlimited pool", sweep.unlimited)]
     return [Chart("tokens in the pool", "hit rate", lines, levels=levels, log_x=True, is_share=True)]

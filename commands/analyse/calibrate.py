@@ -77,10 +77,12 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     rows = []
     for name, curve in result.curves.items():
         level, used = result.recommended[name], result.default[name]
-        limit = f"{percent(result.target_error)} wrong hits"
-        decision = f"no level keeps {limit}" if level is None else f"level {level} keeps {limit}"
+        limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
+        decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
         typer.echo(f"{name}: {decision}; in use: {used}")
         rows += [(name, *_row(point, used, level)) for point in curve if point.level in (used, level)]
+    if None in result.recommended.values():
+        typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
     columns = ["Policy", "Level#", "Use", "Hits#", "Hit rate#", "95% interval#?", "Wrong#", "95% interval#?"]
     print_table(columns, rows)

@@ -120,7 +120,7 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
 
 
 @given(steps=steps, positional=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]], positional: bool) -> None:
     model = Model(positional)
     follower = Follower(model)
@@ -132,7 +132,7 @@ def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]],
 
 
 @given(steps=steps, buffer=st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_short_replay_buffer_never_leads_to_blocks_that_do_not_exist(
     steps: list[tuple[str, Any]], buffer: int
 ) -> None:

@@ -8,7 +8,7 @@ from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
-from kvproxy.blocks.view import make_rows, snapshot_all_blocks
+from kvproxy.blocks.view import list_blocks
 from tests.blocks.driver import begin, decode, hit_tokens, serve
 
 
@@ -27,17 +27,17 @@ def test_a_prompt_of_full_blocks_recomputes_its_last_block() -> None:
 def test_a_refused_allocation_changes_nothing() -> None:
     manager = KVCacheManager(4, 4)
     begin(manager, "a", range(8))
-    before = make_rows(snapshot_all_blocks(manager))
+    before = list_blocks(manager)
     request = CacheRequest("b", range(100, 108))
     assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) is None
-    assert make_rows(snapshot_all_blocks(manager)) == before
-    assert manager.prefix_cache_stats.queries == 8
+    assert list_blocks(manager) == before
+    assert manager.num_queried_tokens == 8
 
 
 def test_a_request_that_skips_reads_is_cached() -> None:
     manager = KVCacheManager(10, 4)
     serve(manager, "a", range(9), skip_read=True)
-    assert manager.prefix_cache_stats.queries == 0
+    assert manager.num_queried_tokens == 0
     assert (hit_tokens(manager, range(9), skip_read=True), hit_tokens(manager, range(9))) == (0, 8)
 
 

@@ -86,7 +86,7 @@ def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[in
         request = start(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
         assert request is not None
         cache.free(request)
-    hits = cache.prefix_cache_stats.hits // SIZE
+    hits = cache.num_hit_tokens // SIZE
     assert hits == simulate(requests, capacity, policy).hits
 
 

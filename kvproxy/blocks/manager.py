@@ -1,7 +1,6 @@
 """The prefix block cache; behaves like vLLM v1's `KVCacheManager`, block id by block id (see docs/block-cache.md)."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -12,7 +11,6 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import find_longest_cache_hit
 from kvproxy.blocks.policies import queue_factory
 from kvproxy.blocks.request import CacheRequest
@@ -303,7 +301,3 @@ class KVCacheManager:
             hit_rate=self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0,
             evictions=pool.num_evictions,
         )
-
-    def check_integrity(self, pinned: Counter[int] | None = None) -> None:
-        """Raise AssertionError if an invariant is broken; `pinned` is `Pins.holders()`."""
-        check_integrity(self.pool, self.groups, pinned)

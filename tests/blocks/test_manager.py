@@ -10,6 +10,7 @@ from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.blocks.view import list_blocks
 from tests.blocks.driver import begin, decode, hit_tokens, serve
+from tests.reference.integrity import check_integrity
 
 
 def fork(manager: KVCacheManager, parent: CacheRequest, id: str) -> CacheRequest:
@@ -134,7 +135,7 @@ def test_the_id_of_a_live_request_is_refused() -> None:
     manager.free(child)
     assert manager.requests == {}
     begin(manager, "a", range(9))
-    manager.check_integrity()
+    check_integrity(manager)
 
 
 @pytest.mark.parametrize("step", [4, 8, 12, 24])
@@ -146,4 +147,4 @@ def test_blocks_that_leave_a_window_are_freed_at_once(step: int) -> None:
         request.num_computed_tokens += step
     # The request holds the blocks of the last step, and before them the window of four tokens.
     assert manager.stats().used == step // 4 + (step < 48)
-    manager.check_integrity()
+    check_integrity(manager)

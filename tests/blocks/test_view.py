@@ -16,6 +16,7 @@ from kvproxy.blocks.rows import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.blocks.tree import TreeNode, list_branches, nodes_of_pool
 from tests.blocks.driver import begin, serve
+from tests.reference.integrity import check_integrity
 
 
 def test_every_state_of_a_block_has_its_row() -> None:
@@ -25,7 +26,7 @@ def test_every_state_of_a_block_has_its_row() -> None:
     pins.pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
     manager.free(begin(manager, "cached", [5, 6, 7, 8]))
     begin(manager, "live", [9] * 5)
-    manager.check_integrity(pins.holders())
+    check_integrity(manager, pins)
     rows = view.list_blocks(manager)
     assert [row.id for row in rows] == list(range(10))
     assert [row.state for row in rows[:6]] == ["null", "pinned", "cached", "used", "used", "free"]

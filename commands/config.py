@@ -1,16 +1,18 @@
-"""kvproxy config"""
+"""kvproxy config check, init"""
 
 import typer
 
-from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_result
+from kvproxy.commands.command import command
+from kvproxy.commands.options import Data
+from kvproxy.commands.output import Output, sentence
 from kvproxy.errors import InvalidRequest
 
 app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 
 
 @app.command("check")
-def check(data: Data = None, as_json: Json = False) -> None:
+@command
+def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
     An error names the line.
@@ -22,4 +24,25 @@ def check(data: Data = None, as_json: Json = False) -> None:
     rules = [rule.name for rule in load_settings(data=data).rules]
     if len(set(rules)) < len(rules):
         raise InvalidRequest("two rules have the same name: rename one of them")
-    print_result({"rules": rules}, as_json, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+    return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+
+
+@command
+def init(data: Data = None) -> Output:
+    """Write a commented kvproxy.toml with all settings.
+
+    Example: kvproxy init
+    """
+    from kvproxy.settings import load_settings
+    from kvproxy.settings.template import template
+
+    file = load_settings(data=data).data / "kvproxy.toml"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as out:
+            out.write(template())
+    except FileExistsError:
+        raise InvalidRequest(f"{file} exists: move it away first") from None
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
+    return sentence({"file": str(file)}, f"wrote {file}")

@@ -216,11 +216,11 @@ def test_fields_that_a_rule_ignores_or_names() -> None:
 
     ignored = ("trace", "metadata_.run", "metadata_.deep.x", "gone.y", "seed.z")
     plain = exact({"metadata_": {"deep": {}}, "seed": 1})
-    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignored=ignored) == plain
+    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignore=ignored) == plain
     noisy = {"trace": 5, "metadata_": {"run": 1, "deep": {"x": 2}}, "seed": 1}
-    assert exact(noisy, ignored=ignored) == plain != exact(noisy)
+    assert exact(noisy, ignore=ignored) == plain != exact(noisy)
     noisy["metadata_"]["deep"]["y"] = 3  # type: ignore[index]
-    assert exact(noisy, ignored=ignored) != plain
+    assert exact(noisy, ignore=ignored) != plain
     assert noisy["trace"] == 5
     # What is named makes another key, wherever it stands; what is not there does not.
     named = ("user.id", "user.gone", "metadata.x")

@@ -68,7 +68,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 
 
 async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-    """Ask the model whether two answers are equivalent; None if it does not say. It is one more request to the backend."""
+    """Ask the model whether two answers are equivalent; None without a verdict. It is one more request to the backend."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
         whole = await ask(backend, _judging(request, asked), _LARGEST)

@@ -53,7 +53,7 @@ def test_the_page_explains_the_miss(tour: list[Step]) -> None:
 def test_the_reference_has_every_reason_and_every_column() -> None:
     page = (ROOT / "docs" / "records.md").read_text()
     for reason, meaning in REASONS.items():
-        assert (f"`{reason}`" if reason.startswith("veto-") else f"| `{reason}` | {meaning} |") in page
+        assert (f"`{reason}`" if reason.startswith("veto-") else f"- `{reason}`: {meaning}") in page
     for column in COLUMNS:
         assert f"`{column}`" in page
 

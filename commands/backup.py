@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import moment
-from kvproxy.commands.options import Data, Json, Store
-from kvproxy.commands.output import print_json, print_note
+from kvproxy.commands.options import Data, Store
+from kvproxy.commands.output import Output, print_note, sentence
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
     from kvproxy.backup import Backup
-    from kvproxy.settings import Settings
 
 Archive = Annotated[Path, typer.Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
 
 
-def backup(archive: Archive, data: Data = None, store: Store = None, as_json: Json = False) -> None:
+@command
+def backup(archive: Archive, data: Data = None, store: Store = None) -> Output:
     """Save responses, journal, clients and settings to a file.
 
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
@@ -30,17 +31,21 @@ def backup(archive: Archive, data: Data = None, store: Store = None, as_json: Js
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data, store=store)
-    _print(write_backup(settings, archive, print_note if not as_json else lambda name: None), archive, as_json)
-    _print_missing(settings)
+    found = write_backup(settings, archive, print_note)
+    if "://" in settings.store_where:
+        print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
+    if settings.encryption.enabled:
+        print_note("the keys of encryption are not included: save them separately")
+    return _output(found, archive)
 
 
+@command
 def restore(
     archive: Archive,
     data: Data = None,
     store: Store = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite existing files.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Restore a backup to a data folder that no proxy uses.
 
     All files are checked before the first one is replaced. The search index is built again at the next start.
@@ -50,19 +55,10 @@ def restore(
     from kvproxy.backup import restore_backup
     from kvproxy.settings import load_settings
 
-    _print(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive, as_json)
+    return _output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 
 
-def _print(found: "Backup", archive: Path, as_json: bool) -> None:
-    if as_json:
-        print_json({"archive": str(archive), **asdict(found)})
-        return
+def _output(found: "Backup", archive: Path) -> Output:
     files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in found.files.items())
-    typer.echo(f"{archive}: {files}; kvproxy {found.version}, {moment(found.created)}")
-
-
-def _print_missing(settings: "Settings") -> None:
-    if "://" in settings.store_where:
-        print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
-    if settings.encryption.enabled:
-        print_note("the keys of encryption are not included: save them separately")
+    line = f"{archive}: {files}; kvproxy {found.version}, {moment(found.created)}"
+    return sentence({"archive": str(archive), **asdict(found)}, line)

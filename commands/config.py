@@ -2,15 +2,17 @@
 
 import typer
 
-from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_result
+from kvproxy.commands.command import command
+from kvproxy.commands.options import Data
+from kvproxy.commands.output import Output, sentence
 from kvproxy.errors import InvalidRequest
 
 app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 
 
 @app.command("check")
-def check(data: Data = None, as_json: Json = False) -> None:
+@command
+def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
     An error names the line.
@@ -22,4 +24,4 @@ def check(data: Data = None, as_json: Json = False) -> None:
     rules = [rule.name for rule in load_settings(data=data).rules]
     if len(set(rules)) < len(rules):
         raise InvalidRequest("two rules have the same name: rename one of them")
-    print_result({"rules": rules}, as_json, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+    return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")

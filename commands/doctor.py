@@ -4,34 +4,21 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.options import (
-    DEFAULT_URL,
-    Data,
-    Json,
-    Store,
-    TierDisk,
-    TierDiskSize,
-    TierHost,
-    TierRedis,
-    Token,
-    Url,
-)
-from kvproxy.commands.output import print_json
+from kvproxy.commands.command import command
+from kvproxy.commands.options import Data, ProxyOptions, Store, TierOptions
+from kvproxy.commands.output import Output
 
 
+@command
 def doctor(
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    *,
+    proxy: ProxyOptions,
     data: Data = None,
     store: Store = None,
     model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
     upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
-    tier_host: TierHost = None,
-    tier_disk: TierDisk = None,
-    tier_disk_size: TierDiskSize = None,
-    tier_redis: TierRedis = None,
-    as_json: Json = False,
-) -> None:
+    tiers: TierOptions,
+) -> Output:
     """Check the installation, the model and the upstreams.
 
     It also checks the data folder, stored responses, tiers, and a running proxy. Each failure names its fix. The exit code is
@@ -45,11 +32,9 @@ def doctor(
     from kvproxy.checks.servers import Advised
     from kvproxy.settings import load_settings
 
-    given = {"host": tier_host, "disk": tier_disk, "disk_size": tier_disk_size, "redis": tier_redis}
-    tiers = {name: value for name, value in given.items() if value is not None}
-    settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers or None)
+    settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers.settings())
     results = []
-    for name, check in all_checks(settings, url, token):
+    for name, check in all_checks(settings, proxy.url, proxy.token):
         is_ok, is_warning = True, False
         try:
             detail = check()
@@ -58,11 +43,10 @@ def doctor(
         except Exception as error:
             is_ok, detail = False, str(error)
         results.append({"check": name, "ok": is_ok, "warning": is_warning, "detail": detail})
-    if as_json:
-        print_json(results)
-    else:
+
+    def show() -> None:
         for result in results:
             level = "warn" if result["warning"] else "ok" if result["ok"] else "FAIL"
             typer.echo(f"{level:<4}  {result['check']:<10}  {result['detail']}")
-    if not all(result["ok"] for result in results):
-        raise typer.Exit(1)
+
+    return Output(results, show, exit_code=0 if all(result["ok"] for result in results) else 1)

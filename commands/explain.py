@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.blocks.format import group_name
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, moment
 from kvproxy.commands.learned_policy import policy_sentences
-from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Json, Token, Url
-from kvproxy.commands.output import print_facts, print_json
+from kvproxy.commands.options import ApiKey, JournalOptions
+from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.errors import KvproxyError, NotFound
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 _LISTED_BLOCKS = 12
 
 
+@command
 def explain(
+    *,
     prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
@@ -31,11 +34,8 @@ def explain(
     model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
     request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
     api_key: ApiKey = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+    proxy: JournalOptions,
+) -> Output:
     """Explain which layer would answer a request, and why.
 
     Nothing is computed or stored. With --request it explains why an earlier request missed the cache; the id is in the
@@ -48,9 +48,9 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        _explain_miss(request, url, token, data, as_json)
-        return
-    client = ProxyClient(url, token)
+        miss = proxy.open().explain(request, moment)
+        return Output(miss.document, lambda: _print_miss(miss))
+    client = ProxyClient(proxy.url, proxy.token)
     body = read_body(prompt, system, file)
     from kvproxy.offline.api_detection import detect_api
 
@@ -64,20 +64,7 @@ def explain(
     found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if model is not None and found["layer"] not in ("exact", "semantic"):
         _check_listed(client, model, headers)
-    if as_json:
-        print_json(found)
-    else:
-        _print_explanation(found)
-
-
-def _explain_miss(request: str, url: str, token: str | None, data: Path | None, as_json: bool) -> None:
-    from kvproxy.proxy_client.journal import open_journal
-
-    found = open_journal(url, token, data).explain(request, moment)
-    if as_json:
-        print_json(found.document)
-    else:
-        _print_miss(found)
+    return Output(found, lambda: _print_explanation(found))
 
 
 def _print_miss(found: "ExplanationReport") -> None:

@@ -1,11 +1,13 @@
 """kvproxy init"""
 
-from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_result
+from kvproxy.commands.command import command
+from kvproxy.commands.options import Data
+from kvproxy.commands.output import Output, sentence
 from kvproxy.errors import InvalidRequest
 
 
-def init(data: Data = None, as_json: Json = False) -> None:
+@command
+def init(data: Data = None) -> Output:
     """Write a commented kvproxy.toml with all settings.
 
     Example: kvproxy init
@@ -22,4 +24,4 @@ def init(data: Data = None, as_json: Json = False) -> None:
         raise InvalidRequest(f"{file} exists: move it away first") from None
     except OSError as error:
         raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
-    print_result({"file": str(file)}, as_json, f"wrote {file}")
+    return sentence({"file": str(file)}, f"wrote {file}")

@@ -1,44 +1,44 @@
 """kvproxy keys: the clients of the proxy."""
 
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age
-from kvproxy.commands.options import Data, Json, as_bytes, as_seconds
-from kvproxy.commands.output import print_json, print_result
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.options import Data, duration_option, size_option
+from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.tables import table
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
 
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "stored_bytes")
-
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 
-@app.command("add")
-def add(
-    name: Name,
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Limits of a client."""
+
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.")
-    ] = None,
+    ] = None
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Maximum computed tokens per minute; excess receives 429.")
-    ] = None,
+    ] = None
     concurrent_requests: Annotated[
         int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
-    ] = None,
+    ] = None
     stored_bytes: Annotated[
-        int | None,
-        typer.Option(
-            parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses; beyond it, its own are evicted."
-        ),
-    ] = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+        int | None, size_option(help="Maximum size of stored responses; beyond it, its own are evicted.")
+    ] = None
+
+
+@app.command("add")
+@command
+def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     """Create a client and print its API key.
 
     The key is shown only once: the proxy stores its digest. As soon as a client exists, the proxy rejects requests without a
@@ -49,13 +49,13 @@ def add(
     from kvproxy.clients import add_client
     from kvproxy.settings import load_settings
 
-    limits = (requests_per_minute, tokens_per_minute, concurrent_requests, stored_bytes)
-    key = add_client(load_settings(data=data), name, **dict(zip(_LIMITS, limits, strict=True)))
-    print_result({"name": name, "key": key}, as_json, key)
+    key = add_client(load_settings(data=data), name, **asdict(limits))
+    return sentence({"name": name, "key": key}, key)
 
 
 @app.command("ls")
-def ls(data: Data = None, as_json: Json = False) -> None:
+@command
+def ls(data: Data = None) -> Output:
     """List clients with their limits and last use.
 
     The last use is that of the journal.
@@ -67,11 +67,9 @@ def ls(data: Data = None, as_json: Json = False) -> None:
 
     settings = load_settings(data=data)
     clients, used = all_clients(settings), _last_uses(settings.data)
-    if as_json:
-        shown = {"name", "previous_key_expires", *_LIMITS}
-        print_json([client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients])
-        return
-    rows = [
+    shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
+    document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
+    rows = (
         (
             client.name,
             client.requests_per_minute,
@@ -81,9 +79,9 @@ def ls(data: Data = None, as_json: Json = False) -> None:
             None if client.name not in used else f"{age(used[client.name])} ago",
         )
         for client in clients
-    ]
+    )
     columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used")
-    print_table(columns, rows, empty="no clients: the proxy accepts requests without a key")
+    return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key")
 
 
 def _last_uses(data: Path) -> dict[str, float]:
@@ -94,17 +92,14 @@ def _last_uses(data: Path) -> dict[str, float]:
 
 
 @app.command("rotate")
+@command
 def rotate(
     name: Name,
     grace: Annotated[
-        float,
-        typer.Option(
-            parser=as_seconds, metavar="DURATION", help="Time in which the old key stays valid.", show_default="1d"
-        ),
+        float, duration_option(help="Time in which the old key stays valid.", show_default="1d")
     ] = 86_400.0,
     data: Data = None,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Replace the API key of a client, and print the new one.
 
     The old key stays valid for a day, so that applications can change at any time; --grace 0 revokes it at once. Stored
@@ -116,11 +111,12 @@ def rotate(
     from kvproxy.settings import load_settings
 
     key = rotate_key(load_settings(data=data), name, grace)
-    print_result({"name": name, "key": key, "grace": grace}, as_json, key)
+    return sentence({"name": name, "key": key, "grace": grace}, key)
 
 
 @app.command("rm")
-def rm(name: Name, data: Data = None, as_json: Json = False) -> None:
+@command
+def rm(name: Name, data: Data = None) -> Output:
     """Remove a client and revoke its key.
 
     A running proxy applies this within a second.
@@ -131,4 +127,4 @@ def rm(name: Name, data: Data = None, as_json: Json = False) -> None:
     from kvproxy.settings import load_settings
 
     remove_client(load_settings(data=data), name)
-    print_result({"removed": name}, as_json, f"removed {name}")
+    return sentence({"removed": name}, f"removed {name}")

@@ -1,11 +1,18 @@
-"""Options of several commands."""
+"""Options of several commands, alone and in groups; `command` turns the fields of a group into options."""
 
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.proxy_client.cache import CacheClient, open_cache
+from kvproxy.proxy_client.client import ProxyClient, configured_url
 from kvproxy.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from kvproxy.proxy_client.journal import JournalClient
 
 DEFAULT_URL = "http://127.0.0.1:8484"
 
@@ -26,12 +33,20 @@ def as_bytes(value: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def duration_option(**settings: Any) -> Any:
+    """Return a Typer option for a duration in seconds, such as `90s` or `7d`."""
+    return typer.Option(parser=as_seconds, metavar="DURATION", **settings)
+
+
+def size_option(**settings: Any) -> Any:
+    """Return a Typer option for a size in bytes, such as `2GiB`."""
+    return typer.Option(parser=as_bytes, metavar="SIZE", **settings)
+
+
 def _url(context: typer.Context, value: str) -> str:
     source = context.get_parameter_source("url")
     if context.resilient_parsing or source is None or source.name != "DEFAULT":
         return value
-    from kvproxy.proxy_client.client import configured_url
-
     return configured_url(context.params.get("data"))
 
 
@@ -51,12 +66,64 @@ ApiKey = Annotated[
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 
-TierHost = Annotated[
-    int | None, typer.Option(parser=as_bytes, metavar="SIZE", help='Host memory for the prefix cache, such as "4GiB".')
-]
-TierDisk = Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")]
-TierDiskSize = Annotated[
-    int | None,
-    typer.Option(parser=as_bytes, metavar="SIZE", help='Size limit of the --tier-disk folder, such as "20GiB".'),
-]
-TierRedis = Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")]
+
+def given(**values: Any) -> dict[str, Any] | None:
+    """Return the given options as a section of the settings; None without one."""
+    return {name: value for name, value in values.items() if value is not None} or None
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """Tiers of the prefix cache."""
+
+    tier_host: Annotated[int | None, size_option(help='Host memory for the prefix cache, such as "4GiB".')] = None
+    tier_disk: Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")] = None
+    tier_disk_size: Annotated[
+        int | None, size_option(help='Size limit of the --tier-disk folder, such as "20GiB".')
+    ] = None
+    tier_redis: Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
+
+    def settings(self, **more: Any) -> dict[str, Any] | None:
+        """Return the section `tiers` of the settings."""
+        return given(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    """A running proxy."""
+
+    url: Url = DEFAULT_URL
+    token: Token = None
+
+    def client(self) -> ProxyClient:
+        """Return a client of the proxy."""
+        return ProxyClient(self.url, self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """The stored responses of a running proxy, or of a store."""
+
+    url: Url = DEFAULT_URL
+    token: Token = None
+    store: Store = None
+    data: Data = None
+
+    def open(self, *, create: bool = False) -> AbstractContextManager[CacheClient]:
+        """Open them; see `open_cache`."""
+        return open_cache(self.url, self.token, self.store, self.data, create=create)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """The journal of a running proxy, or of a data folder."""
+
+    url: Url = DEFAULT_URL
+    token: Token = None
+    data: Data = None
+
+    def open(self) -> "JournalClient":
+        """Open it; see `open_journal`."""
+        from kvproxy.proxy_client.journal import open_journal
+
+        return open_journal(self.url, self.token, self.data)

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,14 +16,28 @@ if TYPE_CHECKING:
 _CHART_WIDTH = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The result of a command.
+
+    Attributes:
+        document: printed with `--json`.
+        show: prints the result for people.
+    """
+
+    document: Any
+    show: Callable[[], None]
+    exit_code: int = 0
+
+
+def sentence(document: Any, text: str) -> Output:
+    """Return an output that people read as one or more sentences."""
+    return Output(document, lambda: typer.echo(text))
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(json_text(value))
-
-
-def print_result(value: Any, as_json: bool, sentence: str) -> None:
-    """Print a result as JSON, or as a sentence."""
-    typer.echo(json_text(value) if as_json else sentence)
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:

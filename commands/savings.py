@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Token, Url, as_seconds
-from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import Columns, Layout, Wide, print_table, text
+from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.output import Output
+from kvproxy.commands.tables import Layout, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
@@ -25,19 +26,14 @@ class SavingsGroup(StrEnum):
     day = "day"
 
 
+@command
 def savings(
+    *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
-    since: Annotated[
-        float | None,
-        typer.Option(parser=as_seconds, metavar="DURATION", help="Only whole days within this duration, such as 7d."),
-    ] = None,
-    wide: Wide = False,
-    columns: Columns = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+    since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
+    layout: Layout,
+    source: JournalOptions,
+) -> Output:
     """Sum the tokens, seconds and money that both caches saved.
 
     Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached and output per million tokens. Some semantic
@@ -47,29 +43,17 @@ def savings(
 
     Example: kvproxy savings --by day --since 7d
     """
-    from kvproxy.proxy_client.journal import open_journal
+    report = source.open().savings(by.value, since)
+    return Output(asdict(report), lambda: _print(report, by.value, layout))
 
-    report = open_journal(url, token, data).savings(by.value, since)
-    if as_json:
-        print_json(asdict(report))
-        return
-    has_total = report.total is not None and len(report.rows) > 1
-    print_table(
-        (
-            text(by.value.capitalize()),
-            "Requests#",
-            "Hits#",
-            "Prompt tokens#?",
-            "Response tokens#?",
-            "Reused tokens#?",
-            "Seconds#",
-            f"{report.currency}#",
-            f"At least {report.currency}#",
-        ),
-        map(_row, [*report.rows, *([report.total] if has_total and report.total else [])]),
-        empty="no requests yet",
-        layout=Layout(wide, columns),
-    )
+
+def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
+    columns = (
+        text(by.capitalize()), "Requests#", "Hits#", "Prompt tokens#?", "Response tokens#?", "Reused tokens#?", "Seconds#",
+        f"{report.currency}#", f"At least {report.currency}#",
+    )  # fmt: skip
+    total = [report.total] if report.total is not None and len(report.rows) > 1 else []
+    print_table(columns, map(_row, [*report.rows, *total]), empty="no requests yet", layout=layout)
     if report.rows:
         _print_notes(report)
 

@@ -2,13 +2,15 @@
 
 import json
 import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvproxy import __version__
-from kvproxy.commands.options import Data, Store, TierDisk, TierDiskSize, TierHost, TierRedis, as_bytes, as_seconds
+from kvproxy.commands.command import command
+from kvproxy.commands.options import Data, Store, TierOptions, duration_option, given, size_option
 
 if TYPE_CHECKING:
     from kvproxy.checks.servers import UpstreamCheck
@@ -19,7 +21,48 @@ Flag = typer.Option
 _UPSTREAM_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The section `engine` of the settings."""
+
+    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None
+    block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None
+    kv_memory: Annotated[
+        str | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or a size such as 2GiB.")
+    ] = None
+    device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
+    threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None
+    eviction_policy: Annotated[
+        str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The section `cache` of the settings."""
+
+    policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None
+    max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None
+    max_bytes: Annotated[int | None, size_option(help="Maximum size of stored responses, such as 2GiB.")] = None
+    min_similarity: Annotated[float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")] = (
+        None
+    )
+    min_probability: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None
+    max_error: Annotated[float | None, Flag(help="Maximum share of wrong semantic hits under learned.")] = None
+    verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.")] = None
+    shadow: Annotated[bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")] = (
+        None
+    )
+    ttl: Annotated[float | None, duration_option(help="Time until a stored response expires, such as 7d.")] = None
+    pace: Annotated[
+        float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
+    ] = None
+    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None
+
+
+@command
 def serve(
+    *,
     host: Annotated[str | None, Flag(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, Flag(help="Port to listen on; 0 selects a free port.", show_default="8484")] = None,
     open_: Annotated[bool, Flag("--open", help="Accept all clients beyond loopback without API keys.")] = False,
@@ -37,43 +80,10 @@ def serve(
     embedder: Annotated[str | None, Flag(help="Embedder: default, a folder, or a sentence-transformers id.")] = None,
     store: Store = None,
     data: Data = None,
-    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None,
-    block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None,
-    kv_memory: Annotated[
-        str | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or a size such as 2GiB.")
-    ] = None,
-    device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None,
-    threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None,
-    eviction_policy: Annotated[
-        str | None, Flag(help="Eviction policy: lru, lfu, s3fifo or arc.", show_default="lru")
-    ] = None,
-    tier_host: TierHost = None,
-    tier_disk: TierDisk = None,
-    tier_disk_size: TierDiskSize = None,
-    tier_redis: TierRedis = None,
+    engine: EngineOptions,
+    tiers: TierOptions,
     chunk_tokens: Annotated[int | None, Flag(help="Tokens per chunk of a tier.", show_default="256")] = None,
-    policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None,
-    max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None,
-    max_bytes: Annotated[
-        int | None, Flag(parser=as_bytes, metavar="SIZE", help="Maximum size of stored responses, such as 2GiB.")
-    ] = None,
-    min_similarity: Annotated[
-        float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")
-    ] = None,
-    min_probability: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None,
-    max_error: Annotated[float | None, Flag(help="Maximum share of wrong semantic hits under learned.")] = None,
-    verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.")] = None,
-    shadow: Annotated[
-        bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")
-    ] = None,
-    ttl: Annotated[
-        float | None,
-        Flag(parser=as_seconds, metavar="DURATION", help="Time until a stored response expires, such as 7d."),
-    ] = None,
-    pace: Annotated[
-        float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
-    ] = None,
-    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None,
+    cache: CacheOptions,
     log_level: Annotated[
         str | None, Flag(help="Least severe messages of the log: debug, info, warning or error.", show_default="info")
     ] = None,
@@ -90,17 +100,9 @@ def serve(
     """
     from kvproxy.settings import load_settings
 
-    engine = _given(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        kv_memory=kv_memory,
-        device=device,
-        threads=threads,
-        eviction_policy=eviction_policy,
-        lora=_adapters(lora or []) or None,
-    )
-    if upstream and (model is not None or engine is not None):
-        flag = "model" if model is not None else min(engine or {})
+    embedded = given(**asdict(engine), lora=_adapters(lora or []) or None)
+    if upstream and (model is not None or embedded is not None):
+        flag = "model" if model is not None else min(embedded or {})
         raise typer.BadParameter(
             f"--upstream replaces the embedded engine: leave out --{flag.replace('_', '-')}, or leave out --upstream"
         )
@@ -112,25 +114,11 @@ def serve(
         embedder=embedder,
         store=store,
         data=data,
-        engine=engine,
-        tiers=_given(
-            host=tier_host, disk=tier_disk, disk_size=tier_disk_size, redis=tier_redis, chunk_tokens=chunk_tokens
-        ),
-        access=_given(open=open_ or None),
-        log=_given(level=log_level, format=log_format),
-        cache=_given(
-            policy=policy,
-            min_similarity=min_similarity,
-            min_probability=min_probability,
-            max_error=max_error,
-            verifier=verifier,
-            shadow=shadow,
-            ttl=ttl,
-            pace=pace,
-            semantic=semantic,
-            max_entries=max_entries,
-            max_bytes=max_bytes,
-        ),
+        engine=embedded,
+        tiers=tiers.settings(chunk_tokens=chunk_tokens),
+        access=given(open=open_ or None),
+        log=given(level=log_level, format=log_format),
+        cache=given(**asdict(cache)),
     )
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.server import serve as run
@@ -149,10 +137,6 @@ def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dic
         kv = {"kv_events": events, "kv_replay": replays}
         servers.append({"url": url} | {name: values[index] for name, values in kv.items() if values})
     return servers or None
-
-
-def _given(**flags: Any) -> dict[str, Any] | None:
-    return {name: value for name, value in flags.items() if value is not None} or None
 
 
 def _adapters(given: list[str]) -> dict[str, Path]:

@@ -6,11 +6,12 @@ At a terminal, optional columns that do not fit are left out, and text columns a
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from kvproxy.commands.formatting import one_line
+from kvproxy.commands.output import Output
 from kvproxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,20 +41,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The selection of columns by `--wide` and `--columns`.
+    """The selection of columns; by default all that fit."""
 
-    Attributes:
-        wide: show all columns, also if they do not fit.
-        names: names of the columns to show, separated by commas; None shows all that fit.
-    """
-
-    wide: bool = False
-    names: str | None = None
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
+        False
+    )
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")
+    ] = None
 
 
 _FITTED = Layout()
-Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")]
-Columns = Annotated[str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")]
 
 
 def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
@@ -98,7 +96,7 @@ def print_table(
         for row in [[column.name for column in chosen], *cells]:
             typer.echo("\t".join(row))
         return
-    hidden = [] if layout.wide or layout.names else _excess(chosen, cells, console.width)
+    hidden = [] if layout.wide or layout.columns else _excess(chosen, cells, console.width)
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
@@ -108,6 +106,18 @@ def print_table(
     console.print(table)
     if hidden:
         typer.echo(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)", err=True)
+
+
+def table(
+    document: Any,
+    columns: Sequence[Column | str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str = "nothing to list",
+    layout: Layout = _FITTED,
+) -> Output:
+    """Return an output that people read as a table; see `print_table`."""
+    return Output(document, lambda: print_table(columns, rows, empty=empty, layout=layout))
 
 
 def build_table(
@@ -129,10 +139,10 @@ def _column(name: str) -> Column:
 
 def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
     """Return the named columns in the given order, or all."""
-    if layout.names is None:
+    if layout.columns is None:
         return columns, cells
     places = {_normal(column.name): index for index, column in enumerate(columns)}
-    chosen = [_normal(name) for name in layout.names.split(",") if name.strip()]
+    chosen = [_normal(name) for name in layout.columns.split(",") if name.strip()]
     unknown = next((name for name in chosen if name not in places), None)
     if unknown is not None or not chosen:
         names = ", ".join(_normal(column.name) for column in columns)

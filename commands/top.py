@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.blocks.format import engine_line, tier_line
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
 from kvproxy.commands.learned_policy import policy_sentences
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url, as_seconds
+from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.tables import build_table, text
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
@@ -26,16 +27,15 @@ _TIMEOUT = 5.0
 _BAR_WIDTH = 40
 
 
+@command
 def top(
-    interval: Annotated[
-        float, typer.Option(parser=as_seconds, metavar="DURATION", help="Time between updates.", show_default="1s")
-    ] = 1.0,
+    *,
+    interval: Annotated[float, duration_option(help="Time between updates.", show_default="1s")] = 1.0,
     count: Annotated[
         int | None, typer.Option(help="Print this many updates, then exit.", min=1, show_default="1 in a pipe")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one update, then exit.")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    proxy: ProxyOptions,
     as_json: Json = False,
 ) -> None:
     """Watch requests, hit rates, the block pool and upstreams.
@@ -50,9 +50,9 @@ def top(
     updates = 1 if once else count
     try:
         if updates is None and sys.stdout.isatty() and not as_json:
-            _show_live(ProxyClient(url, token, timeout=_TIMEOUT), interval)
+            _show_live(ProxyClient(proxy.url, proxy.token, timeout=_TIMEOUT), interval)
         else:
-            _print_updates(ProxyClient(url, token), interval, updates or 1, as_json)
+            _print_updates(proxy.client(), interval, updates or 1, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import Columns, Layout, Wide, print_table
-from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.commands.options import ProxyOptions
+from kvproxy.commands.output import Output
+from kvproxy.commands.tables import Layout, print_table
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="List upstreams, and drain one for maintenance.")
@@ -17,55 +17,52 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 
 
 @app.callback(invoke_without_command=True)
-def ls(
-    context: typer.Context,
-    wide: Wide = False,
-    columns: Columns = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
+@command
+def ls(context: typer.Context, layout: Layout, proxy: ProxyOptions) -> Output | None:
     """List upstreams with their state, load and cache.
 
     Example: kvproxy upstreams
     """
-    if context.invoked_subcommand is None:
-        _print(ProxyClient(url, token).get("/admin/upstreams"), as_json, Layout(wide, columns))
+    if context.invoked_subcommand is not None:
+        return None
+    return _output(proxy.client().get("/admin/upstreams"), layout)
 
 
 @app.command("drain")
-def drain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+@command
+def drain(name: Name, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
     Requests in flight are completed.
 
     Example: kvproxy upstreams drain 2
     """
-    _print([ProxyClient(url, token).post("/admin/upstreams/drain", name=name)], as_json)
+    return _output([proxy.client().post("/admin/upstreams/drain", name=name)])
 
 
 @app.command("undrain")
-def undrain(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+@command
+def undrain(name: Name, proxy: ProxyOptions) -> Output:
     """Send requests to a drained upstream again.
 
     Example: kvproxy upstreams undrain 2
     """
-    _print([ProxyClient(url, token).post("/admin/upstreams/undrain", name=name)], as_json)
+    return _output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 
-def _print(upstreams: list[dict[str, Any]], as_json: bool, layout: Layout = Layout()) -> None:
-    if as_json:
-        print_json(upstreams)
-        return
-    columns = upstream_columns(upstreams)
-    print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", layout=layout)
-    for each in upstreams:
-        for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
-            if note:
-                typer.echo(f"{each['url']}: {note}")
+def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
+    def show() -> None:
+        columns = _columns(upstreams)
+        print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", layout=layout)
+        for each in upstreams:
+            for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
+                if note:
+                    typer.echo(f"{each['url']}: {note}")
+
+    return Output(upstreams, show)
 
 
-def upstream_columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return columns by header; columns without information are left out."""
     columns: dict[str, list[Any]] = {
         "Upstream": [each["url"] for each in upstreams],

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import plural
-from kvproxy.commands.options import DEFAULT_URL, ApiKey, Json, Token, Url
-from kvproxy.commands.output import print_facts, print_json, print_note, progress_bar
+from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
+from kvproxy.commands.output import Output, print_facts, print_note, progress_bar
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.client import ProxyClient
@@ -20,6 +21,7 @@ _LISTED_ERRORS = 20
 _SAMPLING = ("temperature", "max_tokens")
 
 
+@command
 def warm(
     file: Annotated[
         Path | None,
@@ -54,8 +56,7 @@ def warm(
     api_key: ApiKey = None,
     token: Token = None,
     url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Fill both caches from prompts, logs or another cache.
 
     It sends each request once; --url may be any OpenAI-compatible server. A client finds a stored response only with the same
@@ -92,16 +93,18 @@ def warm(
     client = ProxyClient(url, token)
     if keep and not code:
         report.pinned = pin_all(client, requests, str(file) if file else "cache", report)
-    _print(report, as_json)
-    if cache and found.skipped:
-        print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
-    if file is not None and report.has_cache and report.cached and not as_json:
-        typer.echo(_required_fields(client, requests[0], api_key, headers))
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
-    if code or report.errors:
-        raise typer.Exit(code or 1)
+    if cache and found.skipped:
+        print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
+
+    def show() -> None:
+        _print(report)
+        if file is not None and report.has_cache and report.cached:
+            typer.echo(_required_fields(client, requests[0], api_key, headers))
+
+    return Output(report.document(), show, code or int(bool(report.errors)))
 
 
 def _read_source(
@@ -202,15 +205,11 @@ def _send(
     return 0
 
 
-def _print(report: "WarmReport", as_json: bool) -> None:
-    document = report.document()
-    if as_json:
-        print_json(document)
-        return
+def _print(report: "WarmReport") -> None:
     pinned = [] if report.pinned is None else [("Tokens pinned", report.pinned)]
     print_facts(
         [
-            ("Requests", document["requests"]),
+            ("Requests", report.document()["requests"]),
             ("Computed and stored", report.outcomes["stored"]),
             ("Computed, not stored", report.outcomes["forwarded"]),
             ("Exact hits", report.outcomes["exact"]),

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import ApiKey, Json
-from kvproxy.commands.output import print_json, print_note, progress_bar
+from kvproxy.commands.options import ApiKey
+from kvproxy.commands.output import Output, print_note, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _LISTED_PAIRS = 20
 
 
+@command
 def audit(
     url: Annotated[str, typer.Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
     file: Annotated[
@@ -31,8 +33,7 @@ def audit(
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 1,
     model: Annotated[str | None, typer.Option(help="Model of the requests.", show_default="the first listed")] = None,
     api_key: ApiKey = None,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Check that an engine's prefix cache changes no response.
 
     Each request is sent twice, greedily. A unique cache_salt makes the first response cold; the engine's report of cached
@@ -54,12 +55,8 @@ def audit(
     pairs = asyncio.run(_audit(url, bodies, path, headers, concurrency, flush))
     proven = [pair for pair in pairs if pair.is_proven]
     different = [pair for pair in proven if pair.differs_at is not None]
-    if as_json:
-        print_json(_document(pairs, proven, different))
-    else:
-        _print(pairs, proven, different)
-    if different or not proven:
-        raise typer.Exit(1)
+    document, code = _document(pairs, proven, different), 1 if different or not proven else 0
+    return Output(document, lambda: _print(pairs, proven, different), code)
 
 
 async def _audit(

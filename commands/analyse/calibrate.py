@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_charts, print_json, progress_bar
+from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvproxy.index.evaluation.streams import Report
 
 
+@command
 def calibrate(
     pairs: Annotated[Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz.')] = None,
     target_error: Annotated[float, typer.Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
@@ -33,8 +34,7 @@ def calibrate(
     ] = 0.0,
     orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(help="Plot the curves into this .png or .svg file.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Measure semantic policies on your own questions.
 
     With labelled pairs it reports hits and wrong hits by level, and recommends a level. The level of threshold is the cosine
@@ -61,15 +61,14 @@ def calibrate(
             )
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
-        print_json(report.document()) if as_json else _print_stream(report, charts)
-    elif pairs is not None and stream is None:
+        return Output(report.document(), lambda: _print_stream(report, charts))
+    if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
             result = calibration.calibrate_pairs(pairs, settings, target_error, progress)
         charts = calibration.calibration_charts(result)
         save_charts(charts, plot)
-        print_json(result.document()) if as_json else _print_pairs(result, charts)
-    else:
-        raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
+        return Output(result.document(), lambda: _print_pairs(result, charts))
+    raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
 
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:

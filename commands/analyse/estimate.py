@@ -14,9 +14,10 @@ from kvproxy.commands.analyse.options import (
     load_tokenizer,
     parse_sizes,
 )
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_charts, print_json, print_note, progress_bar
+from kvproxy.commands.options import Data
+from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvproxy.offline.prefix_reuse import PrefixEstimate
 
 
+@command
 def estimate(
     log: Log,
     tokenizer: Tokenizer = None,
@@ -33,8 +35,7 @@ def estimate(
     plot: Annotated[Path | None, typer.Option(help="Plot the result into this .png or .svg file.")] = None,
     draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     data: Data = None,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Estimate from a log what caching would save.
 
     The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
@@ -59,15 +60,16 @@ def estimate(
         )
     charts = estimate_charts(found)
     save_charts(charts, plot)
-    if as_json:
-        print_json(_document(found) | {"passed_over": content.skipped, "failures": len(content.errors)})
-        return
-    _print(found)
-    print_charts(charts)
-    for error in content.errors[:5]:
-        print_note(f"line {error.line}: {error.message}")
-    if tokenizer is None:
-        print_note(DEMO_TOKENIZER_NOTE)
+
+    def show() -> None:
+        _print(found)
+        print_charts(charts)
+        for error in content.errors[:5]:
+            print_note(f"line {error.line}: {error.message}")
+        if tokenizer is None:
+            print_note(DEMO_TOKENIZER_NOTE)
+
+    return Output(_document(found) | {"passed_over": content.skipped, "failures": len(content.errors)}, show)
 
 
 def _print(found: "Estimate") -> None:

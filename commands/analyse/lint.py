@@ -13,15 +13,17 @@ from kvproxy.commands.analyse.options import (
     Tokenizer,
     load_tokenizer,
 )
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
-from kvproxy.commands.options import Data, Json
-from kvproxy.commands.output import print_json, print_note, progress_bar
+from kvproxy.commands.options import Data
+from kvproxy.commands.output import Output, print_note, progress_bar
 
 if TYPE_CHECKING:
     from kvproxy.offline.lint import EditSaving, FamilyReport, LintReport
     from kvproxy.offline.lint_baseline import SharingRegression
 
 
+@command
 def lint(
     log: Log,
     tokenizer: Tokenizer = None,
@@ -36,8 +38,7 @@ def lint(
     tolerance: Annotated[float, typer.Option(help="Accepted decrease of a family's share.", min=0, max=1)] = 0.01,
     model: LogModel = "model",
     data: Data = None,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Find text that prevents prompts from sharing blocks.
 
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
@@ -69,14 +70,13 @@ def lint(
     if edits is not None:
         with explain_write_errors(edits):
             edits.write_text(found.edits_as_toml())
-    if as_json:
-        print_json(_document(found, regressions))
-    else:
+
+    def show() -> None:
         _print(found, regressions, top)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
-    if regressions:
-        raise typer.Exit(1)
+
+    return Output(_document(found, regressions), show, exit_code=1 if regressions else 0)
 
 
 def _print(found: "LintReport", regressions: "list[SharingRegression]", top: int) -> None:

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import parse_sizes
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts, write_chunks
-from kvproxy.commands.options import Json
-from kvproxy.commands.output import print_charts, print_facts, print_json, progress_bar
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.command import command
+from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+from kvproxy.commands.output import Output, print_charts, progress_bar
+from kvproxy.commands.tables import print_table, table
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.sweep import Sweep
 
 
+@command
 def simulate(
     trace: Annotated[
         Path,
-        typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, JSON lines with tokens, or a conformance trace."),
+        typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, or JSON lines with tokens."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Output file of a conformance trace.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",
     block_size: Annotated[
@@ -31,60 +31,38 @@ def simulate(
     bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.")] = None,
     engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None,
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine, for --engines.")] = 10_000,
-    as_json: Json = False,
-) -> None:
+) -> Output:
     """Replay a trace to size a pool or compare routing.
 
-    It reports hit rates by pool size and eviction policy. A conformance trace is replayed through the block cache itself.
+    It reports hit rates by pool size and eviction policy.
 
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
     from kvproxy.errors import NotFound
     from kvproxy.offline.simulate.sweep import bytes_per_token as model_bytes_per_token
     from kvproxy.offline.simulate.sweep import sweep_charts
-    from kvproxy.offline.simulate.workload import trace_kind
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}: check the path")
     check_writable(plot, PLOT_SUFFIXES)
-    check_writable(out)
-    if trace_kind(trace) == "conformance":
-        _replay_conformance(trace, out, as_json)
-        return
     if engines is not None:
-        _compare_routing(trace, engines, blocks, block_size, prefill_rate, as_json)
-        return
+        return _compare_routing(trace, engines, blocks, block_size, prefill_rate)
     result = _sweep(trace, parse_sizes(blocks, 1), policies, block_size)
     if model is not None:
         bytes_per_token = model_bytes_per_token(model)
     charts = sweep_charts(result)
     save_charts(charts, plot)
-    if as_json:
-        print_json(_document(result, bytes_per_token))
-    else:
+
+    def show() -> None:
         _print(result, bytes_per_token)
         print_charts(charts)
 
-
-def _replay_conformance(trace: Path, out: Path | None, as_json: bool) -> None:
-    import json
-
-    from kvproxy.offline.simulate.replay import replay
-
-    lines = list(replay(trace))
-    if out is not None:
-        write_chunks(out, (f"{line}\n".encode() for line in lines))
-    end = json.loads(lines[-1])
-    end["hit_rate"] = end["hits"] / end["queries"] if end["queries"] else 0.0
-    if as_json:
-        print_json(end)
-    else:
-        print_facts(end.items())
+    return Output(_document(result, bytes_per_token), show)
 
 
 def _compare_routing(
-    trace: Path, engines: int, blocks: str | None, block_size: int | None, prefill_rate: float, as_json: bool
-) -> None:
+    trace: Path, engines: int, blocks: str | None, block_size: int | None, prefill_rate: float
+) -> Output:
     from dataclasses import asdict
 
     from kvproxy.offline.simulate.routing import POLICIES, FleetShape, simulate_routing
@@ -101,24 +79,21 @@ def _compare_routing(
         for number, policy in enumerate(POLICIES, 1):
             results.append(simulate_routing(arrivals, shape, policy))
             progress(number / len(POLICIES))
-    if as_json:
-        print_json({"shape": asdict(shape), "requests": len(arrivals), "results": [asdict(each) for each in results]})
-        return
-    print_table(
-        ("Routing", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#"),
+    columns = ("Routing", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#")
+    rows = (
         (
-            (
-                each.policy,
-                each.hit_tokens,
-                f"{each.hit_rate:.4f}",
-                f"{each.imbalance:.2f}",
-                f"{each.wait_p50:.2f} s",
-                f"{each.wait_p99:.2f} s",
-                each.refused,
-            )
-            for each in results
-        ),
+            each.policy,
+            each.hit_tokens,
+            f"{each.hit_rate:.4f}",
+            f"{each.imbalance:.2f}",
+            f"{each.wait_p50:.2f} s",
+            f"{each.wait_p99:.2f} s",
+            each.refused,
+        )
+        for each in results
     )
+    document = {"shape": asdict(shape), "requests": len(arrivals), "results": [asdict(each) for each in results]}
+    return table(document, columns, rows)
 
 
 def _sweep(trace: Path, sizes: list[int] | None, policies: str, block_size: int | None) -> "Sweep":

@@ -2,18 +2,18 @@
 
 import typer
 
-from kvproxy.commands.blocks import chains, ls, picture, pin, reset, show, stats, tiers
+from kvproxy.commands.blocks import ls, picture, pin, tiers
 
 app = typer.Typer(help="Inspect the prefix cache: blocks, chains, pins and tiers.")
 app.callback(invoke_without_command=True)(picture.picture)
 app.command("ls")(ls.ls)
 app.command("queue")(ls.queue)
-app.command("show")(show.show)
-app.command("chains")(chains.chains)
-app.command("stats")(stats.stats)
+app.command("show")(ls.show)
+app.command("chains")(ls.chains)
+app.command("stats")(ls.stats)
 app.command("pin")(pin.pin)
 app.command("pins")(pin.pins)
 app.command("unpin")(pin.unpin)
 app.command("tiers")(tiers.tiers)
 app.command("clear-tier")(tiers.clear_tier)
-app.command("reset")(reset.reset)
+app.command("reset")(tiers.reset)

@@ -1,13 +1,16 @@
-"""kvproxy blocks ls, queue"""
+"""kvproxy blocks ls, queue, show, chains, stats"""
 
 from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json
-from kvproxy.commands.tables import Column, Columns, Layout, Wide, digest, print_table, text
-from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.commands.blocks.format import engine_line, group_lines
+from kvproxy.commands.command import command
+from kvproxy.commands.options import ProxyOptions
+from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.tables import Column, Layout, digest, table, text
+from kvproxy.errors import NotFound
+from kvproxy.proxy_client.client import path_segment
 
 State = Literal["free", "cached", "used", "pinned"]
 _COLUMNS: tuple[Column | str, ...] = (
@@ -19,46 +22,89 @@ _MIRRORED_COLUMNS: tuple[Column | str, ...] = (
 )  # fmt: skip
 
 
+@command
 def ls(
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    *,
+    proxy: ProxyOptions,
     state: Annotated[State | None, typer.Option(help="Only blocks in this state.")] = None,
-    wide: Wide = False,
-    columns: Columns = None,
-    as_json: Json = False,
-) -> None:
+    layout: Layout,
+) -> Output:
     """List blocks by id.
 
     Example: kvproxy blocks ls --state cached
     """
-    blocks = ProxyClient(url, token).get("/admin/blocks")
-    chosen = [block for block in blocks if state is None or block["state"] == state]
-    _print_blocks(chosen, as_json, "no block" if state is None else f"no block is {state}", Layout(wide, columns))
+    blocks = [block for block in proxy.client().get("/admin/blocks") if state is None or block["state"] == state]
+    return _block_table(blocks, "no block" if state is None else f"no block is {state}", layout)
 
 
-def queue(
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    wide: Wide = False,
-    columns: Columns = None,
-    as_json: Json = False,
-) -> None:
+@command
+def queue(proxy: ProxyOptions, layout: Layout) -> Output:
     """List unreferenced blocks in eviction order.
 
     Example: kvproxy blocks queue | head
     """
-    _print_blocks(
-        ProxyClient(url, token).get("/admin/blocks/queue"), as_json, "all blocks are in use", Layout(wide, columns)
+    return _block_table(proxy.client().get("/admin/blocks/queue"), "all blocks are in use", layout)
+
+
+@command
+def show(
+    id: Annotated[str, typer.Argument(help="Number of a block, or the first digits of its hash.")], proxy: ProxyOptions
+) -> Output:
+    """Show a block with its tokens and their text.
+
+    Example: kvproxy blocks show 1
+    """
+    block = proxy.client().get(f"/admin/blocks/{path_segment(id)}")
+    if not isinstance(block, dict) or "tokens" not in block:
+        # The id is the name of another route, such as stats.
+        raise NotFound(f"no block {id!r}: list them with kvproxy blocks ls")
+    shown = ((name, repr(value) if name == "text" else value) for name, value in block.items())
+    return Output(block, lambda: print_facts(shown))
+
+
+@command
+def chains(proxy: ProxyOptions) -> Output:
+    """List cached prefixes, most recently used first.
+
+    A chain is the sequence of blocks of a prefix.
+
+    Example: kvproxy blocks chains
+    """
+    found = proxy.client().get("/admin/blocks/chains")
+    names = ("leaf", "num_blocks", "num_tokens", "in_use")
+    rows = ((*(chain[name] for name in names), repr(chain["first_text"])) for chain in found)
+    columns = (digest("Leaf"), "Blocks#", "Tokens#", "In use#", text("Text"))
+    return table(found, columns, rows, empty="no prefix is cached")
+
+
+@command
+def stats(proxy: ProxyOptions) -> Output:
+    """Print statistics of the prefix cache.
+
+    Example: kvproxy blocks stats --json
+    """
+    found = proxy.client().get("/admin/blocks/stats")
+    return Output(found, lambda: _print_stats(found))
+
+
+def _print_stats(found: dict[str, Any]) -> None:
+    residency = found.get("residency") or {}
+    facts = {name: value for name, value in found.items() if not isinstance(value, list | dict)}
+    if residency.get("evicted"):
+        facts |= {f"residency {name}": value for name, value in residency.items()}
+    print_facts(
+        (name, f"{value:.4f}" if isinstance(value, float) else value)
+        for name, value in facts.items()
+        if value is not None
     )
+    for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
+        typer.echo(line)
 
 
-def _print_blocks(blocks: list[dict[str, Any]], as_json: bool, empty: str, layout: Layout) -> None:
-    if as_json:
-        print_json(blocks)
-    elif blocks and blocks[0].get("copies") is not None:
-        print_table(_MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
-    else:
-        print_table(_COLUMNS, map(_row, blocks), empty=empty, layout=layout)
+def _block_table(blocks: list[dict[str, Any]], empty: str, layout: Layout) -> Output:
+    if blocks and blocks[0].get("copies") is not None:
+        return table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
+    return table(blocks, _COLUMNS, map(_row, blocks), empty=empty, layout=layout)
 
 
 def _row(block: dict[str, Any]) -> tuple[object, ...]:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvproxy.commands.blocks.format import engine_line, group_lines, tier_line
-from kvproxy.commands.blocks.slots import print_slots
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json
-from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.commands.options import ProxyOptions
+from kvproxy.commands.output import Output
+from kvproxy.commands.tables import Column, digest, print_table, text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -21,7 +21,8 @@ _ROWS = 16
 _LEAST_WIDTH, _MOST_WIDTH = 20, 100
 
 
-def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+@command
+def picture(context: typer.Context, proxy: ProxyOptions) -> Output | None:
     """Draw the block pool: free, cached and used blocks.
 
     In front of llama.cpp, list its slots and saved prefixes.
@@ -29,20 +30,23 @@ def picture(context: typer.Context, url: Url = DEFAULT_URL, token: Token = None,
     Example: kvproxy blocks
     """
     if context.invoked_subcommand is not None:
-        return
-    client = ProxyClient(url, token)
+        return None
+    client = proxy.client()
     blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
-    if as_json:
-        print_json({"stats": stats, "states": [block["state"] for block in blocks]})
-    elif stats["engines"]:
+    states = [block["state"] for block in blocks]
+
+    def show() -> None:
+        if not stats["engines"]:
+            _draw_pool(states, stats)
+            for tier in client.get("/admin/blocks/tiers"):
+                typer.echo(f" tier {tier_line(tier)}")
+            return
         if not stats["slots"] or stats["complete"] is not None:
             _print_mirrors(stats)
         if stats["slots"]:
-            print_slots(blocks, client.get("/admin/blocks/chains"))
-    else:
-        _draw_pool([block["state"] for block in blocks], stats)
-        for tier in client.get("/admin/blocks/tiers"):
-            typer.echo(f" tier {tier_line(tier)}")
+            _print_slots(blocks, client.get("/admin/blocks/chains"))
+
+    return Output({"stats": stats, "states": states}, show)
 
 
 def _print_mirrors(stats: dict[str, Any]) -> None:
@@ -57,6 +61,20 @@ def _print_mirrors(stats: dict[str, Any]) -> None:
         state = "following" if stream["connected"] else "not connected to"
         events = "complete" if stream["complete"] else "incomplete: earlier events were lost"
         typer.echo(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {events}")
+
+
+def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> None:
+    """Print llama.cpp's slots and saved prefixes, with their engine if there are several."""
+    begins = {chain["leaf"]: repr(chain["first_text"]) for chain in chains}
+    # Mirrored blocks of other engines have neither an id nor the medium `disk`.
+    slots = [block for block in blocks if block["id"] is not None or block["medium"] == "disk"]
+    names = ["medium", "state", "num_tokens", "hash"]
+    columns: list[Column | str] = ["Medium", "State", "Tokens#", digest("Hash")]
+    if len({slot["engine"] for slot in slots}) > 1:
+        names.append("engine")
+        columns.append("Engine")
+    rows = ((*(slot[name] for name in names), begins.get(slot["hash"])) for slot in slots)
+    print_table([*columns, text("Text")], rows, empty="there is no slot")
 
 
 def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:

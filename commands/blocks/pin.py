@@ -5,33 +5,28 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url, as_seconds
-from kvproxy.commands.output import print_json, print_result
+from kvproxy.commands.command import command
+from kvproxy.commands.options import ProxyOptions, duration_option
+from kvproxy.commands.output import Output, sentence
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.tables import print_table, text
-from kvproxy.proxy_client.client import ProxyClient, path_segment
+from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_seconds
 
 
+@command
 def pin(
+    *,
     name: Annotated[str, typer.Argument(help="Name of the pin.")],
     prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
     leaf: Annotated[str | None, typer.Option(help="First digits of a chain's leaf instead of a prompt.")] = None,
     ttl: Annotated[
-        float | None,
-        typer.Option(
-            parser=as_seconds,
-            metavar="DURATION",
-            help="Time until the pin ends, such as 1h.",
-            show_default="until unpin",
-        ),
+        float | None, duration_option(help="Time until the pin ends, such as 1h.", show_default="until unpin")
     ] = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
+    proxy: ProxyOptions,
+) -> Output:
     """Protect the blocks of a prompt from eviction.
 
     In front of upstreams with KV events, the proxy recomputes blocks that an engine evicts, within
@@ -39,8 +34,7 @@ def pin(
 
     Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
-    client = ProxyClient(url, token)
-    body = None
+    client, body = proxy.client(), None
     if leaf is None:
         body = read_body(prompt, system, file)
         if "model" not in body:
@@ -49,18 +43,32 @@ def pin(
         raise typer.BadParameter("give only one of a prompt, --file, and --leaf")
     done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl, leaf=leaf)
     end = "until unpin" if ttl is None else f"for {format_seconds(ttl)}"
-    print_result(done, as_json, f"pinned {done['tokens']:,} tokens as {name} {end}")
+    return sentence(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
 
 
-def pins(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+@command
+def pins(proxy: ProxyOptions) -> Output:
     """List pins.
 
     Example: kvproxy blocks pins
     """
-    found = ProxyClient(url, token).get("/admin/blocks/pins")
-    if as_json:
-        print_json(found)
-        return
+    found = proxy.client().get("/admin/blocks/pins")
+    return Output(found, lambda: _print_pins(found))
+
+
+@command
+def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:
+    """Remove a pin.
+
+    Its blocks stay cached until they are evicted.
+
+    Example: kvproxy blocks unpin handbook
+    """
+    done = proxy.client().delete(f"/admin/blocks/pins/{path_segment(name)}")
+    return sentence(done, f"unpinned {name}")
+
+
+def _print_pins(found: list[dict[str, Any]]) -> None:
     is_embedded = all(pin["tokens"] is None for pin in found)
     if is_embedded:
         columns = ("Name", "Blocks#", "Time left#", text("Ids"))
@@ -71,27 +79,10 @@ def pins(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> 
         print_table(
             ("Name", "Tokens#", "Cached#", "Recomputed#", "Time left#"),
             ((*(pin[name] for name in names), _time_left(pin)) for pin in found),
-            empty="no pins",
         )
     for pin in found:
         if pin["error"]:
             typer.echo(f"{pin['name']}: {pin['error']}")
-
-
-def unpin(
-    name: Annotated[str, typer.Argument(help="Name of the pin.")],
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
-    """Remove a pin.
-
-    Its blocks stay cached until they are evicted.
-
-    Example: kvproxy blocks unpin handbook
-    """
-    done = ProxyClient(url, token).delete(f"/admin/blocks/pins/{path_segment(name)}")
-    print_result(done, as_json, f"unpinned {name}")
 
 
 def _time_left(pin: dict[str, Any]) -> str:

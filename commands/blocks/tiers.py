@@ -1,20 +1,22 @@
-"""kvproxy blocks tiers, clear-tier"""
+"""kvproxy blocks tiers, clear-tier, reset"""
 
 from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.options import DEFAULT_URL, Json, Token, Url
-from kvproxy.commands.output import print_json, print_note, print_result
-from kvproxy.commands.tables import print_table
-from kvproxy.proxy_client.client import ProxyClient, path_segment
+from kvproxy.commands.command import command
+from kvproxy.commands.options import ProxyOptions
+from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.tables import table
+from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_bytes
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
 
 
-def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) -> None:
+@command
+def tiers(proxy: ProxyOptions) -> Output:
     """List tiers: host memory, disk and Redis.
 
     A dropped chunk was not written because the write queue was full. An evicted chunk was replaced by another chunk. A tier
@@ -22,38 +24,62 @@ def tiers(url: Url = DEFAULT_URL, token: Token = None, as_json: Json = False) ->
 
     Example: kvproxy blocks tiers
     """
-    found = ProxyClient(url, token).get("/admin/blocks/tiers")
-    if as_json:
-        print_json(found)
-    elif not found:
-        print_note("there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis")
-    else:
-        # One column per tier: there are at most three, and ten figures in a row would not fit a terminal.
-        columns = ("Tier", *(f"{tier['name']}#" for tier in found))
-        print_table(columns, zip(_ROWS, *map(_figures, found), strict=True))
+    found = proxy.client().get("/admin/blocks/tiers")
+    # One column per tier: there are at most three, and ten figures in a row would not fit a terminal.
+    columns = ("Tier", *(f"{tier['name']}#" for tier in found))
+    rows = zip(_ROWS, *map(_figures, found), strict=True) if found else ()
+    return table(
+        found, columns, rows, empty="there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
+    )
 
 
+@command
 def clear_tier(
+    *,
     name: Annotated[str, typer.Argument(help="The tier: host, disk or redis.")],
     models: Annotated[
         Literal["own", "others", "all"],
         typer.Option(help="Clear chunks of the running model, of other models, or all."),
     ] = "own",
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
+    proxy: ProxyOptions,
+) -> Output:
     """Delete the chunks of a tier.
 
     The pool keeps its blocks; blocks reset empties the pool.
 
     Example: kvproxy blocks clear-tier disk --models others
     """
-    done = ProxyClient(url, token).delete(f"/admin/blocks/tiers/{path_segment(name)}", models=models)
-    print_result(done, as_json, f"deleted {done['cleared']:,} chunks from {name}")
+    done = proxy.client().delete(f"/admin/blocks/tiers/{path_segment(name)}", models=models)
+    return sentence(done, f"deleted {done['cleared']:,} chunks from {name}")
+
+
+@command
+def reset(proxy: ProxyOptions) -> Output:
+    """Empty the prefix cache of all engines.
+
+    An engine refuses while a request or a pin uses blocks. The exit code is 1 if an engine refuses.
+
+    Example: kvproxy blocks reset
+    """
+    done = proxy.client().post("/admin/blocks/reset")
+    lines = [_reset_line(engine) for engine in done.get("engines") or ()] or [_pool_line(done)]
+    return Output(done, lambda: typer.echo("\n".join(lines)), exit_code=0 if done["reset"] else 1)
 
 
 def _figures(tier: dict[str, Any]) -> list[object]:
     limit = "none" if tier["limit"] is None else format_bytes(tier["limit"])
     state = "in use" if tier["available"] else "paused"
     return [tier["chunks"], format_bytes(tier["bytes"]), limit, *(tier[name] for name in _COUNTS), state]
+
+
+def _pool_line(done: dict[str, Any]) -> str:
+    if done["reset"]:
+        return "the prefix cache is empty"
+    if done["pinned"]:
+        return f"refused: {done['pinned']} blocks are pinned; list pins with blocks pins, remove one with blocks unpin"
+    return "refused: a request uses blocks; try again when it has finished"
+
+
+def _reset_line(engine: dict[str, Any]) -> str:
+    state = "the prefix cache is empty" if engine["reset"] else "not reset"
+    return f"{engine['engine']}: {state}" + (f" ({engine['message']})" if engine["message"] else "")

@@ -2,20 +2,20 @@
 
 import typer
 
-from kvproxy.commands.cache import encrypt, export, feedback, ls, pin, purges, queue, rm, show, stats, usage
+from kvproxy.commands.cache import export, feedback, ls, rm, stats
 
 app = typer.Typer(help="List, show, remove and export stored responses.", no_args_is_help=True)
 app.command("ls")(ls.ls)
-app.command("show")(show.show)
+app.command("show")(ls.show)
 app.command("rm")(rm.rm)
 app.command("stats")(stats.stats)
-app.command("usage")(usage.usage)
-app.command("queue")(queue.queue)
-app.command("pin")(pin.pin)
-app.command("unpin")(pin.unpin)
+app.command("usage")(stats.usage)
+app.command("queue")(ls.queue)
+app.command("pin")(feedback.pin)
+app.command("unpin")(feedback.unpin)
 app.command("reject")(feedback.reject)
 app.command("approve")(feedback.approve)
 app.command("export")(export.export)
 app.command("import")(export.import_)
-app.command("purges")(purges.purges)
-app.command("encrypt")(encrypt.encrypt)
+app.command("purges")(stats.purges)
+app.command("encrypt")(export.encrypt)

@@ -1,4 +1,4 @@
-"""kvproxy cache export, import"""
+"""kvproxy cache export, import, encrypt"""
 
 import sys
 from collections.abc import Iterator
@@ -7,31 +7,30 @@ from typing import Annotated
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.files import read_bytes, write_chunks
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from kvproxy.commands.output import print_result
-from kvproxy.proxy_client.cache import open_cache
+from kvproxy.commands.options import Data, Store, StoreOptions
+from kvproxy.commands.output import Output, sentence
+from kvproxy.errors import InvalidRequest, NotFound
 
 
+@command
 def export(
+    *,
     file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.")] = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    store: Store = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+    responses: StoreOptions,
+) -> Output | None:
     """Export all stored responses as JSON lines.
 
     A file is replaced atomically. A pipe receives the lines as they arrive.
 
     Example: kvproxy cache export backup.jsonl
     """
-    with open_cache(url, token, store, data) as cache:
+    with responses.open() as cache:
         if file is None or str(file) == "-":
             for chunk in cache.export():
                 sys.stdout.buffer.write(chunk)
-            return
+            return None
         count = 0
 
         def counted() -> Iterator[bytes]:
@@ -41,22 +40,40 @@ def export(
                 yield chunk
 
         write_chunks(file, counted())
-    print_result({"exported": count, "file": str(file)}, as_json, f"exported {count:,} responses to {file}")
+    return sentence({"exported": count, "file": str(file)}, f"exported {count:,} responses to {file}")
 
 
+@command
 def import_(
-    file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")],
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    store: Store = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+    file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")], responses: StoreOptions
+) -> Output:
     """Import exported responses, and skip those already stored.
 
     Example: kvproxy cache import backup.jsonl
     """
     lines = read_bytes(file)
-    with open_cache(url, token, store, data, create=True) as cache:
+    with responses.open(create=True) as cache:
         done = cache.import_(lines)
-    print_result(done, as_json, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
+    return sentence(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
+
+
+@command
+def encrypt(store: Store = None, data: Data = None) -> Output:
+    """Encrypt stored responses with the current key.
+
+    It encrypts plain responses, and those under older keys, while the proxy runs or not. Older keys can then be removed from
+    the settings.
+
+    Example: kvproxy cache encrypt
+    """
+    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(store=store, data=data)
+    if not settings.encryption.enabled:
+        raise InvalidRequest("there is no encryption key: set encryption.key_file, see docs/store.md")
+    if not store_exists(settings):
+        raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
+    with opened_store(settings) as opened:
+        encrypted = opened.reseal()
+    return sentence({"encrypted": encrypted}, f"encrypted {encrypted:,} responses")

@@ -1,52 +1,62 @@
-"""kvproxy cache reject, approve"""
+"""kvproxy cache reject, approve, pin, unpin"""
 
 from typing import Annotated
 
 import typer
 
-from kvproxy.commands.cache.options import Id
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from kvproxy.commands.output import print_result
-from kvproxy.proxy_client.cache import open_cache
+from kvproxy.commands.cache.ls import Id
+from kvproxy.commands.command import command
+from kvproxy.commands.options import StoreOptions
+from kvproxy.commands.output import Output, sentence
 
 Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
 
 
-def reject(
-    id: Id,
-    question: Question = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    store: Store = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+@command
+def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
     """Stop serving a response for similar questions.
 
     Identical requests still receive it. Undo this with approve.
 
     Example: kvproxy cache reject 3f2a
     """
-    with open_cache(url, token, store, data) as cache:
+    with responses.open() as cache:
         done = cache.feedback(id, right=False, question=question)
-    print_result(done, as_json, f"rejected {done['id'][:12]}")
+    return sentence(done, f"rejected {done['id'][:12]}")
 
 
-def approve(
-    id: Id,
-    question: Question = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    store: Store = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+@command
+def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
     """Undo a rejection.
 
     With --question, the policy learns that the response was right for this question.
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """
-    with open_cache(url, token, store, data) as cache:
+    with responses.open() as cache:
         done = cache.feedback(id, right=True, question=question)
-    print_result(done, as_json, f"approved {done['id'][:12]}")
+    return sentence(done, f"approved {done['id'][:12]}")
+
+
+@command
+def pin(id: Id, responses: StoreOptions) -> Output:
+    """Pin a stored response, so that it is evicted last.
+
+    A pinned response expires as before.
+
+    Example: kvproxy cache pin 3f2a
+    """
+    with responses.open() as cache:
+        done = cache.pin(id, pinned=True)
+    return sentence(done, f"pinned {done['id'][:12]}")
+
+
+@command
+def unpin(id: Id, responses: StoreOptions) -> Output:
+    """Remove the pin of a stored response.
+
+    Example: kvproxy cache unpin 3f2a
+    """
+    with responses.open() as cache:
+        done = cache.pin(id, pinned=False)
+    return sentence(done, f"unpinned {done['id'][:12]}")

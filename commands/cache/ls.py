@@ -1,61 +1,138 @@
-"""kvproxy cache ls"""
+"""kvproxy cache ls, show, queue"""
 
-from typing import Annotated
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.cache.options import (
-    Key,
-    Model,
-    Namespace,
-    OlderThan,
-    Prompt,
-    Search,
-    Tag,
-    Tenant,
-    entry_columns,
-    entry_row,
-    filter_values,
-)
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from kvproxy.commands.output import print_json, print_note
-from kvproxy.commands.tables import Columns, Layout, Wide, print_table
-from kvproxy.proxy_client.cache import open_cache
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import age, json_text, moment
+from kvproxy.commands.options import Limit, StoreOptions, duration_option
+from kvproxy.commands.output import Output, print_facts, print_note
+from kvproxy.commands.tables import Column, Layout, digest, print_table, table, text
+from kvproxy.proxy_client.cache import FilterValues
+from kvproxy.units import format_bytes, format_seconds
+
+Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
 
 
+@dataclass(frozen=True, slots=True)
+class EntryOptions:
+    """A selection of stored responses."""
+
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace; its first digits suffice.")] = None
+    model: Annotated[str | None, typer.Option(help="Only responses of this model.")] = None
+    search: Annotated[str | None, typer.Option(help="Only prompts that contain this text.")] = None
+    key: Annotated[str | None, typer.Option(help="Only this exact key; its first digits suffice.")] = None
+    prompt: Annotated[str | None, typer.Option(help="Only prompts that begin with this text.")] = None
+    tag: Annotated[str | None, typer.Option(help="Only responses with this tag.")] = None
+    older_than: Annotated[float | None, duration_option(help="Only responses older than this, such as 1h or 7d.")] = (
+        None
+    )
+    tenant: Annotated[
+        str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.")
+    ] = None
+
+    @property
+    def values(self) -> FilterValues:
+        """The given options."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@command
 def ls(
+    *,
     limit: Annotated[int, typer.Option(help="Maximum number of rows; 0 lists all.", min=0)] = 100,
-    namespace: Namespace = None,
-    model: Model = None,
-    search: Search = None,
-    key: Key = None,
-    prompt: Prompt = None,
-    tag: Tag = None,
-    older_than: OlderThan = None,
-    tenant: Tenant = None,
-    wide: Wide = False,
-    columns: Columns = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    store: Store = None,
-    data: Data = None,
-    as_json: Json = False,
-) -> None:
+    where: EntryOptions,
+    layout: Layout,
+    responses: StoreOptions,
+) -> Output:
     """List stored responses, newest first.
 
     Example: kvproxy cache ls --search block
     """
-    where = filter_values(
-        namespace=namespace, key=key, model=model, tag=tag, prompt=prompt, search=search, older_than=older_than,
-        tenant=tenant,
+    with responses.open() as cache:
+        found = cache.entries(where.values, limit=limit)
+
+    def show() -> None:
+        empty = "no stored response matches these options" if where.values else "no response is stored"
+        print_entries(found.entries, empty, layout)
+        if found.total > len(found.entries):
+            print_note(f"{len(found.entries):,} of {found.total:,} responses: list all with --limit 0")
+
+    return Output(found.entries, show)
+
+
+@command
+def show(id: Id, responses: StoreOptions) -> Output:
+    """Show a stored response with its request.
+
+    Example: kvproxy cache show 3f2a
+    """
+    with responses.open() as cache:
+        entry = cache.entry(id)
+
+    def show() -> None:
+        texts = ("request", "response")
+        print_facts((name, _readable(name, value)) for name, value in entry.items() if name not in texts)
+        for name in texts:
+            typer.echo(f"{name}\n{json_text(entry[name])}")
+
+    return Output(entry, show)
+
+
+@command
+def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
+    """List the responses that are evicted next.
+
+    Expired responses come first, then those that are expected to save the fewest tokens per byte.
+
+    Example: kvproxy cache queue --limit 5
+    """
+    with responses.open() as cache:
+        entries = cache.eviction_queue(limit)
+    columns = (
+        digest("Id"), "Reason", "Value#?", "Age#?", "Expires in#", "Hits#", "Tokens#?", "Size#", "Model?", text("Prompt"),
     )  # fmt: skip
-    with open_cache(url, token, store, data) as cache:
-        found = cache.entries(where, limit=limit)
-    if as_json:
-        print_json(found.entries)
-        return
-    shown = entry_columns(found.entries)
-    empty = "no stored response matches these options" if where else "no response is stored"
-    print_table(shown, (entry_row(entry, shown) for entry in found.entries), empty=empty, layout=Layout(wide, columns))
-    if found.total > len(found.entries):
-        print_note(f"{len(found.entries):,} of {found.total:,} responses: list all with --limit 0")
+    rows = (
+        (
+            entry["id"],
+            entry["reason"],
+            f"{entry['priority']:.4g}",
+            age(entry["created"]),
+            format_seconds(entry["expires"] - time.time()),
+            entry["hits"],
+            entry["prompt_tokens"] + entry["completion_tokens"],
+            format_bytes(entry["bytes"]),
+            entry["model"],
+            entry["prompt"],
+        )
+        for entry in entries
+    )
+    return table(entries, columns, rows, empty="no response is stored", layout=layout)
+
+
+def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
+    """Print entries; the tenant and the pin only if they tell entries apart."""
+    columns: dict[str | Column, list[object]] = {
+        digest("Id"): [entry["id"] for entry in entries],
+        "Age#": [age(entry["created"]) for entry in entries],
+        "Hits#": [entry["hits"] for entry in entries],
+        "Model?": [entry["model"] for entry in entries],
+        "Tenant?": [entry["tenant"].removeprefix("client:") for entry in entries],
+        "Pinned?": ["yes" if entry["pinned"] else None for entry in entries],
+        digest("Namespace", 8, optional=True): [entry["namespace"] for entry in entries],
+        text("Prompt"): [entry["prompt"] for entry in entries],
+    }
+    for name, usual in (("Tenant?", "public"), ("Pinned?", None)):
+        if set(columns[name]) <= {usual}:
+            del columns[name]
+    print_table(list(columns), zip(*columns.values(), strict=True), empty=empty, layout=layout)
+
+
+def _readable(name: str, value: Any) -> Any:
+    if name in ("created", "expires", "last_hit") and value is not None:
+        return moment(value)
+    return ", ".join(value) if isinstance(value, list) else value

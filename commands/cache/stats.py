@@ -1,26 +1,76 @@
-"""kvproxy cache stats"""
+"""kvproxy cache stats, usage, purges"""
 
-from kvproxy.commands.options import DEFAULT_URL, Data, Json, Store, Token, Url
-from kvproxy.commands.output import flatten, print_facts, print_json
-from kvproxy.proxy_client.cache import open_cache
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import moment
+from kvproxy.commands.options import Limit, StoreOptions
+from kvproxy.commands.output import Output, flatten, print_facts
+from kvproxy.commands.tables import table, text
 from kvproxy.units import format_bytes
 
 _SIZES = ("bytes", "entry_bytes", "max_bytes")
 
 
-def stats(
-    url: Url = DEFAULT_URL, token: Token = None, store: Store = None, data: Data = None, as_json: Json = False
-) -> None:
+@command
+def stats(responses: StoreOptions) -> Output:
     """Print statistics of the store.
 
     Example: kvproxy cache stats --json
     """
-    with open_cache(url, token, store, data) as cache:
+    with responses.open() as cache:
         found = cache.stats()
-    if as_json:
-        print_json(found)
-    else:
-        facts = flatten(found).items()
-        print_facts(
-            (name, format_bytes(value) if name in _SIZES and isinstance(value, int) else value) for name, value in facts
-        )
+    facts = (
+        (name, format_bytes(value) if name in _SIZES and isinstance(value, int) else value)
+        for name, value in flatten(found).items()
+    )
+    return Output(found, lambda: print_facts(facts))
+
+
+class UsageGroup(StrEnum):
+    """Fields by which stored responses are grouped."""
+
+    tenant = "tenant"
+    model = "model"
+    endpoint = "endpoint"
+    tag = "tag"
+
+
+@command
+def usage(
+    *,
+    by: Annotated[UsageGroup, typer.Option(help="Group responses by this field.")] = UsageGroup.tenant,
+    responses: StoreOptions,
+) -> Output:
+    """Sum the stored responses by tenant, model, endpoint or tag.
+
+    Example: kvproxy cache usage --by model
+    """
+    with responses.open() as cache:
+        rows = cache.usage(by.value)
+    return table(
+        rows,
+        ("Responses#", "Size#", "Hits#", text(by.value.capitalize())),
+        ((row["entries"], format_bytes(row["bytes"]), row["hits"], row["name"]) for row in rows),
+        empty="no response is stored",
+    )
+
+
+@command
+def purges(*, limit: Limit = 20, responses: StoreOptions) -> Output:
+    """List removals by operators, newest first.
+
+    The last thousand are kept.
+
+    Example: kvproxy cache purges --limit 5
+    """
+    with responses.open() as cache:
+        found = cache.purges(limit)
+    rows = (
+        (moment(row["time"]), row["entries"], "expired" if row["soft"] else "removed", row["operator"], row["filter"])
+        for row in found
+    )
+    return table(found, ("Time", "Responses#", "Action", "Operator", text("Filter")), rows, empty="no removals")

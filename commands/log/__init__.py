@@ -2,10 +2,10 @@
 
 import typer
 
-from kvproxy.commands.log import hist, requests, show, top
+from kvproxy.commands.log import requests, statistics
 
 app = typer.Typer(help="List requests, and how each was answered.", no_args_is_help=False)
 app.callback(invoke_without_command=True)(requests.log)
-app.command("show")(show.show)
-app.command("top")(top.top)
-app.command("hist")(hist.hist)
+app.command("show")(requests.show)
+app.command("top")(statistics.top)
+app.command("hist")(statistics.hist)

@@ -1,40 +1,58 @@
-"""kvproxy log"""
+"""kvproxy log, log show"""
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.command import command
 from kvproxy.commands.formatting import milliseconds, moment, one_line
-from kvproxy.commands.log.options import EMPTY, Layer, Model, Reason, Since, Tenant, Where
-from kvproxy.commands.options import DEFAULT_URL, Data, Token, Url
-from kvproxy.commands.tables import Columns, Layout, Wide, digest, print_table, text
+from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.questions import QuestionedRecord
     from kvproxy.journal.reader import Query
     from kvproxy.proxy_client.journal import JournalClient
 
+EMPTY = "no request matches"
 _POLL_SECONDS = 0.3
 
 
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """A selection of records."""
+
+    since: Annotated[
+        float | None, duration_option(help="Only requests within this duration, such as 90s, 5m, 2h or 7d.")
+    ] = None
+    layer: Annotated[str | None, typer.Option(help="Only requests answered by this layer.")] = None
+    reason: Annotated[str | None, typer.Option(help="Only this reason, or reasons that begin so, such as miss.")] = None
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant, or the client with this name.")] = None
+    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None
+    where: Annotated[
+        str | None, typer.Option(help='Only this SQL condition, such as "total_ms > 500 and status = 200".')
+    ] = None
+
+    def query(self, limit: int | None = None) -> "Query":
+        """Return the query. Raises InvalidRequest."""
+        from kvproxy.proxy_client.journal import journal_query
+
+        return journal_query(**asdict(self), limit=limit)
+
+
+@command
 def log(
+    *,
     context: typer.Context,
-    since: Since = None,
-    layer: Layer = None,
-    reason: Reason = None,
-    tenant: Tenant = None,
-    model: Model = None,
-    where: Where = None,
+    selection: QueryOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
-    wide: Wide = False,
-    columns: Columns = None,
+    layout: Layout,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-    data: Data = None,
+    source: JournalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the last requests, and how each was answered.
@@ -47,35 +65,37 @@ def log(
     """
     if context.invoked_subcommand is not None:
         return
-    from kvproxy.proxy_client.journal import journal_query, open_journal
-
-    query = journal_query(since, layer, reason, tenant, model, where, limit or None)
-    journal = open_journal(url, token, data)
+    query, journal = selection.query(limit or None), source.open()
     rows = journal.records(query)[::-1]
     if as_json:
         _print_lines(rows)
     else:
         has_stored = any(row.record.layer == "semantic" for row in rows)
-        print_table(
-            (
-                "Time",
-                "Layer",
-                "Reason",
-                "Model?",
-                digest("Tenant", 16, optional=True),
-                "Tokens#?",
-                "Reused#?",
-                "ms#",
-                digest("Request", 8),
-                text("Question"),
-                *([text("Stored question")] if has_stored else []),
-            ),
-            (_row(row) if has_stored else _row(row)[:-1] for row in rows),
-            empty=EMPTY,
-            layout=Layout(wide, columns),
-        )
+        columns: tuple[Column | str, ...] = (
+            "Time", "Layer", "Reason", "Model?", digest("Tenant", 16, optional=True), "Tokens#?", "Reused#?", "ms#",
+            digest("Request", 8), text("Question"), *([text("Stored question")] if has_stored else []),
+        )  # fmt: skip
+        print_table(columns, (_row(row)[: len(columns)] for row in rows), empty=EMPTY, layout=layout)
     if follow:
         _follow(journal, query, rows, as_json)
+
+
+@command
+def show(
+    request: Annotated[str, typer.Argument(help="Id of a request, its first digits, or its number.")],
+    source: JournalOptions,
+) -> Output:
+    """Show the record of a request.
+
+    Example: kvproxy log show 3f2a
+    """
+    from kvproxy.journal.reasons import meaning
+
+    record = source.open().record(request)
+    document = asdict(record)
+    fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
+    facts = [("time", moment(record.time)), *fields, ("meaning", meaning(record.reason))]
+    return Output(document, lambda: print_facts(facts))
 
 
 def _follow(journal: "JournalClient", query: "Query", rows: "list[QuestionedRecord]", as_json: bool) -> None:

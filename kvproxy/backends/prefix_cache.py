@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.pool_map import PoolMap
+from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache
@@ -139,7 +139,7 @@ class PrefixCache:
 
     async def map(self) -> PoolMap:
         """Return all blocks in columns."""
-        raise no_events()
+        return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         """List the branches after a block, or the roots, with their text; and return their total count."""

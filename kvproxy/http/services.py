@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import Built, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
+from kvproxy.errors import SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.edits import edited
@@ -27,7 +29,11 @@ from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
-from kvproxy.telemetry.telemetry import Telemetry, begin_trace, open_telemetry
+from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.trace import HEADER, Trace
+
+if TYPE_CHECKING:
+    from kvproxy.telemetry.export import Exporter
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
@@ -42,7 +48,7 @@ class Services:
     metrics: Metrics
     built: Built
     clients: Clients
-    telemetry: Telemetry | None = None
+    telemetry: "Exporter | None" = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @cached_property
@@ -78,8 +84,10 @@ class Services:
 
     def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """A request that continues the client's trace at the upstream, if telemetry is on."""
-        telemetry = self.settings.telemetry
-        return request if telemetry.endpoint is None else begin_trace(exchange, request, telemetry.sample_rate)
+        if self.telemetry is None:
+            return request
+        exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
+        return replace(request, headers={**request.headers, HEADER: trace.header})
 
     @property
     def prefix(self) -> PrefixCache:
@@ -141,10 +149,22 @@ def build(settings: Settings) -> Services:
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
-    telemetry = open_telemetry(settings.telemetry)
+    telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
     answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish)
     return Services(settings, answerer, metrics, built, clients, telemetry)
+
+
+def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
+    if settings.endpoint is None:
+        return None
+    try:
+        from kvproxy.telemetry.export import Exporter
+    except ImportError as error:
+        raise SettingsError(
+            f"telemetry.endpoint needs OpenTelemetry ({error}): pip install 'kvproxy[telemetry]'"
+        ) from None
+    return Exporter(settings)
 
 
 def services(request: Request) -> Services:

@@ -17,8 +17,6 @@ from kvproxy.mirror.status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
 """The default size of vLLM's replay buffer."""
-MAX_HELD_BATCHES = 64
-"""Number of batches to hold for a late one if there is no replay."""
 MAX_REPLAY_ATTEMPTS = 3
 """Number of consecutive failed replays before missing batches count as lost."""
 
@@ -92,8 +90,6 @@ class Sequencer:
         self._replay: Replay | None = None
         self._num_failures = 0
         self._max_number = -1
-        # Whether the next batch is the first one of an unknown publisher.
-        self._is_joining = True
 
     def on_connected(self) -> None:
         """Handle a new connection: the publisher may be another process, or may have published before."""
@@ -103,7 +99,7 @@ class Sequencer:
         elif self.next:
             # Only the first batch of a run, or a reset, makes the state complete again.
             self._clear()
-            self._is_joining, self.complete = True, False
+            self.complete = False
 
     def on_idle(self) -> None:
         """Handle a silent stream: the last batch may be lost."""
@@ -120,7 +116,6 @@ class Sequencer:
             self._on_gap(number, payload)
         elif number == self.next:
             self._on_next(number, payload)
-            self._apply_held()
         elif self._applied.has_same(number, payload):
             self.counts.duplicates += 1
         elif self._has_replay:
@@ -138,20 +133,14 @@ class Sequencer:
             self._apply(number, payload, batch)
 
     def _on_gap(self, number: int, payload: bytes) -> None:
-        self.counts.gaps += not self._held
-        self._held[number] = payload
+        self.counts.gaps += 1
         if self._has_replay:
+            self._held[number] = payload
             self._request_replay(self._last_applied())
-        elif len(self._held) > MAX_HELD_BATCHES or self._is_joining:
-            self._skip_to(min(self._held))
-            self._apply_held()
-
-    def _apply_held(self) -> None:
-        """Apply held batches that are next now."""
-        while self.replay_from is None and self.next in self._held:
-            self._on_next(self.next, self._held.pop(self.next))
-        if self._held and min(self._held) < self.next:
-            self._held = {number: payload for number, payload in self._held.items() if number >= self.next}
+        else:
+            # A PUB socket keeps the order, so the missing batches are lost.
+            self._skip_to(number)
+            self._on_next(number, payload)
 
     def begin_replay(self) -> int:
         """Start the requested replay; return its first number."""
@@ -262,7 +251,6 @@ class Sequencer:
                 self._state.clear()
         self._applied.add(number, payload)
         self.next = number + 1
-        self._is_joining = False
         self.counts.batches += 1
 
     def confirm_reset(self, mark: int) -> None:

@@ -1,1 +1,1 @@
-"""Traces and metrics for OpenTelemetry: read telemetry.py first, then spans.py. Only export.py imports OpenTelemetry."""
+"""Traces and metrics for OpenTelemetry: read spans.py first. Only export.py imports OpenTelemetry."""

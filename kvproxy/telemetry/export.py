@@ -21,9 +21,10 @@ from opentelemetry.trace import (
 )
 
 from kvproxy import __version__
-from kvproxy.journal.record import Record
+from kvproxy.exchange import Exchange
+from kvproxy.journal.record import Record, record_of
 from kvproxy.settings.telemetry import TelemetrySettings
-from kvproxy.telemetry.spans import Span, general
+from kvproxy.telemetry.spans import Span, general, spans_of
 from kvproxy.trace import Trace
 
 _TIMEOUT_SECONDS = 5.0
@@ -49,14 +50,11 @@ class _GivenIds(IdGenerator):
 
 
 class Exporter:
-    """Sends spans and records in batches, from threads of its own.
-
-    Args:
-        settings: where to.
-    """
+    """Exports finished exchanges as spans and metrics. OpenTelemetry sends them in batches, from its own threads."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         endpoint = str(settings.endpoint).rstrip("/")
+        self._sample_rate = settings.sample_rate
         resource = Resource.create({"service.name": settings.service, "service.version": __version__})
         self._ids = _GivenIds()
         self._spans = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
@@ -93,7 +91,17 @@ class Exporter:
             "kvproxy.reused_tokens", "{token}", "Tokens of prompts that the backend reused."
         )
 
-    def spans(self, spans: Sequence[Span], trace: Trace) -> None:
+    def add(self, exchange: Exchange) -> None:
+        """Export a finished exchange. Call it on the event loop."""
+        if exchange.api is None:
+            return
+        record = record_of(exchange)
+        self._measure(record)
+        trace = exchange.trace or Trace.begin(exchange.traceparent, self._sample_rate)
+        if trace.sampled:
+            self._send(spans_of(exchange, record, trace), trace)
+
+    def _send(self, spans: Sequence[Span], trace: Trace) -> None:
         """Send the spans of a request; the first one is the parent."""
         outer = None
         if trace.parent is not None:
@@ -117,8 +125,7 @@ class Exporter:
                 made.set_status(Status(StatusCode.ERROR, span.error))
             made.end(max(span.start, span.end))
 
-    def record(self, record: Record) -> None:
-        """Count a finished request."""
+    def _measure(self, record: Record) -> None:
         attributes = general(record)
         if record.total_ms is not None:
             self._duration.record(record.total_ms / 1000, attributes)

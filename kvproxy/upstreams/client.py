@@ -1,13 +1,16 @@
 """HTTP client for one OpenAI-compatible server. Bodies pass unchanged in both directions."""
 
+import asyncio
 from collections.abc import Mapping
 
+import orjson
+
 from kvproxy.apis.control import ADMIN_TOKEN, HEADER_PREFIX
-from kvproxy.apis.json import JsonObject, loads
+from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, Relayed
-from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
+from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.connection import ConnectionPool, end_to_end
@@ -36,14 +39,42 @@ class UpstreamClient:
 
     async def models(self) -> JsonObject:
         """Return OpenAI's list of models. Raises UpstreamError."""
-        reply = await self.forward("GET", "/v1/models", {}, b"")
-        try:
-            models = loads(await reply.body())
-        except ValueError:
-            models = None
+        _, models = await self.call("GET", "/v1/models")
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return models
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: JsonMap | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        seconds: float | None = None,
+        queued: bool = True,
+    ) -> tuple[int, Json]:
+        """Send a JSON object; return the status, and the JSON of the response or None.
+
+        Args:
+            seconds: timeout for the whole response.
+            queued: wait behind client requests if all connections are in use.
+
+        Raises Overloaded or UpstreamError.
+        """
+        content = b"" if body is None else orjson.dumps(body)
+        sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await (self.forward if queued else self.request)(method, path, sent, content)
+                data = await reply.body()
+        except TimeoutError:
+            where = self.url + path.partition("?")[0]
+            raise UpstreamTimeout(f"{where} did not respond within {seconds:g} s") from None
+        try:
+            return reply.status, loads(data)
+        except ValueError:
+            return reply.status, None
 
     async def send(self, request: ApiRequest) -> Relayed:
         path = request.api.path + (f"?{request.query}" if request.query else "")

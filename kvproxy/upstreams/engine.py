@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvproxy")
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
-_MAX_METRICS_BYTES = 4 * 2**20
 _NO_METRICS_SECONDS = 300.0
 """Pause before the next request to a server without metrics."""
 
@@ -156,8 +155,9 @@ class FleetEngine:
         if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._probe_timeout):
-                    page = await self._metrics_page()
-                found = None if page is None else await asyncio.to_thread(read_metrics, page.decode("utf-8", "replace"))
+                    reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
+                    page = (await reply.body()).decode("utf-8", "replace")
+                found = await asyncio.to_thread(read_metrics, page) if reply.status == 200 else None
             except (TimeoutError, KvproxyError):
                 pass  # Keep the last metrics; their age is shown.
             except ValueError:
@@ -168,18 +168,6 @@ class FleetEngine:
         if self._monitor is not None:
             up = not self.health.failures
             self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
-
-    async def _metrics_page(self) -> bytes | None:
-        reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
-        page = bytearray()
-        try:
-            async for chunk in reply.chunks:
-                page += chunk
-                if len(page) > _MAX_METRICS_BYTES:
-                    break
-        finally:
-            await reply.close()
-        return bytes(page[:_MAX_METRICS_BYTES]) if reply.status == 200 else None
 
     def metrics(self) -> EngineMetrics | None:
         """Return the last reported metrics with their age."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
@@ -13,10 +14,12 @@ from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.affinity import Affinity
-from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, choose
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5
 """Timeout of an engine's tokenizer; afterwards the request is routed without tokens."""
@@ -110,11 +113,10 @@ class Fleet:
             raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain")
         return up
 
-    def tokenizer_clients(self) -> list[UpstreamClient]:
-        """Return clients of the mirrored engines, for their tokenizers; available engines first."""
-        mirrored = [engine for engine in self.engines.values() if engine.mirror is not None]
-        engines = sorted(mirrored, key=lambda engine: not engine.health.available)
-        return [engine.client for engine in engines]
+    def mirrored(self) -> "list[tuple[FleetEngine, Mirror]]":
+        """Return the engines with mirrors; available engines first."""
+        engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
+        return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 
     async def _route(self, request: ApiRequest) -> _Route:
         available = self.available()
@@ -147,7 +149,7 @@ class Fleet:
             return None
         try:
             # Ask only the preferred engine: each further one would delay the request by a timeout.
-            prompt = await self.tokenizer.prompt(request, [mirrored[0][0].client], TOKENIZE_SECONDS)
+            prompt = await self.tokenizer.prompt(request, mirrored[0][0].client, TOKENIZE_SECONDS)
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None

@@ -4,17 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.json import field, loads
+from kvproxy.apis.json import Json, field
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, ResetReport, add_branch_texts, spell_divergence
-from kvproxy.backends.protocol import Relayed
-from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.mirror import view
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes
+from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.engine_reports.reported_prefix import ReportedPrefix
 from kvproxy.upstreams.fleet import Fleet
@@ -53,7 +52,10 @@ class MirroredPrefix(ReportedPrefix):
         return first if isinstance(first, str) else ""
 
     async def _tokenize(self, request: ApiRequest) -> HashedPrompt:
-        return await self._fleet.tokenizer.prompt(request, self._fleet.tokenizer_clients(), _TOKENIZE_SECONDS)
+        return await self._fleet.tokenizer.prompt(request, self._client(), _TOKENIZE_SECONDS)
+
+    def _client(self) -> UpstreamClient:
+        return self._fleet.mirrored()[0][0].client
 
     async def unpin(self, name: str) -> bool:
         return self._pins.remove(name)
@@ -64,15 +66,12 @@ class MirroredPrefix(ReportedPrefix):
     def _snapshots(self) -> list[view.LocationSnapshot]:
         return [
             snapshot
-            for engine, mirror in self._mirrors()
+            for engine, mirror in self._fleet.mirrored()
             for snapshot in view.snapshot_pools(mirror.state(), engine.url)
         ]
 
     async def queue(self) -> list[BlockRow]:
         raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
-
-    async def map(self) -> PoolMap:
-        return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         rows = await self.blocks()
@@ -102,13 +101,12 @@ class MirroredPrefix(ReportedPrefix):
         mark = engine.mirror.mark_reset() if engine.mirror is not None else ()
         for path in _RESET_PATHS:
             try:
-                reply = await engine.client.forward("POST", path, {}, b"")
-                data = await reply.body()
+                status, reply = await engine.client.call("POST", path)
             except KvproxyError as error:
                 return EngineReset(engine.url, False, error.message)
-            if reply.status in (404, 405):
+            if status in (404, 405):
                 continue
-            failure = _reset_failure(reply, data)
+            failure = _reset_failure(status, reply)
             if failure is None and engine.mirror is not None:
                 engine.mirror.confirm_reset(mark)
             return EngineReset(engine.url, failure is None, failure)
@@ -119,7 +117,7 @@ class MirroredPrefix(ReportedPrefix):
             prompt = await self._tokenize(request)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
-        mirrors = self._mirrors()
+        mirrors = self._fleet.mirrored()
         await compute_hashes(prompt, [mirror for _, mirror in mirrors])
         # A request is not routed to engines that are draining or failing.
         sound = [(engine, mirror) for engine, mirror in mirrors if engine.health.is_sound]
@@ -155,17 +153,14 @@ class MirroredPrefix(ReportedPrefix):
         if not tokens:
             return ""
         try:
-            return await self._fleet.tokenizer.text(tokens, self._fleet.tokenizer_clients(), _TOKENIZE_SECONDS)
+            return await self._fleet.tokenizer.text(tokens, self._client(), _TOKENIZE_SECONDS)
         except KvproxyError:
             return " ".join(map(str, tokens))
 
 
-def _reset_failure(reply: Relayed, data: bytes) -> str | None:
+def _reset_failure(status: int, reply: Json) -> str | None:
     """Return the reason why a reset failed. vLLM reports a failure with status 200 and `"success": false`."""
-    if reply.status >= 400:
-        return f"it answered {reply.status}"
-    try:
-        success = field(loads(data), "success") if data.strip() else None
-    except ValueError:
-        return None
-    return "its prefix cache is in use: try again when no request is running" if success is False else None
+    if status >= 400:
+        return f"it answered {status}"
+    is_busy = field(reply, "success") is False
+    return "its prefix cache is in use: try again when no request is running" if is_busy else None

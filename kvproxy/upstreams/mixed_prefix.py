@@ -1,13 +1,11 @@
 """The prefix caches of a fleet with both mirrored engines and llama.cpp servers."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixFigures, PrefixReport, ResetReport
-from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch
 from kvproxy.errors import NoPrefixCache, NotFound
@@ -40,9 +38,6 @@ class MixedPrefix(PrefixCache):
 
     async def queue(self) -> list[BlockRow]:
         return await self._rows(lambda view: view.queue())
-
-    async def map(self) -> PoolMap:
-        return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         return await self._mirrored.tree(parent, start, limit)

@@ -1,14 +1,11 @@
 """Tokenizes requests as an engine does: with its own `/tokenize`, or with the model's tokenizer in this process."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-import orjson
-
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
-from kvproxy.apis.json import Json, JsonObject, loads
+from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.mirror.hashed_prompt import HashedPrompt
@@ -26,10 +23,10 @@ _TOKENIZER_FIELDS = (
 
 
 class PromptTokenizer(Protocol):
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
-        """Tokenize a request with the first client that answers within `seconds`. Raises KvproxyError."""
+    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
+        """Tokenize a request, with the client's engine within `seconds`. Raises KvproxyError."""
 
-    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
+    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
         """Return the text of tokens. Raises KvproxyError."""
 
 
@@ -41,7 +38,7 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
         source = prompt_input(request)
         if isinstance(source, tuple):
             return HashedPrompt(source, salt=_salt(request))
@@ -50,7 +47,7 @@ class UpstreamTokenizer:
             body |= {name: request.body[name] for name in _TOKENIZER_FIELDS if name in request.body}
         body |= source.to_chat() if isinstance(source, Conversation) else {"prompt": source}
         authorization = {name: value for name, value in request.headers.items() if name == "authorization"}
-        tokens = (await _post(clients, "/tokenize", body, authorization, seconds)).get("tokens")
+        tokens = (await _post(client, "/tokenize", body, authorization, seconds)).get("tokens")
         ids = [token for token in tokens if isinstance(token, int)] if isinstance(tokens, list) else []
         if not ids:
             raise UpstreamUnreachable(
@@ -58,31 +55,22 @@ class UpstreamTokenizer:
             )
         return HashedPrompt(ids, salt=_salt(request))
 
-    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
-        reply = await _post(clients, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
+    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
+        reply = await _post(client, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
         return str(reply.get("prompt", ""))
 
 
 async def _post(
-    clients: Sequence[UpstreamClient], path: str, body: JsonObject, headers: dict[str, str], seconds: float
+    client: UpstreamClient, path: str, body: JsonObject, headers: dict[str, str], seconds: float
 ) -> JsonObject:
-    """Return the first valid reply of the clients."""
-    failure = "no upstream is available"
-    for client in clients:
-        try:
-            async with asyncio.timeout(seconds):
-                sent = {"content-type": "application/json", **headers}
-                reply = await client.forward("POST", path, sent, orjson.dumps(body))
-                data = await reply.body()
-            parsed: Json = loads(data) if reply.status == 200 else None
-        except TimeoutError:
-            failure = f"{client.url} did not respond within {seconds:g} s"
-        except (UpstreamError, ValueError) as error:
-            failure = str(error)
-        else:
-            if isinstance(parsed, dict):
-                return parsed
-            failure = f"{client.url} answered {reply.status}"
+    try:
+        status, reply = await client.call("POST", path, body, headers, seconds=seconds)
+    except UpstreamError as error:
+        failure = error.message
+    else:
+        if status == 200 and isinstance(reply, dict):
+            return reply
+        failure = f"{client.url} answered {status}"
     raise UpstreamUnreachable(f"{path} failed ({failure}): set forward.tokenizer to the model's tokenizer")
 
 
@@ -104,7 +92,7 @@ class LocalTokenizer:
             ) from None
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 
-    async def prompt(self, request: ApiRequest, clients: Sequence[UpstreamClient], seconds: float) -> HashedPrompt:
+    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
         return HashedPrompt(await self.encode(prompt_input(request)), salt=_salt(request))
 
     async def encode(self, source: PromptInput) -> Sequence[int]:
@@ -123,7 +111,7 @@ class LocalTokenizer:
         begin = next((place for place, (one, other) in enumerate(pairs) if one != other), len(special))
         return ids[begin : len(ids) - (len(special) - begin)]
 
-    async def text(self, tokens: Sequence[int], clients: Sequence[UpstreamClient], seconds: float) -> str:
+    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
         return "".join(await self._tokenizer.token_texts(list(tokens)))
 
 

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import orjson
-
-from kvproxy.apis.json import as_object, loads
+from kvproxy.apis.json import JsonObject, as_object
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.rows import PinRow
 from kvproxy.errors import InvalidRequest, KvproxyError, UpstreamError
@@ -62,8 +60,7 @@ class UpstreamPins:
 
         Raises InvalidRequest if the chain fills no block, or there are too many pins.
         """
-        mirrors = [engine.mirror for engine in self._fleet.engines.values() if engine.mirror is not None]
-        size = max((mirror.report().block_size or 0 for mirror in mirrors), default=0)
+        size = max((mirror.report().block_size or 0 for _, mirror in self._fleet.mirrored()), default=0)
         if not size:
             raise InvalidRequest("no block of the upstream is known yet: send a request, then pin it")
         whole = tokens[: len(tokens) // size * size]
@@ -115,11 +112,7 @@ class UpstreamPins:
 
     async def _check(self, name: str, pin: _RecomputedPin) -> None:
         """Compute the evicted part of a chain, unless it must wait."""
-        engines = [
-            (engine, engine.mirror)
-            for engine in self._fleet.engines.values()
-            if engine.mirror is not None and engine.health.is_sound
-        ]
+        engines = [(engine, mirror) for engine, mirror in self._fleet.mirrored() if engine.health.is_sound]
         if not engines:
             pin.cached, pin.error = 0, "no engine that publishes events is available"
             return
@@ -145,16 +138,14 @@ class UpstreamPins:
         if pin.computed and pin.pause > _FIRST_PAUSE:
             pin.error = "the engine evicts the chain again soon: its pool is too small for all pins"
         pin.pause = min(_MAX_PAUSE, 2 * pin.pause)
-        body = {"model": pin.model, "prompt": pin.tokens, "max_tokens": 1, "temperature": 0}
+        body: JsonObject = {"model": pin.model, "prompt": [*pin.tokens], "max_tokens": 1, "temperature": 0}
         if pin.salt is not None:
             body["cache_salt"] = pin.salt
         try:
-            headers = {"content-type": "application/json"}
-            reply = await engine.client.forward("POST", "/v1/completions", headers, orjson.dumps(body))
-            data = await reply.body()
-            if reply.status != 200:
-                raise UpstreamError(f"{engine.url} answered {reply.status} to /v1/completions with the pin's tokens")
-            usage = reported_reuse(as_object(loads(data)))
+            status, reply = await engine.client.call("POST", "/v1/completions", body)
+            if status != 200:
+                raise UpstreamError(f"{engine.url} answered {status} to /v1/completions with the pin's tokens")
+            usage = reported_reuse(as_object(reply))
         except (KvproxyError, ValueError) as error:
             pin.error = str(error)
             return

@@ -1,4 +1,4 @@
-"""Trace replay against an independent naive model: recorded traces first, to trust the model, then many random ones."""
+"""The block cache against vLLM's recorded results, and against an independent naive model on many random traces."""
 
 import json
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvproxy.offline.simulate.replay import replay
 from tests.reference.naive_trace import NaiveTrace
 from tests.reference.random_trace import random_trace
+from tests.reference.trace_replay import replay
 
 RECORDED = Path(__file__).parents[1] / "simulate" / "data"
 SEEDS = range(40)
@@ -22,18 +22,29 @@ def naive(steps: list[dict[str, Any]]) -> list[str]:
     return model.results()
 
 
+def recorded(name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the steps of a trace, and the result lines of vLLM 0.33.0's own block manager."""
+    steps, lines = ((RECORDED / f"{name}{kind}.jsonl").read_text().splitlines() for kind in ("", ".expected"))
+    return [json.loads(step) for step in steps], lines
+
+
+@pytest.mark.parametrize("name", ["edge", "tiny"])
+def test_the_results_equal_vllms_byte_for_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    steps, expected = recorded(name)
+    assert replay(steps) == expected
+
+
 def test_the_model_gives_vllms_recorded_results() -> None:
-    steps = [json.loads(line) for line in (RECORDED / "edge.jsonl").read_text().splitlines()]
-    assert naive(steps) == (RECORDED / "edge.expected.jsonl").read_text().splitlines()
+    steps, expected = recorded("edge")
+    assert naive(steps) == expected
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_replay_equals_the_model(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_equals_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     steps = random_trace(seed)
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    assert list(replay(path)) == naive(steps)
+    assert replay(steps) == naive(steps)
 
 
 def test_random_traces_reach_every_outcome() -> None:

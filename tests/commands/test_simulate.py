@@ -8,13 +8,6 @@ from tests.commands.run import kvproxy, result
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"
 
 
-def test_conformance_lines_are_written(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    done = kvproxy("simulate", DATA / "edge.jsonl", "--out", out, PYTHONHASHSEED="0")
-    assert done.returncode == 0
-    assert out.read_bytes() == (DATA / "edge.expected.jsonl").read_bytes()
-
-
 def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     model = tmp_path / "config.json"
     model.write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}))

@@ -108,12 +108,12 @@ def test_optional_columns_are_left_out_until_the_table_fits(environment: pytest.
     assert lines(80)[0] == ["time", "layer", "model", "ms", "question"]
     assert lines(60)[0] == ["time", "layer", "ms", "question"]
     assert lines(60, Layout(wide=True)) == (everything, "")
-    assert lines(60, Layout(names="Tokens,time")) == (["tokens", "time"], "")
+    assert lines(60, Layout(columns="Tokens,time")) == (["tokens", "time"], "")
 
 
 def test_columns_are_selected_by_name_in_a_pipe(environment: pytest.MonkeyPatch) -> None:
     with redirect_stdout(io.StringIO()) as out:
-        print_table(WIDE, [ROW], layout=Layout(names="ms, layer"))
+        print_table(WIDE, [ROW], layout=Layout(columns="ms, layer"))
     assert out.getvalue() == "ms\tlayer\n12.5\tsemantic\n"
     with pytest.raises(InvalidRequest, match="no column 'nope': use some of time, layer, model"):
-        print_table(WIDE, [ROW], layout=Layout(names="ms,nope"))
+        print_table(WIDE, [ROW], layout=Layout(columns="ms,nope"))

@@ -51,8 +51,7 @@ class Short(Victim):
         os._exit(self._code)
 
 
-@pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("code", "begins"), [(0, False), (3, True)])
 def test_the_harness_detects_an_exit_before_the_kill(code: int, begins: bool) -> None:
     (finding,) = kills.run(1, 0, lambda: None, [Short(code, begins=begins)])
     assert finding.failures == [f"seed 0, life 0: AssertionError: it ended by itself, with exit code {code}"]
@@ -69,12 +68,12 @@ def test_stored_answers_are_served_while_the_upstream_is_away() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_request_causes_a_500_a_traceback_or_a_hang() -> None:
-    findings = fuzz.run(300, 0, lambda: None)
+    findings = fuzz.run(120, 0, lambda: None)
     assert passed(findings)
     for finding in findings:
         assert finding.counts["2xx"]
         assert finding.counts["4xx"]
-        assert finding.rounds >= 70
+        assert finding.rounds >= 30
 
 
 def test_mutants_differ_from_each_other() -> None:

@@ -102,7 +102,7 @@ def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]
 
 
 @pytest.mark.parametrize("specs", SHAPES, ids=lambda specs: "+".join(f"{s.kind}{s.block_size}" for s in specs))
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_prediction_equals_the_hits_of_the_block_cache(specs: list[GroupSpec], seed: int) -> None:
     chance = random.Random(seed)
     engine = Engine(specs, num_blocks=chance.choice([30, 60, 120]))
@@ -115,15 +115,6 @@ def test_the_prediction_equals_the_hits_of_the_block_cache(specs: list[GroupSpec
             assert engine.predicted(tokens) == engine.reused(tokens)
             most = max(most, engine.reused(longer))
     assert most > 0
-
-
-def test_the_last_token_is_computed_in_blocks_of_one_token() -> None:
-    engine = Engine([GroupSpec("full", 1)], 30)
-    engine.start([7, 8])
-    engine.publish()
-    for tokens, held in (([7], 0), ([7, 8], 1), ([7, 8, 9], 2), ([8], 0)):
-        assert engine.predicted(tokens) == engine.reused(tokens) == held
-    assert engine.predicted([]) == 0
 
 
 @pytest.mark.parametrize("specs", [SHAPES[0], SHAPES[2], SHAPES[3]], ids=["full", "hybrid", "three"])
@@ -161,13 +152,13 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
 
 
-@pytest.mark.parametrize("length", [4, 8, 12])
-def test_one_token_is_left_to_compute(length: int) -> None:
-    engine = Engine([GroupSpec("full", 4)], 20)
+@pytest.mark.parametrize(("length", "size"), [(2, 1), (4, 4), (12, 4)])
+def test_one_token_is_left_to_compute(length: int, size: int) -> None:
+    engine = Engine([GroupSpec("full", size)], 20)
     tokens = list(range(length))
     engine.start(tokens)
     engine.publish()
-    assert engine.predicted(tokens) == length - 4
+    assert engine.predicted(tokens) == length - size
     assert engine.predicted([*tokens, 0]) == length
 
 
@@ -235,7 +226,7 @@ def test_a_window_event_omits_hashes_and_has_all_tokens() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_state_group_needs_only_the_last_block(data: st.DataObject) -> None:
     tokens = list(range(25))
     names = [event_hash(digest) for digest in CacheRequest("", tokens).update_hashes(SEED, 4)]

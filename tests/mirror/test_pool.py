@@ -74,6 +74,7 @@ requests = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.booleans(
 
 
 @given(requests)
+@settings(max_examples=50)
 def test_without_reports_every_copy_counts(requests: list[tuple[int, int, bool]]) -> None:
     engine = Engine(12, reports=False)
     for chain, length, again in requests:
@@ -83,7 +84,7 @@ def test_without_reports_every_copy_counts(requests: list[tuple[int, int, bool]]
 
 
 @given(requests)
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_reports_stop_counting_as_copies(requests: list[tuple[int, int, bool]]) -> None:
     engine = Engine(12, reports=True)
     engine.ask(0, 3)

@@ -1,16 +1,16 @@
-"""Two `kvproxy serve` processes, one in front of the other; the one behind is killed and started again, and has a disk tier."""
+"""A proxy that mirrors a `kvproxy serve` process with a disk tier, which is killed and started again."""
 
-import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from kvproxy.settings import load_settings
 from tests.commands.test_commands import kvproxy, result
 from tests.polling import until
 from tests.ports import free_port
+from tests.servers import run_proxy
 from tests.tiers.test_serve import SYSTEM, ask, cached, fill_the_disk, find_it_again, serving, tier_flags
 
 
@@ -20,16 +20,18 @@ def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     monkeypatch.setenv("KVPROXY_ENGINE__KV_EVENTS", events)
     monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
-    monkeypatch.setenv("KVPROXY_FORWARD__TOKENIZER", "demo")
-    monkeypatch.setenv("KVPROXY_ROUTING__HEALTH_INTERVAL", "0.3")
     port = free_port()
     behind = ("--port", str(port), "--num-blocks", "256", "--no-semantic", *tier_flags(tmp_path))
-    front = ("--upstream", f"http://127.0.0.1:{port}", "--kv-events", events, "--kv-replay", replay)
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
-        # Both start at once: a start is all that takes long here.
-        url_of_front = threads.submit(stack.enter_context, serving(tmp_path / "front", *front))
+    server = {"url": f"http://127.0.0.1:{port}", "kv_events": events, "kv_replay": replay}
+    front = load_settings(
+        data=tmp_path / "front",
+        upstreams=[server],
+        forward={"tokenizer": "demo"},
+        cache={"semantic": False},
+        routing={"health_interval": 0.3},
+    )
+    with run_proxy(front) as (url, _):
         with serving(tmp_path / "behind", *behind) as engine:
-            url = url_of_front.result()
             until(lambda: upstream(url)["state"] == "up" and stats(url)["complete"])
             before = fill_the_disk(engine)
             until(lambda: hashes(url) == hashes(engine) != set())

@@ -15,12 +15,6 @@ from tests.mirror.publisher import Model, Sockets
 from tests.polling import until_async
 
 
-@pytest.fixture(params=[False, True], ids=["maps", "arrays"])
-def publisher(request: pytest.FixtureRequest) -> Iterator[Sockets]:
-    with closing(Sockets(Model(positional=request.param))) as sockets:
-        yield sockets
-
-
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
     with closing(Sockets(Model())) as sockets:
@@ -61,28 +55,28 @@ def shown(mirror: Mirror) -> set[Any]:
     return {name for pool in mirror.state().pools.values() for name in pool.blocks}
 
 
-async def test_a_late_subscriber_receives_earlier_events(publisher: Sockets) -> None:
+async def test_a_late_subscriber_receives_earlier_events(sockets: Sockets) -> None:
     for number in range(50):
-        publisher.send(publisher.model.store([number]))
-    publisher.send(publisher.model.store([7]), publisher.model.remove([3]))
-    async with subscribe(publisher) as subscriber:
-        await until_async(lambda: held(subscriber) == publisher.model.held)
+        sockets.send(sockets.model.store([number]))
+    sockets.send(sockets.model.store([7]), sockets.model.remove([3]))
+    async with subscribe(sockets) as subscriber:
+        await until_async(lambda: held(subscriber) == sockets.model.held)
         assert subscriber.is_connected
         assert subscriber.sequencer.complete
         assert held(subscriber)[7] == 2
 
 
-async def test_lost_and_repeated_batches(publisher: Sockets) -> None:
-    async with subscribe(publisher, idle=0.2) as subscriber:
-        publisher.send(publisher.model.store([1000]))
-        await until_async(lambda: held(subscriber) == publisher.model.held)
+async def test_lost_and_repeated_batches(sockets: Sockets) -> None:
+    async with subscribe(sockets, idle=0.2) as subscriber:
+        sockets.send(sockets.model.store([1000]))
+        await until_async(lambda: held(subscriber) == sockets.model.held)
         for number in range(60):
-            publisher.send(publisher.model.store([number]), lost=number % 7 == 3)
+            sockets.send(sockets.model.store([number]), lost=number % 7 == 3)
             if number % 5 == 0:
-                publisher.repeat(number)
-        await until_async(lambda: held(subscriber) == publisher.model.held)
-        publisher.send(publisher.model.remove([5]), lost=True)
-        await until_async(lambda: held(subscriber) == publisher.model.held)
+                sockets.repeat(number)
+        await until_async(lambda: held(subscriber) == sockets.model.held)
+        sockets.send(sockets.model.remove([5]), lost=True)
+        await until_async(lambda: held(subscriber) == sockets.model.held)
         assert subscriber.sequencer.complete
 
 
@@ -138,18 +132,6 @@ async def test_a_malformed_batch_is_logged_and_skipped(sockets: Sockets, caplog:
         sockets.send(sockets.model.clear(), sockets.model.store([3]))
         await until_async(lambda: held(subscriber) == sockets.model.held)
         assert subscriber.status().complete
-
-
-async def test_a_malformed_batch_in_a_replay_is_skipped(sockets: Sockets) -> None:
-    for event in (sockets.model.store([1]), BAD, sockets.model.store([2])):
-        sockets.send(event)
-    async with subscribe(sockets, idle=0.05) as subscriber:
-        await until_async(lambda: held(subscriber) == Counter([2]))
-        replays = subscriber.sequencer.counts.replays
-        await until_async(lambda: subscriber.sequencer.counts.replays > replays + 1)
-        assert held(subscriber) == Counter([2])
-        sockets.send(sockets.model.store([3]))
-        await until_async(lambda: held(subscriber) == Counter([2, 3]))
 
 
 async def test_tasks_survive_unexpected_errors(

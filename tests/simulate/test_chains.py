@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainCache, ChainRequest, simulate
-from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
 from kvproxy.offline.simulate.sweep import default_sizes, sweep
-from kvproxy.offline.simulate.workload import read_arrivals, read_chains
+from kvproxy.offline.simulate.workload import TraceError, read_arrivals, read_chains
 
 DATA = Path(__file__).parent / "data"
 
@@ -128,7 +127,7 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
         ('{"tokens": [1]}\n{"tokens": "x"}\n', "line 2: bad request"),
         ('{"tokens": [1]}\n[]\n', "line 2: expected a JSON object"),
         ('{"hash_ids": [1], "input_length": 600}\n{}\n', "line 2: bad request"),
-        ('{"other": 1}\n', "line 1: expected a conformance header"),
+        ('{"other": 1}\n', "line 1: expected a line with hash_ids"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvproxy.offline.simulate.chains import ChainRequest
-from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.routing import POLICIES, Arrival, FleetShape, simulate_routing
-from kvproxy.offline.simulate.workload import read_arrivals
+from kvproxy.offline.simulate.workload import TraceError, read_arrivals
 
 DATA = Path(__file__).parent / "data"
 

@@ -22,7 +22,6 @@ from kvproxy.commands import main
 sys.argv = ["kvproxy", *{arguments!r}]
 main()
 """
-PAIRS = '{"one": "What is a block?", "other": "What is a pool?", "same": false}\n'
 
 
 def run(hidden: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -40,17 +39,14 @@ def run(hidden: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
     ("hidden", "arguments", "extra"),
     [
         ("torch", ["serve", "--port", "0"], "engine"),
-        ("transformers", ["serve", "--port", "0"], "engine"),
         ("sentence_transformers", ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0"], "embedders"),
         ("matplotlib", ["simulate", "trace.jsonl", "--plot", "curve.svg"], "plot"),
-        ("matplotlib", ["calibrate", "pairs.jsonl", "--plot", "curve.svg"], "plot"),
     ],
 )
 def test_a_missing_package_is_one_line_with_its_extra(
     tmp_path: Path, hidden: str, arguments: list[str], extra: str
 ) -> None:
     (tmp_path / "trace.jsonl").write_text('{"hash_ids": [1, 2], "input_length": 1024}\n')
-    (tmp_path / "pairs.jsonl").write_text(PAIRS)
     done = run(hidden, *arguments, folder=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("kvproxy:")]
     assert f"pip install 'kvproxy[{extra}]'" in line

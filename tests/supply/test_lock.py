@@ -68,7 +68,7 @@ def test_a_proxy_installs_few_packages_and_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = _closure(project["dependencies"])
     assert not {name for name in installed if name in HEAVY or name.startswith(("nvidia-", "cuda-", "triton"))}
-    assert len(installed) <= 66
+    assert len(installed) <= 56
     assert not HEAVY & {each.name for each in paragraphs(LOCK.read_text())}
 
 

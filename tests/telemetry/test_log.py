@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("options", "levels"),
     [
-        (("--log-level", "info"), {"info", "warning"}),
         (("--log-level", "warning"), {"warning"}),
         ((), {"info", "warning"}),
     ],

@@ -13,8 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvproxy.exchange import Exchange
+from kvproxy.journal.record import record_of
 from kvproxy.settings import load_settings
+from kvproxy.telemetry.spans import spans_of
+from kvproxy.trace import Trace
 from tests.polling import until
+from tests.requests import api_request
 from tests.servers import run_app, run_proxy
 from tests.telemetry.collector import Collected, Span, run_collector
 
@@ -183,23 +188,31 @@ def test_metrics_count_what_was_asked(collected: Collected, proxy: str) -> None:
     assert kinds == {"input", "output"}
 
 
-def test_the_embedded_engine_is_a_step_and_what_is_left_is_sent_at_the_end(
-    collected: Collected, tmp_path: Path
+def test_spans_are_sent_when_the_proxy_stops(
+    collected: Collected, upstream: tuple[str, Upstream], tmp_path: Path
 ) -> None:
     settings = load_settings(
-        data=tmp_path, engine={"num_blocks": 64}, telemetry={"endpoint": collected.url, "interval": 600}
+        data=tmp_path,
+        upstream=upstream[0],
+        cache={"semantic": False},
+        telemetry={"endpoint": collected.url, "interval": 600},
     )
     with run_proxy(settings) as (url, _):
-        answer = httpx.post(
-            f"{url}/v1/chat/completions",
-            json={"model": "demo", "messages": [{"role": "user", "content": "What is LRU?"}], "stream": True},
-            timeout=60,
-        )
-        assert answer.text.endswith("[DONE]\n\n")
-    span = request_span(collected, answer)
-    assert span.attributes["gen_ai.usage.output_tokens"] > 5  # type: ignore[operator]
-    steps = children(collected, span, 3)
-    assert [step.name for step in steps] == ["lookup exact", "lookup semantic", "engine"]
+        answer = ask(url, "Sent at the end?")
+    assert request_span(collected, answer).attributes["gen_ai.usage.output_tokens"] == 3
+
+
+def test_the_embedded_engine_is_a_step() -> None:
+    exchange = Exchange(
+        "chat",
+        "id",
+        request=api_request({"model": "m", "messages": []}),
+        layer="forward",
+        exact_done=1.0,
+        semantic_done=2.0,
+    )
+    spans = spans_of(exchange, record_of(exchange), Trace.begin(None))
+    assert [span.name for span in spans] == ["chat m", "lookup exact", "lookup semantic", "engine"]
 
 
 def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.commands.blocks.picture import picture
+from tests.commands.run import kvproxy
 from tests.upstreams.fleets import chat
 from tests.upstreams.llama.fake_server import template
 from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, run_mixed
@@ -18,7 +18,7 @@ def mixed(tmp_path: Path) -> Iterator[Mixed]:
         yield running
 
 
-def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_kinds_are_shown(mixed: Mixed) -> None:
     blocks = mixed.get("/blocks")
     assert {block["engine"] for block in blocks} == {mixed.llama, mixed.vllm}
     assert {chain["engine"] for chain in mixed.get("/blocks/chains")} == {mixed.llama, mixed.vllm}
@@ -36,8 +36,7 @@ def test_both_kinds_are_shown(mixed: Mixed, capsys: pytest.CaptureFixture[str]) 
     assert held["matched_tokens"] == held["engines"][mixed.llama] == len(template(chat(IN_LLAMA)["messages"])) - 12
     assert held["engines"][mixed.vllm] == 0
 
-    picture(_Invoked(), url=mixed.url)  # type: ignore[arg-type]
-    shown = capsys.readouterr().out
+    shown = kvproxy("blocks", url=mixed.url).stdout
     assert "6 cached blocks" in shown
     assert "slot 0" in shown
     assert mixed.vllm not in shown.partition("first_text")[2]
@@ -69,9 +68,3 @@ def test_a_prompt_is_pinned_at_its_engine_and_a_reset_empties_all(mixed: Mixed) 
     assert {each["engine"]: each["reset"] for each in done["engines"]} == {mixed.llama: True, mixed.vllm: True}
     assert mixed.engine.resets == 1
     assert mixed.explain(IN_LLAMA)["matched_tokens"] == mixed.explain(IN_VLLM)["matched_tokens"] == 0
-
-
-class _Invoked:
-    """The context of a command without a subcommand."""
-
-    invoked_subcommand = None

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
@@ -11,6 +11,7 @@ from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, Lo
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
 
+@settings(max_examples=40)
 @given(names=names, keys=st.lists(st.binary(max_size=8), min_size=1, max_size=30))
 def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[bytes]) -> None:
     before = Ring(dict.fromkeys(names, 1.0))
@@ -48,6 +49,7 @@ def test_the_ring_decides_between_equal_costs() -> None:
     assert choose(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
 
 
+@settings(max_examples=40)
 @given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
 def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations([str(number) for number in range(len(loads))]))

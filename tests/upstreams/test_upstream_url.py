@@ -6,8 +6,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,10 +20,9 @@ WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "H
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@given(st.text(max_size=20).filter(lambda path: not path.startswith("/")))
-async def test_a_path_without_a_slash_is_rejected(path: str) -> None:
+async def test_a_path_without_a_slash_is_rejected() -> None:
     upstream = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
-    for each in (path, "%2F@evil", "@evil/x", ".evil"):
+    for each in ("", " /x", "\\x", "%2F@evil", "@evil/x", ".evil", ":80", "http://evil/"):
         with pytest.raises(InvalidRequest, match="slash"):
             await upstream.forward("GET", each, {}, b"")
 

@@ -15,10 +15,10 @@ import torch
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
 from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.minilm.tokenizer import load_tokenizer
 from kvproxy.index.models.minilm.weights import (
     Weights,
     base_weights,
-    load_tokenizer,
     merge,
     packaged_model,
     read_tensors,
@@ -46,7 +46,8 @@ def ranges_of(adapter: Weights, pairs: list[Pair]) -> Weights:
     """Ranges of the activations over pairs, as `measure_ranges` gives them."""
     folder = packaged_model()
     network = CrossEncoder(merge(base_weights(folder), adapter)).eval()
-    encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch([(pair.a, pair.b) for pair in pairs])
+    tokenizer = load_tokenizer(folder, MAX_TOKENS)
+    encoded = [tokenizer.encode(pair.a, pair.b) for pair in pairs]
     batches = [pad(encoded[at : at + BATCH]) for at in range(0, len(encoded), BATCH)]
     return measure_ranges(network, [tuple(map(torch.from_numpy, batch)) for batch in batches])
 

@@ -49,7 +49,8 @@ def main() -> None:
 
     import torch
 
-    from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
+    from kvproxy.index.models.minilm.tokenizer import load_tokenizer
+    from kvproxy.index.models.minilm.weights import base_weights, packaged_model
     from training.verifier.network import CrossEncoder
     from training.verifier.tensors import pad, write_tensors
 
@@ -57,7 +58,8 @@ def main() -> None:
     parser.add_argument("texts", type=Path, nargs="+")
     lines = [line.strip() for path in parser.parse_args().texts for line in path.read_text("utf-8").splitlines()]
     folder = packaged_model()
-    encoded = load_tokenizer(folder, max_tokens=256).encode_batch(sorted(filter(None, lines), key=len))
+    tokenizer = load_tokenizer(folder, max_tokens=256)
+    encoded = [tokenizer.encode(line) for line in sorted(filter(None, lines), key=len)]
     batches = [map(torch.from_numpy, pad(encoded[at : at + 32])) for at in range(0, len(encoded), 32)]
     ranges = measure_ranges(CrossEncoder(base_weights(folder)).eval(), [tuple(batch) for batch in batches])
     write_tensors(RANGES, ranges, {"lines": str(len(encoded))})

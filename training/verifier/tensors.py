@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from kvproxy.index.models.minilm.tokenizer import Encoding
 from kvproxy.index.models.minilm.weights import Weights
 
 
-def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pad(encoded: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, segments and mask, int64 `[n, longest]`, of encoded texts or pairs."""
     shape = len(encoded), max(len(each.ids) for each in encoded)
     ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))

@@ -20,7 +20,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model, read_tensors
+from kvproxy.index.models.minilm.tokenizer import Encoding, load_tokenizer
+from kvproxy.index.models.minilm.weights import base_weights, packaged_model, read_tensors
 from training.verifier.changes import from_questions, from_templates
 from training.verifier.implied import implied, some
 from training.verifier.network import CrossEncoder
@@ -67,7 +68,7 @@ class Plan:
     save_every: float = 180.0
 
 
-def batches(plan: Plan) -> Iterator[list[tuple[Pair, object]]]:
+def batches(plan: Plan) -> Iterator[list[tuple[Pair, Encoding]]]:
     """Encoded pairs of similar length, `plan.batch` at a time, the sides in random order."""
     labelled = hold_out(list(read_pairs(plan.pairs))).train
     questions = sorted({text for pair in labelled for text in (pair.a, pair.b)})
@@ -81,7 +82,7 @@ def batches(plan: Plan) -> Iterator[list[tuple[Pair, object]]]:
         span = plan.batch * SORTED_TOGETHER
         for start in range(0, len(pairs), span):
             part = [_either_way(pair, rng) for pair in pairs[start : start + span]]
-            coded = zip(part, tokenizer.encode_batch([(pair.a, pair.b) for pair in part]), strict=True)
+            coded = [(pair, tokenizer.encode(pair.a, pair.b)) for pair in part]
             ordered = sorted(coded, key=lambda each: len(each[1].ids))
             cut = [ordered[n : n + plan.batch] for n in range(0, len(ordered), plan.batch)]
             rng.shuffle(cut)
@@ -127,7 +128,7 @@ def average(model: CrossEncoder, also: Sequence[float]) -> list[float]:
     return flat[: len(also)].tolist()
 
 
-def logits(model: CrossEncoder, batch: Sequence[tuple[Pair, object]]) -> Tensor:
+def logits(model: CrossEncoder, batch: Sequence[tuple[Pair, Encoding]]) -> Tensor:
     """`[len(batch)]`."""
     scores: Tensor = model(*(torch.from_numpy(array) for array in pad([coded for _, coded in batch])))
     return scores

@@ -11,13 +11,13 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
 from kvproxy.index.models.minilm.graph import builder, embedder_graph
 from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.tokenizer import UNKNOWN, load_tokenizer
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     RANGES,
     WIDTH,
     Weights,
     base_weights,
-    load_tokenizer,
     look_up,
     lookup_tables,
     packaged_model,
@@ -62,9 +62,9 @@ class MiniLMEmbedder:
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
-        self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
+        self.vocabulary: Container[str] = self._tokenizer.vocabulary
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._ids_of)
-        self._unknown = self._tokenizer.token_to_id("[UNK]")
+        self._unknown = self._tokenizer.vocabulary[UNKNOWN]
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return `[len(texts), 384]` float32 of length 1. A vector does not depend on other texts."""

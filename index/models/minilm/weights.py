@@ -3,9 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -145,20 +143,6 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
     with safe_open(path, "numpy") as file:
         names = list(file.keys())
         return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-
-
-@cache
-def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return the tokenizer of the packaged model. It truncates the longer text of a pair first.
-
-    Callers share it, since it takes 9 MB, and must not change its settings.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_truncation(max_tokens, strategy="longest_first")
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:

@@ -14,11 +14,11 @@ from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
 from kvproxy.index.models.minilm.graph import builder, verifier_graph
 from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.tokenizer import load_tokenizer
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,
     base_weights,
-    load_tokenizer,
     look_up,
     lookup_tables,
     merge,
@@ -85,7 +85,7 @@ class BuiltInVerifier:
         tables = lookup_tables(folder)
         self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._vocabulary = frozenset(self._tokenizer.get_vocab())
+        self._vocabulary = self._tokenizer.vocabulary
         self._scaling = scaling
         self.name = f"built-in-{_digest(adapter, scaling)}"
         self._cores = cores or os.cpu_count() or 1

@@ -10,8 +10,8 @@ from typing import Any
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
-from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.eviction_policies import BELADY
+from kvproxy.offline.simulate.workload import TraceError
 
 _SUFFICIENT_SHARE = 0.9
 

@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.chains import ChainRequest
-from kvproxy.offline.simulate.errors import TraceError
 from kvproxy.offline.simulate.routing import Arrival
 
 T = TypeVar("T")
-Kind = Literal["conformance", "hash ids", "tokens", "weka"]
+Kind = Literal["hash ids", "tokens", "weka"]
 DEFAULT_BLOCK_SIZE = 16
 """Block size of logs of token ids."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """Block sizes of hash ids, the most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
+
+
+class TraceError(InvalidRequest):
+    """An invalid trace; the message names the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +36,6 @@ class _TraceLine:
 
     position: str
     fields: dict[str, Any]
-
-
-def parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
-    """Parse a line as a JSON object; raises TraceError."""
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
-    if not isinstance(line, dict):
-        raise TraceError(f"{path}, line {number}: expected a JSON object")
-    return line
-
-
-def trace_kind(path: Path) -> Kind:
-    """Return the format of a trace; raises TraceError if it is unknown."""
-    text = _text(path)
-    first = text.split("\n", 1)[0]
-    if _is_weka(text):
-        return "weka"
-    line = parse_line(path, 1, first)
-    kinds: tuple[tuple[Kind, str], ...] = (("conformance", "op"), ("hash ids", "hash_ids"), ("tokens", "tokens"))
-    for kind, field in kinds:
-        if field in line:
-            return kind
-    raise TraceError(
-        f"{path}, line 1: expected a conformance header, a line with hash_ids (Mooncake, Qwen-Bailian), a line with tokens,"
-        " or an agent trace of WEKA"
-    )
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
@@ -112,16 +88,29 @@ def _text(path: Path) -> str:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
-def _is_weka(text: str) -> bool:
-    return '"hash_id_scope"' in text[:4096]
-
-
 def _read(path: Path) -> tuple[list[_TraceLine], Kind]:
-    kind, text = trace_kind(path), _text(path)
-    if kind == "weka":
-        return _weka_lines(path, text), kind
+    text = _text(path)
+    if '"hash_id_scope"' in text[:4096]:
+        return _weka_lines(path, text), "weka"
     numbered = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    return [_TraceLine(f"line {number}", parse_line(path, number, line)) for number, line in numbered], kind
+    lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
+    kinds: tuple[tuple[Kind, str], ...] = (("hash ids", "hash_ids"), ("tokens", "tokens"))
+    for kind, field in kinds:
+        if lines and field in lines[0].fields:
+            return lines, kind
+    raise TraceError(
+        f"{path}, line 1: expected a line with hash_ids (Mooncake, Qwen-Bailian), a line with tokens, or an agent trace of WEKA"
+    )
+
+
+def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(line, dict):
+        raise TraceError(f"{path}, line {number}: expected a JSON object")
+    return line
 
 
 def _weka_lines(path: Path, text: str) -> list[_TraceLine]:

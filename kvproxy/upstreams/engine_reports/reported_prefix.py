@@ -1,15 +1,10 @@
 """Prefix cache statistics reported by upstreams. `mirrored_prefix.py` adds their blocks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvproxy.backends.prefix_cache import EngineMetrics, PrefixCache, PrefixFigures, no_events
 from kvproxy.blocks.rows import PoolReport
-from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.fleet import Fleet
-
-if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
 
 
 class ReportedPrefix(PrefixCache):
@@ -18,14 +13,11 @@ class ReportedPrefix(PrefixCache):
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def _mirrors(self) -> "list[tuple[FleetEngine, Mirror]]":
-        return [(engine, engine.mirror) for engine in self._fleet.engines.values() if engine.mirror is not None]
-
     def _reported_metrics(self) -> tuple[EngineMetrics, ...]:
         return tuple(metrics for engine in self._fleet.engines.values() if (metrics := engine.metrics()))
 
     async def figures(self) -> PrefixFigures:
-        mirrors, metrics = [mirror for _, mirror in self._mirrors()], self._reported_metrics()
+        mirrors, metrics = [mirror for _, mirror in self._fleet.mirrored()], self._reported_metrics()
         if not mirrors and not metrics:
             raise no_events()
         return PrefixFigures(

@@ -1,15 +1,14 @@
 """Typed client of llama-server's routes."""
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 
 import orjson
 
 from kvproxy.apis.codecs.codec import Conversation
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
-from kvproxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -144,19 +143,7 @@ class LlamaClient:
     async def _call(
         self, method: str, path: str, body: JsonMap | None = None, seconds: float = _SECONDS
     ) -> tuple[int, Json]:
-        try:
-            async with asyncio.timeout(seconds):
-                headers = {} if body is None else {"content-type": "application/json"}
-                reply = await self._client.request(method, path, headers, b"" if body is None else orjson.dumps(body))
-                data = await reply.body()
-        except TimeoutError:
-            raise UpstreamTimeout(
-                f"{self._client.url}{path.partition('?')[0]} did not respond within {seconds:g} s"
-            ) from None
-        try:
-            return reply.status, loads(data)
-        except ValueError:
-            return reply.status, None
+        return await self._client.call(method, path, body, seconds=seconds, queued=False)
 
 
 class SlotRefused(UpstreamError):

@@ -14,7 +14,6 @@ from kvproxy.backends.prefix_cache import (
     SpelledDivergence,
     no_events,
 )
-from kvproxy.blocks.pool_map import PoolMap, map_rows
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow, PinRow, PoolReport
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 from kvproxy.upstreams.engine_reports.reported_prefix import ReportedPrefix
@@ -71,9 +70,6 @@ class SlotPrefix(ReportedPrefix):
         """List files in eviction order."""
         files = [prefix for prefix in await self._prefixes() if prefix.slot is None and prefix.state != "pinned"]
         return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
-
-    async def map(self) -> PoolMap:
-        return map_rows(await self.blocks())
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._prefixes() if prefix.tokens]

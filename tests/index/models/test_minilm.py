@@ -11,7 +11,8 @@ import torch
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.models.minilm.files import GraphFiles, graph_files, keeps_integers
-from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
+from kvproxy.index.models.minilm.tokenizer import load_tokenizer
+from kvproxy.index.models.minilm.weights import base_weights, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
@@ -76,7 +77,7 @@ def test_a_vector_does_not_depend_on_the_batch() -> None:
 def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) -> None:
     folder = packaged_model()
     network = CrossEncoder(base_weights(folder)).eval()
-    encoded = load_tokenizer(folder, 256).encode_batch(TEXTS)
+    encoded = [load_tokenizer(folder, 256).encode(text) for text in TEXTS]
     with torch.no_grad():
         ids, segments, mask = map(torch.from_numpy, pad(encoded))
         hidden = network.encode(ids, segments, mask)

@@ -1,0 +1,56 @@
+"""The frame of a command: options in groups, `--json`, and the exit code."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
+from typing import Any
+
+import typer
+
+from kvproxy.commands.options import Json
+from kvproxy.commands.output import Output, print_json
+
+
+def command(function: Callable[..., Output | None]) -> Callable[..., None]:
+    """Return a function for Typer that prints the output of a command.
+
+    A parameter whose type is a dataclass becomes one option per field. The option `--json` is added, unless the function has a
+    parameter `as_json`.
+    """
+    given = inspect.signature(function).parameters
+    groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}
+    parameters = [option for each in given.values() for option in _options(each)]
+    prints_json = "as_json" not in given
+    if prints_json:
+        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+
+    @functools.wraps(function)
+    def run(**values: Any) -> None:
+        as_json = prints_json and values.pop("as_json")
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        output = function(**values)
+        if output is None:
+            return
+        if as_json:
+            print_json(output.document)
+        else:
+            output.show()
+        if output.exit_code:
+            raise typer.Exit(output.exit_code)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _options(parameter: Parameter) -> list[Parameter]:
+    group = parameter.annotation
+    if not is_dataclass(group):
+        return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+    return [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(group)
+    ]

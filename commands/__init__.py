@@ -16,7 +16,6 @@ from kvproxy.commands import (
     config,
     doctor,
     explain,
-    init,
     keys,
     log,
     reload,
@@ -39,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve", rich_help_panel="Run")(serve.serve)
-app.command("init", rich_help_panel="Run")(init.init)
+app.command("init", rich_help_panel="Run")(config.init)
 app.add_typer(config.app, name="config", rich_help_panel="Run")
 app.command("doctor", rich_help_panel="Run")(doctor.doctor)
 app.command("top", rich_help_panel="Inspect")(top.top)

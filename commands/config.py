@@ -1,4 +1,4 @@
-"""kvproxy config"""
+"""kvproxy config check, init"""
 
 import typer
 
@@ -25,3 +25,24 @@ def check(data: Data = None) -> Output:
     if len(set(rules)) < len(rules):
         raise InvalidRequest("two rules have the same name: rename one of them")
     return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+
+
+@command
+def init(data: Data = None) -> Output:
+    """Write a commented kvproxy.toml with all settings.
+
+    Example: kvproxy init
+    """
+    from kvproxy.settings import load_settings
+    from kvproxy.settings.template import template
+
+    file = load_settings(data=data).data / "kvproxy.toml"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as out:
+            out.write(template())
+    except FileExistsError:
+        raise InvalidRequest(f"{file} exists: move it away first") from None
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
+    return sentence({"file": str(file)}, f"wrote {file}")

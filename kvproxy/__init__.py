@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from kvproxy.blocks.block_hash import BlockHasher
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.request import CacheRequest, MMItem
+    from kvproxy.blocks.rows import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
-    from kvproxy.blocks.stats import PoolStats
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
     from kvproxy.offline.simulate.chains import ChainRequest, PoolSimulation
     from kvproxy.offline.simulate.chains import simulate as simulate_pool
@@ -36,7 +36,7 @@ _PLACES = {
     "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
     "MMItem": ("kvproxy.blocks.request", "MMItem"),
     "PoolSimulation": ("kvproxy.offline.simulate.chains", "PoolSimulation"),
-    "PoolStats": ("kvproxy.blocks.stats", "PoolStats"),
+    "PoolStats": ("kvproxy.blocks.rows", "PoolStats"),
     "Sweep": ("kvproxy.offline.simulate.sweep", "Sweep"),
     "open_async_cache": ("kvproxy.library", "open_async_cache"),
     "open_cache": ("kvproxy.library", "open_cache"),

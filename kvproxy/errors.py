@@ -12,6 +12,8 @@ class KvproxyError(Exception):
     Args:
         message: one sentence that names the cause and the fix.
         param: the invalid field of the request, if any.
+        limit: name of the setting whose limit caused the error, for the metrics.
+        retry_after: seconds until the same request may succeed, if known.
     """
 
     status: ClassVar[int] = 500
@@ -19,14 +21,32 @@ class KvproxyError(Exception):
     code: ClassVar[str | None] = None
     exit_code: ClassVar[int] = 1
     retry_after: float | None = None
-    """Seconds until the same request may succeed, if known."""
     limit: str | None = None
-    """Name of the setting whose limit caused the error, for the metrics."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init_subclass__(
+        cls,
+        status: int | None = None,
+        type: str | None = None,
+        code: str | None = None,
+        limit: str | None = None,
+        exit_code: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        cls.status = cls.status if status is None else status
+        cls.type = cls.type if type is None else type
+        cls.code = cls.code if code is None else code
+        cls.limit = cls.limit if limit is None else limit
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
+        cls.retry_after = cls.retry_after if retry_after is None else retry_after
+
+    def __init__(
+        self, message: str, *, param: str | None = None, limit: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.limit = self.limit if limit is None else limit
+        self.retry_after = self.retry_after if retry_after is None else retry_after
 
     @property
     def retryable(self) -> bool:
@@ -34,107 +54,60 @@ class KvproxyError(Exception):
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
 
-class InvalidRequest(KvproxyError):
+class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2):
     """The request is invalid."""
 
-    status = 400
-    type = "invalid_request_error"
-    exit_code = 2
 
-
-class ContextTooLong(InvalidRequest):
+class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
     """The prompt, or prompt plus max_tokens, does not fit the model or the block pool."""
 
-    code = "context_length_exceeded"
 
-
-class TooLarge(InvalidRequest):
+class TooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
     """The body exceeds a limit."""
 
-    status = 413
-    code = "request_too_large"
-    limit = "body"
 
-
-class HeadersTooLarge(InvalidRequest):
+class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"):
     """The headers exceed a limit."""
 
-    status = 431
-    code = "headers_too_large"
-    limit = "header_bytes"
 
-
-class ExpectationFailed(InvalidRequest):
+class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
     """The header Expect has a value other than 100-continue."""
 
-    status = 417
-    code = "expectation_failed"
 
-
-class NotSupported(InvalidRequest):
+class NotSupported(InvalidRequest, status=501, code="not_supported"):
     """The request needs a protocol or a method that this proxy does not have."""
 
-    status = 501
-    code = "not_supported"
 
-
-class TooSlow(InvalidRequest):
+class TooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
     """The request did not arrive in time."""
-
-    status = 408
-    code = "request_timeout"
-    limit = "body_seconds"
 
 
 class Unkeyable(InvalidRequest):
     """No cache key can be computed for the request."""
 
 
-class Unauthorized(KvproxyError):
+class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
     """A token is missing or wrong."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class Forbidden(KvproxyError):
+class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
     """The client may not do this, with any credentials."""
 
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
 
-
-class NotFound(KvproxyError):
+class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
     """A named thing (entry, block, route) does not exist."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
-    exit_code = 3
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """The request names a model that is not served here."""
 
-    code = "model_not_found"
 
-
-class NoPrefixCache(KvproxyError):
+class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
     """This proxy has no prefix cache, since it forwards to an upstream."""
 
-    status = 409
-    type = "invalid_request_error"
-    code = "no_prefix_cache"
 
-
-class NotCached(KvproxyError):
+class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
     """`Cache-Control: only-if-cached` without a stored response (RFC 9111, section 5.2.1.7)."""
-
-    status = 504
-    type = "invalid_request_error"
-    code = "not_cached"
 
     @property
     def retryable(self) -> bool:
@@ -142,53 +115,28 @@ class NotCached(KvproxyError):
         return False
 
 
-class Overloaded(KvproxyError):
+class Overloaded(KvproxyError, status=503, code="overloaded"):
     """The engine cannot take another request now."""
 
-    status = 503
-    type = "server_error"
-    code = "overloaded"
 
-
-class ShuttingDown(KvproxyError):
+class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0):
     """The proxy stops, and its drain time is over."""
 
-    status = 503
-    type = "server_error"
-    code = "shutting_down"
-    retry_after = 1.0
 
-
-class DeadlineExceeded(KvproxyError):
+class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
     """The request exceeded its deadline."""
 
-    status = 504
-    type = "server_error"
-    code = "deadline_exceeded"
 
-
-class TooMany(KvproxyError):
+class TooMany(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
     """A client exceeded its quota."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
 
-
-class StoreUnavailable(KvproxyError):
+class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
     """The store of responses cannot be used now."""
 
-    status = 503
-    type = "server_error"
-    code = "store_unavailable"
 
-
-class TierUnavailable(KvproxyError):
+class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
     """A tier of the prefix cache cannot be used now."""
-
-    status = 503
-    type = "server_error"
-    code = "tier_unavailable"
 
 
 class UpstreamError(KvproxyError):
@@ -197,39 +145,25 @@ class UpstreamError(KvproxyError):
     unsent = False
 
 
-class UpstreamUnreachable(UpstreamError):
+class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"):
     """The upstream refused the connection, or closed it before a response."""
-
-    status = 502
-    type = "server_error"
-    code = "upstream_unreachable"
 
 
 class UpstreamBroken(UpstreamUnreachable):
     """The upstream's response ended early, so the client's response must end early, too."""
 
 
-class UpstreamTimeout(UpstreamError):
+class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
     """The upstream did not answer in time."""
 
-    status = 504
-    type = "server_error"
-    code = "upstream_timeout"
 
-
-class ModelUnsupported(KvproxyError):
+class ModelUnsupported(KvproxyError, code="model_unsupported"):
     """The model cannot share prefix blocks, or cannot be loaded."""
 
-    code = "model_unsupported"
 
-
-class SettingsError(KvproxyError):
+class SettingsError(KvproxyError, exit_code=2):
     """A setting has an impossible value."""
 
-    exit_code = 2
 
-
-class ProxyUnreachable(KvproxyError):
+class ProxyUnreachable(KvproxyError, exit_code=4):
     """No proxy responds at the URL of a command."""
-
-    exit_code = 4

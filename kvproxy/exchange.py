@@ -7,12 +7,13 @@ journal's record, and the telemetry spans are functions of it. No other object c
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from time import perf_counter, time
-from typing import Literal, Protocol
+from typing import Literal
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup import Lookup
+from kvproxy.quotas import Account
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.trace import Trace
 
@@ -26,24 +27,6 @@ Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "bypass"]
 """Reason to forward a request (RFC 9211): no stored response, a request for a fresh one, or an uncacheable request."""
-
-
-class Account(Protocol):
-    """Charges a client for the tokens of one request."""
-
-    def reserve(self, tokens: int) -> None:
-        """Charge the estimated cost of the work, or of a part of it, before it begins.
-
-        Raises:
-            TooMany: the client has no quota left now.
-            TooLarge: the request exceeds the quota of a whole minute.
-        """
-
-    def settle(self, tokens: int) -> None:
-        """Replace all reservations with the final cost."""
-
-    def cached(self, tokens: int) -> None:
-        """Charge for a cached response, if the settings charge for these. Raises as `reserve`."""
 
 
 @dataclass(frozen=True, slots=True)

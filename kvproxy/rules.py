@@ -8,7 +8,6 @@ from kvproxy.apis.control import Control
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Limits
-from kvproxy.request_rule import RequestRule
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT
 from kvproxy.settings.edits import EditSettings
@@ -102,21 +101,7 @@ def _changed(control: Control, rule: RuleSettings) -> Control:
             _stricter(min, limits.max_error, rule.max_error),
         ),
         tags=tuple(sorted({*control.tags, *rule.tags})),
-        rule=RequestRule(
-            name=rule.name,
-            semantic=rule.semantic is not False,
-            policy=rule.policy,
-            ttl=rule.ttl,
-            stale_while_revalidate=rule.stale_while_revalidate,
-            stale_if_error=rule.stale_if_error,
-            ignored=rule.ignore,
-            key_headers=rule.key_headers,
-            key_fields=rule.key_fields,
-            text=rule.journal_text,
-            edits=rule.edits,
-            pace=rule.pace,
-            sampled_requests=rule.sampled_requests,
-        ),
+        rule=rule,
     )
 
 

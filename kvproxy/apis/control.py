@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
-from kvproxy.request_rule import NO_RULE, RequestRule
+from kvproxy.settings.rules import NO_RULE, RuleSettings
 from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
@@ -37,7 +37,7 @@ class Control:
         timeout: seconds for the complete response.
         pace: replay rate of a stream in tokens per second; 0 is unlimited.
         namespace: name of the part of the cache to use; requests of different names share no responses.
-        rule: the operator's rule.
+        rule: the operator's rule; `NO_RULE` if no rule matches.
     """
 
     no_cache: bool = False
@@ -53,7 +53,7 @@ class Control:
     timeout: float | None = None
     pace: float | None = None
     namespace: str = ""
-    rule: RequestRule = NO_RULE
+    rule: RuleSettings = NO_RULE
 
 
 _DEFAULT = Control()

@@ -40,6 +40,5 @@ class Admission:
 
 
 def _overloaded(limit: str, cause: str) -> Overloaded:
-    error = Overloaded(f"too busy: {cause}; try again, or raise the setting limits.{limit}")
-    error.retry_after, error.limit = RETRY_SECONDS, limit
-    return error
+    message = f"too busy: {cause}; try again, or raise the setting limits.{limit}"
+    return Overloaded(message, limit=limit, retry_after=RETRY_SECONDS)

@@ -20,7 +20,7 @@ from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.pool_map import PoolMap, map_pool
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
-from kvproxy.blocks.tree import Branch, list_branches, list_cached_blocks, nodes_of_blocks
+from kvproxy.blocks.tree import Branch, list_branches, nodes_of_pool
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.store import TierStats
@@ -35,10 +35,10 @@ class EmbeddedPrefix(PrefixCache):
         self._worker = backend.worker
 
     async def blocks(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.make_rows, await self._worker.inspect(view.snapshot_all_blocks))
+        return await self._worker.inspect(view.list_blocks)
 
     async def queue(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.make_rows, await self._worker.inspect(view.snapshot_free_blocks))
+        return await self._worker.inspect(view.list_free_blocks)
 
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)
@@ -46,8 +46,8 @@ class EmbeddedPrefix(PrefixCache):
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        blocks = await self._worker.inspect(list_cached_blocks)
-        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_blocks(blocks), parent, start, limit))
+        nodes = await self._worker.inspect(nodes_of_pool)
+        found, total = await asyncio.to_thread(list_branches, nodes, parent, start, limit)
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:

@@ -1,7 +1,6 @@
 """The prefix block cache; behaves like vLLM v1's `KVCacheManager`, block id by block id (see docs/block-cache.md)."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -12,13 +11,12 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.integrity import check_integrity
 from kvproxy.blocks.lookup import find_longest_cache_hit
 from kvproxy.blocks.policies import queue_factory
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import ResidencyTracker
+from kvproxy.blocks.rows import PoolStats
 from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
-from kvproxy.blocks.stats import PoolStats, PrefixCacheStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,8 @@ class KVCacheManager:
             spec.cached_windows == "last" for spec in specs
         )
         self.block_size = self.main.block_size
-        self.prefix_cache_stats = PrefixCacheStats()
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
         self.requests: dict[str, CacheRequest] = {}
         self._alignment_tokens = alignment_tokens
         self._copy_on_write = CopyOnWrite(self.pool)
@@ -191,7 +190,8 @@ class KVCacheManager:
             group.allocate_new_computed_blocks(request.id, hit)
         if not request.skip_read and not request.is_recorded:
             request.is_recorded = True
-            self.prefix_cache_stats.record(request.num_tokens, computed.num_tokens)
+            self.num_queried_tokens += request.num_tokens
+            self.num_hit_tokens += computed.num_tokens
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         """Cache every block that the first `num_computed_tokens` fill."""
@@ -288,7 +288,7 @@ class KVCacheManager:
 
     def stats(self) -> PoolStats:
         """Return the statistics of the pool and of lookups; O(number of blocks)."""
-        pool, lookups = self.pool, self.prefix_cache_stats
+        pool = self.pool
         return PoolStats(
             num_blocks=pool.num_blocks,
             block_size=self.block_size,
@@ -296,12 +296,8 @@ class KVCacheManager:
             cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
             used=pool.num_blocks - 1 - pool.num_free_blocks,
             usage=pool.usage,
-            queries=lookups.queries,
-            hits=lookups.hits,
-            hit_rate=lookups.hit_rate,
+            queries=self.num_queried_tokens,
+            hits=self.num_hit_tokens,
+            hit_rate=self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0,
             evictions=pool.num_evictions,
         )
-
-    def check_integrity(self, pinned: Counter[int] | None = None) -> None:
-        """Raise AssertionError if an invariant is broken; `pinned` is `Pins.holders()`."""
-        check_integrity(self.pool, self.groups, pinned)

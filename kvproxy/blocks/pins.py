@@ -1,7 +1,6 @@
 """Pins: cached chains that are protected from eviction, optionally for a limited time."""
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -112,7 +111,3 @@ class Pins:
             )
             for name, pin in self._pins.items()
         ]
-
-    def holders(self) -> Counter[int]:
-        """Return the number of pins of each block id, for `check_integrity`."""
-        return Counter(block.id for pin in self._pins.values() for block in pin.blocks)

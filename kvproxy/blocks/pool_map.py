@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.rows import BlockRow, BlockState
+from kvproxy.blocks.view import block_state
 
 _LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
 _NAME_DIGITS = 16
@@ -37,18 +38,14 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
     """Return the map of the embedded engine's pool. Cheap, because it blocks the engine thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
-    states = [_LETTERS["free" if block.hash is None else "cached"] for block in blocks]
     tenants: dict[str, int] = {}
     tenant = [-1] * len(blocks)
     for block in blocks:
-        if block.ref_count:
-            states[block.id] = _LETTERS["used" if block.id in in_tables else "pinned"]
         if block.source is not None:
             tenant[block.id] = tenants.setdefault(block.source[0].salt or "", len(tenants))
-    states[null.id] = _LETTERS["null"]
     return PoolMap(
         None,
-        "".join(states),
+        "".join(_LETTERS[block_state(block, null, in_tables)] for block in blocks),
         [block.ref_count for block in blocks],
         [block.last_accessed for block in blocks],
         list(tenants),

@@ -7,8 +7,6 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.rows import BlockRow
 
 _MAX_NAMES = 64
-BlockFields = tuple[int, bytes, bytes | None, int]
-"""Id, hash, parent's hash, and reference count of a cached block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +42,13 @@ class Branch:
     text: str = ""
 
 
-def list_cached_blocks(manager: KVCacheManager) -> list[BlockFields]:
-    """Return the cached blocks of the main group. Cheap, because it blocks the engine thread."""
+def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
+    """Return the nodes of the main group's cached blocks."""
     group = manager.main.group_id
     return [
-        (block.id, block.hash, block.parent, block.ref_count)
+        TreeNode(str(block.id), block.hash.hex(), block.parent.hex() if block.parent else None, block.ref_count > 0)
         for block in manager.pool.blocks
         if block.hash is not None and block.group == group
-    ]
-
-
-def nodes_of_blocks(blocks: Iterable[BlockFields]) -> list[TreeNode]:
-    """Return the nodes of the embedded engine's blocks."""
-    return [
-        TreeNode(str(id), digest.hex(), None if parent is None else parent.hex(), ref_count > 0)
-        for id, digest, parent, ref_count in blocks
     ]
 
 

@@ -1,8 +1,7 @@
 """Views of the embedded engine's block cache for admin routes and commands."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from operator import attrgetter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.divergence import find_divergence
@@ -21,40 +20,18 @@ from kvproxy.blocks.rows import (
 )
 from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCacheManager
 
-_get_fields = attrgetter("id", "ref_count", "hash", "parent", "group", "last_accessed", "priority")
-_Fields = tuple[int, int, bytes | None, bytes | None, int | None, int, int]
 
-
-@dataclass(frozen=True, slots=True)
-class BlocksSnapshot:
-    """Blocks at one moment, copied on the engine thread; `make_rows` does the slow work in another thread.
-
-    Attributes:
-        blocks: fields of each block.
-        requests: ids of the requests that hold a block, by block id.
-        groups: index of the KV cache group whose tables hold a block, by block id.
-        null: id of the null block.
-        block_size: tokens in a block.
-    """
-
-    blocks: list[_Fields]
-    requests: dict[int, list[str]]
-    groups: dict[int, int | None]
-    null: int
-    block_size: int
-
-
-def snapshot_all_blocks(manager: KVCacheManager) -> BlocksSnapshot:
+def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
     """Return every block by id."""
-    return _snapshot(manager, manager.pool.blocks)
+    return _block_rows(manager, manager.pool.blocks)
 
 
-def snapshot_free_blocks(manager: KVCacheManager) -> BlocksSnapshot:
+def list_free_blocks(manager: KVCacheManager) -> list[BlockRow]:
     """Return the free blocks in eviction order."""
-    return _snapshot(manager, manager.pool.free_queue)
+    return _block_rows(manager, manager.pool.free_queue)
 
 
-def _snapshot(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> BlocksSnapshot:
+def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list[BlockRow]:
     null = manager.pool.null_block
     requests: dict[int, list[str]] = {}
     groups: dict[int, int | None] = {}
@@ -64,38 +41,31 @@ def _snapshot(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> Blocks
                 if block is not null:
                     requests.setdefault(block.id, []).append(request_id)
                     groups[block.id] = group.group_id
-    return BlocksSnapshot(list(map(_get_fields, blocks)), requests, groups, null.id, manager.block_size)
-
-
-def make_rows(snapshot: BlocksSnapshot) -> list[BlockRow]:
-    """Return a row for each block."""
-    rows = []
-    for id, ref_count, digest, parent, group, last_accessed, priority in snapshot.blocks:
-        requests = snapshot.requests.get(id)
-        state: BlockState
-        if id == snapshot.null:
-            state, requests = "null", None
-        elif ref_count:
-            # A block in use without a request is pinned.
-            state = "pinned" if requests is None else "used"
-        else:
-            state = "free" if digest is None else "cached"
-        rows.append(
-            BlockRow(
-                id,
-                state,
-                ref_count,
-                _hex(digest),
-                _hex(parent),
-                digest is not None,
-                0 if digest is None else snapshot.block_size,
-                last_accessed,
-                priority,
-                () if requests is None else tuple(requests),
-                snapshot.groups.get(id) if group is None else group,
-            )
+    return [
+        BlockRow(
+            block.id,
+            block_state(block, null, requests),
+            block.ref_count,
+            _hex(block.hash),
+            _hex(block.parent),
+            block.hash is not None,
+            0 if block.hash is None else manager.block_size,
+            block.last_accessed,
+            block.priority,
+            tuple(requests.get(block.id, ())),
+            groups.get(block.id) if block.group is None else block.group,
         )
-    return rows
+        for block in blocks
+    ]
+
+
+def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[int]) -> BlockState:
+    """Return the state of a block; `in_tables` has the ids of the blocks that requests hold."""
+    if block is null:
+        return "null"
+    if block.ref_count:
+        return "used" if block.id in in_tables else "pinned"
+    return "free" if block.hash is None else "cached"
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
@@ -103,7 +73,7 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]
-    (row,) = make_rows(_snapshot(manager, [block]))
+    (row,) = _block_rows(manager, [block])
     return BlockContent(row, block.tokens(manager.block_size))
 
 

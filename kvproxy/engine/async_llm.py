@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.engine_thread import EngineThread, run_on_temporary_thread
+from kvproxy.engine.engine_thread import EngineThread
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.engine.models.lora import LoraManager
@@ -95,7 +96,10 @@ class AsyncLLM:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)
 
-        return run_on_temporary_thread(create)
+        # OpenMP keeps worker threads for each thread that computed, until that thread exits. With more threads than cores,
+        # GNU OpenMP stops spinning between parallel regions, and a step takes 1.5 times as long.
+        with ThreadPoolExecutor(1, "kvproxy-load") as thread:
+            return thread.submit(create).result()
 
     async def start(self) -> None:
         self._thread.start()
@@ -151,20 +155,19 @@ class AsyncLLM:
         return await self._run_between_steps(lambda: change(self._engine.pins))
 
     async def _run_between_steps(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
+        result: Future[T] = Future()
 
         def job() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
             try:
                 self._engine.pins.expire()
-                value = call()
+                result.set_result(call())
             except Exception as error:
-                loop.call_soon_threadsafe(_set_exception, result, error)
-            else:
-                loop.call_soon_threadsafe(_set_result, result, value)
+                result.set_exception(error)
 
         self._thread.put(job)
-        return await result
+        return await asyncio.wrap_future(result)
 
     async def tier_match(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
         """Return the tokens that each tier would add to the pool's hit, without loading them."""
@@ -196,13 +199,3 @@ class AsyncLLM:
             return await asyncio.to_thread(self._engine.tiers.clear, name, models)
         except TierError as error:
             raise TierUnavailable(f"tier {name} was not cleared: {error}; try again") from None
-
-
-def _set_result(future: "asyncio.Future[T]", value: T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _set_exception(future: "asyncio.Future[T]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -5,8 +5,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
 
 import torch
 
@@ -17,29 +15,10 @@ from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings
 
-T = TypeVar("T")
 Job = Callable[[], None]
 Send = Callable[[Delta | KvproxyError], None]
 _log = logging.getLogger(__name__)
 _STALL_POLL_SECONDS = 0.1
-
-
-def run_on_temporary_thread(work: Callable[[], T]) -> T:
-    """Run the loading of a model on a thread that exits before the engine's thread starts.
-
-    OpenMP keeps worker threads for each thread that computed, until that thread exits. With more threads than cores, GNU
-    OpenMP stops spinning between parallel regions, and a step takes 1.5 times as long.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="kvproxy-load", daemon=True).start()
-    return future.result()
 
 
 class EngineThread:

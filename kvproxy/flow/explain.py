@@ -22,6 +22,7 @@ from kvproxy.journal.causes import Texts
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.regions import parts_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
+from kvproxy.settings.rules import NO_RULE
 
 
 def texts(reader: Reader, store: Store | None) -> Texts:
@@ -144,17 +145,19 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         found,
         semantic,
         prefix,
-        request.control.rule.name,
+        request.control.rule.name or None,
     )
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
     """The report if the request or its rule forbids a semantic hit."""
     control = request.control
-    who = "the request" if control.rule.name is None else f"the rule {control.rule.name}"
+    who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return None if control.rule.semantic else SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return (
+        SemanticReport(reason=f"{who} takes answers of equal requests only") if control.rule.semantic is False else None
+    )
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:

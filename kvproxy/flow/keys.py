@@ -10,8 +10,8 @@ from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
-from kvproxy.request_rule import NO_RULE, RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
+from kvproxy.settings.rules import NO_RULE
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
 _MAX_SEMANTIC_BYTES = 800
@@ -74,7 +74,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 def _relevant(request: ApiRequest) -> JsonObject:
     """The body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
-    ignored = request.control.rule.ignored
+    ignored = request.control.rule.ignore
     # An escape sequence could hide a marker from this fast check.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without(request.body, ignored) if ignored else request.body).items():
@@ -90,7 +90,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
     """Add the headers (as digests, since they may be secret) and fields of the rule."""
-    rule: RequestRule = request.control.rule
+    rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:
             headers[name] = _digest({name: request.headers[name]})[:16]

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvproxy.apis import APIS, by_name
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
@@ -43,56 +42,42 @@ class Cached:
     text: str
 
 
-class Judge(Protocol):
-    """Decides whether two responses are equivalent."""
+Judge = Callable[[ApiRequest, str, Cached, str], Awaitable[bool | None]]
+"""Decides whether a cached response would have served a request; None if this is undecided.
 
-    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
-        """Whether the cached response would have served the request; None if this is undecided."""
-
-
-class EqualityJudge:
-    """Compares texts without case, spaces, and punctuation."""
-
-    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
-        return normalise(cached.text) == normalise(fresh)
+Its arguments are the request, its question, the cached response, and the text of the fresh response.
+"""
 
 
-class SimilarityJudge:
-    """Compares texts, then their embeddings.
+def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
+    """The judge that the settings define, if any: it compares texts, then their embeddings, or asks the model."""
+    if settings.judge == "none":
+        return None
 
-    Args:
-        similarity: cosine of a stored and a fresh response.
-        least: minimum cosine of equal responses.
-    """
-
-    def __init__(self, similarity: Callable[[Cached, str], Awaitable[float]], least: float) -> None:
-        self._similarity = similarity
-        self._least = least
-
-    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
-        return normalise(cached.text) == normalise(fresh) or await self._similarity(cached, fresh) >= self._least
-
-
-class ModelJudge:
-    """Compares texts, then asks the model. Each comparison is one more request to the backend."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    async def same(self, request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
+    async def judge(request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
         if normalise(cached.text) == normalise(fresh):
             return True
-        asked = (
-            f"Question:\n{question}\n\nFirst answer:\n{cached.text}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
-        )
-        try:
-            whole = await ask(self._backend, _judging(request, asked), _LARGEST)
-        except KvproxyError:
-            return None
-        said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
-        words = re.findall(r"\b(SAME|DIFFERENT)\b", said.upper())
-        # A reasoning model states its decision last.
-        return words[-1] == "SAME" if words else None
+        if settings.judge == "model":
+            return await ask_model(backend, request, question, cached.text, fresh)
+        if settings.judge == "equality" or semantic.learning is None:
+            return False
+        similarity = await semantic.learning.answer_similarity(cached.entry, cached.text, fresh)
+        return similarity >= settings.judge_similarity
+
+    return judge
+
+
+async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+    """Ask the model whether two answers are equivalent; None without a verdict. It is one more request to the backend."""
+    asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+    try:
+        whole = await ask(backend, _judging(request, asked), _LARGEST)
+    except KvproxyError:
+        return None
+    said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
+    words = re.findall(r"\b(SAME|DIFFERENT)\b", said.upper())
+    # A reasoning model states its decision last.
+    return words[-1] == "SAME" if words else None
 
 
 def _judging(request: ApiRequest, asked: str) -> ApiRequest:
@@ -155,7 +140,7 @@ class Observer:
         self._shadow = shadow
         self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
-        self._unfinished = 0
+        self._is_comparing = False
         self.counts: Counter[str] = Counter()
         """Comparisons by result: right, wrong, undecided, dropped."""
 
@@ -169,7 +154,6 @@ class Observer:
             self._task = asyncio.create_task(self._work())
         try:
             self._queue.put_nowait(_Comparison(request, lookup, fresh, late))
-            self._unfinished += 1
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
@@ -184,8 +168,8 @@ class Observer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the queue is empty."""
-        return self._unfinished == 0
+        """Whether all comparisons are done."""
+        return self._queue.empty() and not self._is_comparing
 
     async def close(self) -> None:
         """Stop, and drop the queue."""
@@ -197,6 +181,7 @@ class Observer:
     async def _work(self) -> None:
         while True:
             comparison = await self._queue.get()
+            self._is_comparing = True
             try:
                 result = await self._observe(comparison)
                 if comparison.lookup.observation is not None:
@@ -208,7 +193,7 @@ class Observer:
                 _log.error("an answer could not be compared", exc_info=error)
             finally:
                 self._queue.task_done()
-                self._unfinished -= 1
+                self._is_comparing = False
 
     async def _observe(self, comparison: _Comparison) -> str:
         fresh, learning = comparison.fresh, self._semantic.learning
@@ -221,7 +206,7 @@ class Observer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self._judge.same(comparison.request, fresh.prompt, Cached(id, cached), said)
+            return await self._judge(comparison.request, fresh.prompt, Cached(id, cached), said)
 
         # A skipped lookup forwarded its request without a decision.
         learned = await learning.record_response(
@@ -236,22 +221,3 @@ def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSett
     """The observer that the settings define, if any."""
     judge = make_judge(semantic, backend, settings)
     return None if judge is None else Observer(semantic, judge, shadow=settings.shadow)
-
-
-def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """The judge that the settings define, if any."""
-    judges: dict[str, Callable[[], Judge]] = {
-        "equality": EqualityJudge,
-        "similarity": lambda: SimilarityJudge(_alike(semantic), settings.judge_similarity),
-        "model": lambda: ModelJudge(backend),
-    }
-    make = judges.get(settings.judge)
-    return None if make is None else make()
-
-
-def _alike(semantic: SemanticCache) -> Callable[[Cached, str], Awaitable[float]]:
-    async def alike(cached: Cached, fresh: str) -> float:
-        assert semantic.learning is not None
-        return await semantic.learning.answer_similarity(cached.entry, cached.text, fresh)
-
-    return alike

@@ -123,7 +123,7 @@ class CacheLookup:
             failed: the backend has no response, so a stale one is accepted.
         """
         request, key = exchange.api_request, exchange.cache_key
-        if exchange.lookup_failed or not request.control.rule.semantic:
+        if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
         try:
             if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):

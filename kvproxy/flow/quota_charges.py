@@ -9,8 +9,8 @@ from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, Relayed
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import Account
 from kvproxy.flow.backend_response import BackendResponse, open_response
+from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
 """Estimate for an image or another file in a prompt."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from uuid import uuid4
 
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
@@ -12,7 +13,6 @@ from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
-from kvproxy.ids import Ids
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
@@ -50,7 +50,6 @@ class ResponseWriter:
         self._clock = clock
         self._observer = observer
         self._journal = journal
-        self._ids = Ids()
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
@@ -114,14 +113,14 @@ class ResponseWriter:
         prompt_tokens, completion_tokens = request.api.usage(whole)
         tags = request.control.tags
         entry = Entry(
-            id=self._ids.new(),
+            id=uuid4().hex,
             key=key.exact,
             namespace=key.namespace,
             tenant=request.tenant,
             model=request.model,
             endpoint=request.api.name,
             prompt=key.text or key.prompt,
-            semantic=key.text is not None and self._cache.semantic is not None and rule.semantic,
+            semantic=key.text is not None and self._cache.semantic is not None and rule.semantic is not False,
             request=request.raw,
             response=dumps(whole),
             created=now,

@@ -121,9 +121,9 @@ def check_choices(body: JsonMap, most: int) -> None:
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > most:
-            error = InvalidRequest(f"{name} is {most} at the most: see the setting limits.choices", param=name)
-            error.limit = "choices"
-            raise error
+            raise InvalidRequest(
+                f"{name} is {most} at the most: see the setting limits.choices", param=name, limit="choices"
+            )
 
 
 async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:

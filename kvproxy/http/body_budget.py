@@ -65,12 +65,11 @@ class Reservation:
         # An upper bound: separators inside of texts count, too.
         items = sum(raw.count(separator) for separator in _SEPARATORS)
         if items > limits.items:
-            error = TooLarge(
+            raise TooLarge(
                 f"the body has more than {limits.items:,} items (commas, braces, and brackets):"
-                " send fewer, or raise the setting limits.items"
+                " send fewer, or raise the setting limits.items",
+                limit="items",
             )
-            error.limit = "items"
-            raise error
         if self._budget.items + items > limits.in_flight_items:
             raise _overloaded("in_flight_items", "the bodies of the requests in flight hold too many items")
         self.items += items
@@ -78,6 +77,4 @@ class Reservation:
 
 
 def _overloaded(limit: str, why: str) -> Overloaded:
-    error = Overloaded(f"{why}: try again, or raise the setting limits.{limit}")
-    error.retry_after, error.limit = 1.0, limit
-    return error
+    return Overloaded(f"{why}: try again, or raise the setting limits.{limit}", limit=limit, retry_after=1.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from time import time
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
 from kvproxy.flow.keys import tenant_of
-from kvproxy.ids import Ids
 from kvproxy.trace import HEADER
 
 _EXCHANGE = "exchange"
@@ -48,14 +48,13 @@ class ExchangeMiddleware:
         self._clock = clock
         self._finish = finish
         self._tenants = tenants
-        self._ids = Ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or self._ids.new().encode()
+        request_id = given or uuid4().hex.encode()
         traceparent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
         exchange = Exchange(
             _APIS.get(scope["path"]) if scope["method"] == "POST" else None,

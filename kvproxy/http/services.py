@@ -18,13 +18,13 @@ from kvproxy.flow.edits import edited
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
 from kvproxy.http.access.clients import Clients
-from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.access.rules import Access
 from kvproxy.http.body_budget import BodyBudget
 from kvproxy.http.connections.lifetimes import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
+from kvproxy.quotas import Quotas
 from kvproxy.redaction import load_redactor
 from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
@@ -58,7 +58,7 @@ class Services:
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.metrics, cached=self.settings.limits.cached_tokens)
+        return Quotas(self.metrics.client_tokens, cached=self.settings.limits.cached_tokens)
 
     @cached_property
     def bodies(self) -> BodyBudget:

@@ -21,7 +21,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
         redact: removes private data from texts.
     """
     request, key = exchange.request, exchange.key
-    if request is None or key is None or (mode := request.control.rule.text or default) == "none":
+    if request is None or key is None or (mode := request.control.rule.journal_text or default) == "none":
         return None, None
     if mode == "hits" and exchange.layer != "semantic":
         return None, None

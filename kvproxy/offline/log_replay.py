@@ -157,7 +157,7 @@ class _Replayer:
         served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
         if self.judge is None or expected is None or served is None or exchange.hit is None:
             return None
-        return await self.judge.same(request, "", Cached(exchange.hit.id, served), expected)
+        return await self.judge(request, "", Cached(exchange.hit.id, served), expected)
 
 
 class LoggedBackend:

@@ -59,3 +59,7 @@ class RuleSettings(Section):
         if tenant := _TENANT_HEADERS & set(lowered):
             raise ValueError(f"{min(tenant)} identifies the tenant, so it changes every key: see access.tenant_headers")
         return lowered
+
+
+NO_RULE = RuleSettings.model_construct(name="")
+"""The rule of requests that match no rule: it changes nothing."""

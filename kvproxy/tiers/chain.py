@@ -5,11 +5,10 @@ overwrites them in the same step, and a killed process would lose all chunks tha
 """
 
 import logging
-import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -19,53 +18,6 @@ from kvproxy.tiers.store import ChunkStore, Data, TierError, TierStats
 
 T = TypeVar("T")
 _log = logging.getLogger("kvproxy")
-
-
-class BackgroundWriter:
-    """Runs tasks in order on a thread, and refuses tasks while more than `limit` bytes are pending."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._pending_bytes = 0
-        self._changed = threading.Condition()
-        self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="kvproxy-tiers", daemon=True)
-        self._thread.start()
-
-    def has_room(self, size: int) -> bool:
-        """Return whether a task of `size` bytes is accepted; a single task of any size is."""
-        return not self._pending_bytes or self._pending_bytes + size <= self._limit
-
-    def submit(self, size: int, task: Callable[[], None]) -> bool:
-        """Queue a task that holds `size` bytes; return False if too many bytes are pending."""
-        with self._changed:
-            if not self.has_room(size):
-                return False
-            self._pending_bytes += size
-        self._queue.put((size, task))
-        return True
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until no bytes are pending; return False after a timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._pending_bytes == 0, timeout)
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Run the pending tasks for at most `timeout` seconds."""
-        self._queue.put(None)
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            size, task = item
-            try:
-                task()
-            except Exception:
-                _log.exception("cannot store a chunk")
-            finally:
-                with self._changed:
-                    self._pending_bytes -= size
-                    self._changed.notify_all()
 
 
 class TierChain:
@@ -79,7 +31,9 @@ class TierChain:
     def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
         self.stores = tuple(stores)
         self._cipher = cipher
-        self._writer = BackgroundWriter(pending)
+        self._writer = ThreadPoolExecutor(1, "kvproxy-tiers")
+        self._max_pending_bytes = pending
+        self._pending_bytes = 0
         self._counts = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
         self._lock = threading.Lock()
@@ -132,8 +86,8 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a chunk of `size` bytes is accepted now; reserves nothing."""
-        return self._writer.has_room(size)
+        """Return whether a chunk of `size` bytes is accepted now; a single chunk of any size is. Reserves nothing."""
+        return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
         """Write a chunk to every tier that needs it, in the background.
@@ -151,14 +105,20 @@ class TierChain:
                 for store in stores:
                     if store.should_put(key):
                         self._call(store, lambda s: self._put(s, key, data))
+            except Exception:
+                _log.exception("cannot store a chunk")
             finally:
                 self._pending.discard(key)
+                with self._lock:
+                    self._pending_bytes -= len(data)
 
+        with self._lock:
+            if not self.has_room(len(data)):
+                return False
+            self._pending_bytes += len(data)
         self._pending.add(key)
-        is_accepted = self._writer.submit(len(data), task)
-        if not is_accepted:
-            self._pending.discard(key)
-        return is_accepted
+        self._writer.submit(task)
+        return True
 
     def count_dropped(self, key: str) -> None:
         """Count a chunk that will never be written."""
@@ -174,17 +134,8 @@ class TierChain:
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
             return None
-        done: Future[int] = Future()
-
-        def task() -> None:
-            try:
-                done.set_result(store.clear(matches))
-            except Exception as error:
-                done.set_exception(error)
-
-        self._writer.submit(0, task)
         try:
-            return done.result(timeout)
+            return self._writer.submit(store.clear, matches).result(timeout)
         except TimeoutError:
             raise TierError(f"{name} is still busy after {timeout:g} s: try again") from None
 
@@ -204,14 +155,15 @@ class TierChain:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all accepted chunks are written; return False after a timeout."""
-        return self._writer.flush(timeout)
+        return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:
         """Return the statistics of each tier, the fastest first."""
         return [TierStats(**(asdict(store.stats()) | self._counts[store.name])) for store in self.stores]
 
     def close(self) -> None:
-        """Write the pending chunks and close the stores."""
-        self._writer.close()
+        """Write the pending chunks for at most 10 seconds, and close the stores."""
+        self.flush(10.0)
+        self._writer.shutdown(wait=False, cancel_futures=True)
         for store in self.stores:
             self._call(store, lambda s: s.close())

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from tests.reference.integrity import check_integrity
 
 
 class Clock:
@@ -37,7 +38,7 @@ def serve(manager: KVCacheManager, id: str, tokens: Sequence[int], answer: Seque
     request = begin(manager, id, tokens, **options)
     decode(manager, request, answer)
     manager.free(request)
-    manager.check_integrity()
+    check_integrity(manager)
     return hit
 
 

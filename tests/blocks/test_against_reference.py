@@ -7,6 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest
+from tests.reference.integrity import check_integrity
 from tests.reference.naive_blocks import NaiveCache
 
 SIZE = 3
@@ -96,7 +97,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        self.real.check_integrity()
+        check_integrity(self.real)
         assert [block.id for block in self.real.pool.free_queue] == self.naive.free
         assert {block.id for block in self.real.pool.blocks if block.hash} == set(self.naive.names)
         assert self.real.pool.num_evictions == self.naive.evictions

@@ -8,8 +8,9 @@ from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
-from kvproxy.blocks.view import make_rows, snapshot_all_blocks
+from kvproxy.blocks.view import list_blocks
 from tests.blocks.driver import begin, decode, hit_tokens, serve
+from tests.reference.integrity import check_integrity
 
 
 def fork(manager: KVCacheManager, parent: CacheRequest, id: str) -> CacheRequest:
@@ -27,17 +28,17 @@ def test_a_prompt_of_full_blocks_recomputes_its_last_block() -> None:
 def test_a_refused_allocation_changes_nothing() -> None:
     manager = KVCacheManager(4, 4)
     begin(manager, "a", range(8))
-    before = make_rows(snapshot_all_blocks(manager))
+    before = list_blocks(manager)
     request = CacheRequest("b", range(100, 108))
     assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) is None
-    assert make_rows(snapshot_all_blocks(manager)) == before
-    assert manager.prefix_cache_stats.queries == 8
+    assert list_blocks(manager) == before
+    assert manager.num_queried_tokens == 8
 
 
 def test_a_request_that_skips_reads_is_cached() -> None:
     manager = KVCacheManager(10, 4)
     serve(manager, "a", range(9), skip_read=True)
-    assert manager.prefix_cache_stats.queries == 0
+    assert manager.num_queried_tokens == 0
     assert (hit_tokens(manager, range(9), skip_read=True), hit_tokens(manager, range(9))) == (0, 8)
 
 
@@ -134,7 +135,7 @@ def test_the_id_of_a_live_request_is_refused() -> None:
     manager.free(child)
     assert manager.requests == {}
     begin(manager, "a", range(9))
-    manager.check_integrity()
+    check_integrity(manager)
 
 
 @pytest.mark.parametrize("step", [4, 8, 12, 24])
@@ -146,4 +147,4 @@ def test_blocks_that_leave_a_window_are_freed_at_once(step: int) -> None:
         request.num_computed_tokens += step
     # The request holds the blocks of the last step, and before them the window of four tokens.
     assert manager.stats().used == step // 4 + (step < 48)
-    manager.check_integrity()
+    check_integrity(manager)

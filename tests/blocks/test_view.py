@@ -14,8 +14,9 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.rows import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec
-from kvproxy.blocks.tree import TreeNode, list_branches, list_cached_blocks, nodes_of_blocks
+from kvproxy.blocks.tree import TreeNode, list_branches, nodes_of_pool
 from tests.blocks.driver import begin, serve
+from tests.reference.integrity import check_integrity
 
 
 def test_every_state_of_a_block_has_its_row() -> None:
@@ -25,13 +26,13 @@ def test_every_state_of_a_block_has_its_row() -> None:
     pins.pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
     manager.free(begin(manager, "cached", [5, 6, 7, 8]))
     begin(manager, "live", [9] * 5)
-    manager.check_integrity(pins.holders())
-    rows = view.make_rows(view.snapshot_all_blocks(manager))
+    check_integrity(manager, pins)
+    rows = view.list_blocks(manager)
     assert [row.id for row in rows] == list(range(10))
     assert [row.state for row in rows[:6]] == ["null", "pinned", "cached", "used", "used", "free"]
     assert [row.requests for row in rows[:4]] == [(), (), (), ("live",)]
     assert [row.num_tokens for row in rows[1:6]] == [4, 4, 4, 0, 0]
-    queue = view.make_rows(view.snapshot_free_blocks(manager))
+    queue = view.list_free_blocks(manager)
     assert [row.id for row in queue] == [5, 6, 7, 8, 9, 2]
     shown = view.show_block(manager, 2)
     assert shown is not None
@@ -56,10 +57,10 @@ def test_each_group_has_its_share_of_the_pool() -> None:
 def test_a_match_names_its_blocks_and_changes_nothing() -> None:
     manager = KVCacheManager(10, 4, keep_tokens=True)
     serve(manager, "a", range(8))
-    before = view.make_rows(view.snapshot_all_blocks(manager))
+    before = view.list_blocks(manager)
     found = view.match_prefix(manager, CacheRequest("b", range(9)))
     assert (found.prompt_tokens, found.matched_tokens, found.blocks, found.divergence) == (9, 8, (1, 2), None)
-    assert view.make_rows(view.snapshot_all_blocks(manager)) == before
+    assert view.list_blocks(manager) == before
 
 
 def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
@@ -156,20 +157,18 @@ def test_columns_equal_rows() -> None:
         request = begin(manager, f"r{number}", [number, *range(20)], salt=tenant)
         if not live:
             manager.free(request)
-    found, rows = map_pool(manager), view.make_rows(view.snapshot_all_blocks(manager))
+    found, rows = map_pool(manager), view.list_blocks(manager)
     letters = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
     assert found.states == "".join(letters[row.state] for row in rows)
     assert set("0ucf") <= set(found.states)
     assert found.refs == [row.ref_count for row in rows]
     assert found.used == [row.last_accessed for row in rows]
-    assert found.queue == [row.id for row in view.make_rows(view.snapshot_free_blocks(manager))]
+    assert found.queue == [row.id for row in view.list_free_blocks(manager)]
     assert found.tenants is not None
     assert found.tenant is not None
     tenants = [found.tenants[index] if index >= 0 else None for index in found.tenant]
     assert {name for name, row in zip(tenants, rows, strict=True) if row.hash is not None} == {"a", "b"}
-    assert {node.name for node in nodes_of_blocks(list_cached_blocks(manager))} == {
-        str(row.id) for row in rows if row.hash is not None
-    }
+    assert {node.name for node in nodes_of_pool(manager)} == {str(row.id) for row in rows if row.hash is not None}
 
 
 def test_columns_of_mirrored_blocks() -> None:

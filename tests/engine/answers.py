@@ -2,6 +2,7 @@
 
 from kvproxy.engine.core import EngineCore
 from kvproxy.generation import GenerationRequest, SamplingParams
+from tests.reference.integrity import check_integrity
 
 
 def run(engine: EngineCore, prompts: list[list[int]], n: int = 1, answer: int = 8) -> list[list[int]]:
@@ -14,5 +15,5 @@ def run(engine: EngineCore, prompts: list[list[int]], n: int = 1, answer: int = 
         )
     while engine.has_work:
         engine.step()
-        engine.manager.check_integrity()
+        check_integrity(engine.manager)
     return [answers[f"{number}#{index}"] for number in range(len(prompts)) for index in range(n)]

@@ -22,6 +22,7 @@ from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
+from tests.reference.integrity import check_integrity
 
 STEP = 512
 
@@ -79,7 +80,7 @@ def answers(
         if doomed and chance.random() < 0.3:
             engine.abort(doomed.pop(chance.randrange(len(doomed))))
         engine.step()
-        engine.manager.check_integrity()
+        check_integrity(engine.manager)
     return found, sum(cached.values())
 
 

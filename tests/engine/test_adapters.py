@@ -21,6 +21,7 @@ from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
+from tests.reference.integrity import check_integrity
 
 LAYERS = (
     "model.layers.0.self_attn.q_proj",
@@ -95,7 +96,7 @@ def ask(engine: EngineCore, prompts: list[list[int]], asked: list[Key], round: s
         engine.add_request(request, partial(take, key=(name, number)))
     while engine.has_work:
         engine.step()
-        engine.manager.check_integrity()
+        check_integrity(engine.manager)
     return found
 
 

@@ -15,6 +15,7 @@ from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import ARCHITECTURES, HYBRIDS, VOCABULARY, LetterTokenizer, random_model, reference
+from tests.reference.integrity import check_integrity
 
 ANSWER = 12
 
@@ -56,7 +57,7 @@ def test_tokens_equal_generate(architecture: str) -> None:
                 submit(engine, f"{round}{number}", prompt, answers)
             while engine.has_work:
                 engine.step()
-                engine.manager.check_integrity()
+                check_integrity(engine.manager)
             assert [answers[f"{round}{number}#0"] for number in range(len(prompts))] == expected
         assert engine.manager.stats().used == 0
         assert engine.manager.stats().hits > 0
@@ -88,7 +89,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
                     engine.abort(f"{round}{steps} leaves")
                 steps += 1
                 engine.step()
-                engine.manager.check_integrity()
+                check_integrity(engine.manager)
             assert [answers[f"{round}{number}#0"] for number in range(len(prompts))] == expected
         assert engine.manager.stats().used == 0
         assert engine.manager.stats().hits > 0
@@ -112,7 +113,7 @@ def test_cancellations_leave_the_others_exact() -> None:
         if remaining and chance.random() < 0.5:
             engine.abort(remaining.pop())
         engine.step()
-        engine.manager.check_integrity()
+        check_integrity(engine.manager)
     for turn in range(4):
         for number, tokens in enumerate(expected):
             if f"{turn}.{number}" not in doomed:
@@ -128,7 +129,7 @@ def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
     most = 0
     while engine.has_work:
         engine.step()
-        engine.manager.check_integrity()
+        check_integrity(engine.manager)
         most = max(most, engine.manager.stats().used)
     assert [answers[f"r#{index}"] for index in range(3)] == [expected[0]] * 3
     whole = -(-(len(prompts[0]) + ANSWER) // 4)

@@ -19,6 +19,7 @@ from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.models import random_model, reference
 from tests.engine.tiered import Driven, replace_store, tiny
+from tests.reference.integrity import check_integrity
 from tests.tiers.doubles import DictStore
 
 PROMPTS = {"good": (5, 6, 7, 8, 9, 10, 11, 12, 13), "bad": (40, 41, 42, 43, 44, 45, 46, 47, 48)}
@@ -51,7 +52,7 @@ class Desk:
                 self.engine.step()
             except StepFailed:
                 failed += 1
-            self.engine.manager.check_integrity()
+            check_integrity(self.engine.manager)
         raise AssertionError("the engine does not come to an end")
 
     def cached(self, prompt: tuple[int, ...]) -> int:
@@ -190,7 +191,7 @@ def test_whoever_waits_for_a_tier_with_such_blocks_fails_too(monkeypatch: pytest
     assert [len(told) for told in errors.values()] == [1, 1]
     assert not driven.engine.has_work
     assert driven.engine.manager.stats().used == driven.engine.manager.stats().cached == 0
-    driven.engine.manager.check_integrity()
+    check_integrity(driven.engine.manager)
     driven.engine.close()
 
 

@@ -22,6 +22,7 @@ from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.store import ChunkStore
 from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
+from tests.reference.integrity import check_integrity
 from tests.tiers.doubles import DictStore
 
 LONGEST = 40
@@ -135,7 +136,7 @@ class Stress:
         if self.driven.engine.is_stalled:
             self.driven.tiers.wait(0.02)
         self.driven.engine.step()
-        self.driven.engine.manager.check_integrity(self.driven.engine.pins.holders())
+        check_integrity(self.driven.engine.manager, self.driven.engine.pins)
 
     def run(self, requests: int) -> None:
         left = requests
@@ -223,5 +224,5 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
             complete += 1
     assert 30 <= complete < 60
     assert (await worker.inspect(lambda manager: manager.stats())).used == 0
-    await worker.inspect(lambda manager: manager.check_integrity())
+    await worker.inspect(lambda manager: check_integrity(manager))
     await worker.stop()

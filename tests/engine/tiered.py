@@ -18,6 +18,7 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.store import ChunkStore
 from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
+from tests.reference.integrity import check_integrity
 
 ANSWER = 12
 
@@ -61,7 +62,7 @@ class Driven:
         if self.engine.is_stalled:
             self.tiers.wait(0.02)
         self.engine.step()
-        self.engine.manager.check_integrity()
+        check_integrity(self.engine.manager)
 
     def run(self) -> None:
         """Until every answer is complete."""

@@ -8,7 +8,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed
-from kvproxy.flow.learn import Cached, ModelJudge
+from kvproxy.flow.learn import ask_model
 from tests.flow.backends import QuietBackend
 from tests.requests import api_request
 
@@ -47,15 +47,9 @@ class Model(QuietBackend):
 async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, str], same: bool) -> None:
     model = Model()
     request = api_request({"model": "m", "messages": []}, name, {**headers, "cookie": "c", "accept": "x"})
-    assert await ModelJudge(model).same(request, "Why?", Cached("id", "One."), "Two.") is same
+    assert await ask_model(model, request, "Why?", "One.", "Two.") is same
     (asked,) = model.asked
     assert asked.api.name == name
     assert {key: value for key, value in asked.headers.items() if key != "content-type"} == headers
     asked.api.check(asked.body)
     assert all(text in asked.raw.decode() for text in ("Why?", "One.", "Two."))
-
-
-async def test_equal_answers_cost_no_request() -> None:
-    model = Model()
-    assert await ModelJudge(model).same(api_request({"model": "m"}), "Why?", Cached("id", "One two."), "one  TWO")
-    assert model.asked == []

@@ -12,8 +12,8 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.keys import cache_key, tenant_of
-from kvproxy.request_rule import RequestRule
 from kvproxy.settings.access import TENANT_HEADERS
+from kvproxy.settings.rules import RuleSettings
 from tests.requests import api_request
 
 VALUES = st.one_of(st.integers(0, 3), st.booleans(), st.text("ab", max_size=2))
@@ -209,16 +209,18 @@ def test_whole_numbers_are_one_as_far_as_floats_are_exact() -> None:
 def test_fields_that_a_rule_ignores_or_names() -> None:
     def exact(body: dict[str, Any], headers: dict[str, str] | None = None, **ruled: tuple[str, ...]) -> str:
         request = api_request({"model": "m", "prompt": "p"} | body, "completions", headers, tenant="t")
-        control = dataclasses.replace(request.control, rule=RequestRule(**ruled)) if ruled else request.control  # type: ignore[arg-type]
+        control = (
+            dataclasses.replace(request.control, rule=RuleSettings(name="r", **ruled)) if ruled else request.control
+        )  # type: ignore[arg-type]
         return cache_key(dataclasses.replace(request, control=control), "x").exact
 
     ignored = ("trace", "metadata_.run", "metadata_.deep.x", "gone.y", "seed.z")
     plain = exact({"metadata_": {"deep": {}}, "seed": 1})
-    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignored=ignored) == plain
+    assert exact({"metadata_": {"deep": {}}, "seed": 1}, ignore=ignored) == plain
     noisy = {"trace": 5, "metadata_": {"run": 1, "deep": {"x": 2}}, "seed": 1}
-    assert exact(noisy, ignored=ignored) == plain != exact(noisy)
+    assert exact(noisy, ignore=ignored) == plain != exact(noisy)
     noisy["metadata_"]["deep"]["y"] = 3  # type: ignore[index]
-    assert exact(noisy, ignored=ignored) != plain
+    assert exact(noisy, ignore=ignored) != plain
     assert noisy["trace"] == 5
     # What is named makes another key, wherever it stands; what is not there does not.
     named = ("user.id", "user.gone", "metadata.x")

@@ -43,30 +43,6 @@ def _cases(rows: tuple[int, ...], context: int) -> list[tuple[int, int, bool]]:
     return [(1, 4 * context, False), *((count, context, count > 1) for count in rows), (rows[-1], context // 4, False)]
 
 
-def decode_variants(device: torch.device) -> Figures:
-    """How the first kernel is best compiled and cut, where it matters."""
-    from kvproxy.engine.attention.triton_decode import TritonDecode
-
-    scale, floor = scale_of(device), copy_bandwidth(device)
-    stages, splits, warps = ((2, 5, 7), (128, 256, 512), (4, 8)) if scale.judged else ((2,), (128, 256), (4,))
-    figures: Figures = {}
-    for rows, context in ((8, scale.context), (scale.rows[-1], scale.context // 4)):
-        default = _decode_rate(TritonDecode(), rows, context, device) / floor
-        found = {
-            (stage, split, warp): _decode_rate(
-                TritonDecode(min_split=split, stages=stage, warps=warp), rows, context, device
-            )
-            for stage in stages
-            for split in splits
-            for warp in warps
-        }
-        (stage, split, warp), rate = max(found.items(), key=lambda item: item[1])
-        figures[f"{rows} x {context}"] = (
-            f"best {rate / floor:.2f} of a copy with {stage} stages, stretches of {split}, {warp} warps; default {default:.2f}"
-        )
-    return figures
-
-
 def _decode_rate(backend: Any, rows: int, context: int, device: torch.device) -> float:
     shape = scale_of(device).shape
     width = -(-context // 16)
@@ -94,5 +70,4 @@ def _pool(blocks: int, device: torch.device) -> Any:
 CHECKS = (
     Check("limits of the device", 40, limits, rehearsed=True),
     Check("decode kernels against memory bandwidth", 60, decode_bandwidth, rehearsed=True),
-    Check("decode kernels, variants", 100, decode_variants, rehearsed=True),
 )

@@ -32,7 +32,7 @@ def replay_equals_eager(device: torch.device) -> Figures:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    make = partial(CapturedSteps, forward, pool, decode, max_rows=40, max_blocks=32)
+    make = partial(CapturedSteps, forward, pool, loaded.groups, decode, max_rows=40, max_blocks=32)
     captured, plain = make(capture=CudaCapture(device)), make(capture=no_capture)
     equal, worst = 0, 0.0
     chance = torch.Generator().manual_seed(0)

@@ -1,7 +1,6 @@
-"""Steps of a 7B model: replayed and eager, decoding, prompts and both together, and what their time goes to."""
+"""Steps of a 7B model: replayed and eager decoding, and prompts."""
 
 import statistics
-from typing import Any
 
 import torch
 
@@ -45,51 +44,6 @@ def decode_steps(device: torch.device) -> Figures:
     return figures
 
 
-def engine_steps(device: torch.device) -> Figures:
-    """Milliseconds of a whole step of the engine, planning and drawing included, next to the replayed forward pass alone."""
-    scale = scale_of(device)
-    length = scale.context // 8
-    figures: Figures = {}
-    for rows in scale.rows:
-        engine = seven.engine(device, rows * (length + 200), max_num_seqs=rows, max_model_len=2 * length + 200)
-        for _ in range(rows):
-            seven.submit(engine, seven.random_tokens(device, length), 2 * scale.repeat + 8)
-        while engine._scheduler.waiting or any(each.num_output_tokens < 2 for each in engine._scheduler.running):
-            engine.step()
-        whole = launched(engine.step, scale.repeat, warm=1)
-        figures[f"{rows} x {length}"] = f"{whole * 1e3:.2f} ms"
-        del engine
-    return figures
-
-
-@torch.inference_mode()
-def mixed_steps(device: torch.device) -> Figures:
-    """Answers and a prompt in one step, against the two apart; and that the answers' logits do not notice."""
-    from kvproxy.engine.scheduler.output import TokenSpan
-
-    scale = scale_of(device)
-    rows, prompt = scale.rows[-1], scale.context // 16
-    runner, spans = seven.runner(device, rows + 1, scale.context // 8, graphs=False)
-    *decodes, last = spans
-    prefill = TokenSpan(seven.random_tokens(device, min(prompt, last.end)), 0, last.block_tables)
-    both = launched(lambda: runner.run_eager([prefill], decodes, [1] * (1 + len(decodes))), scale.repeat)
-    alone = launched(lambda: runner.run_eager([], decodes, [1] * len(decodes)), scale.repeat)
-    first = launched(lambda: runner.run_eager([prefill], [], [1]), scale.repeat)
-    mixed = runner.run_eager([prefill], decodes, [1] * (1 + len(decodes)))[1:]
-    apart = runner.run_eager([], decodes, [1] * len(decodes))
-    worst = max(
-        float((one - other).float().norm() / other.float().norm()) for one, other in zip(mixed, apart, strict=True)
-    )
-    figures = {
-        "answers and tokens": f"{len(decodes)} and {len(prefill.tokens)}",
-        "together": f"{both * 1e3:.2f} ms, apart {alone * 1e3:.2f} + {first * 1e3:.2f} ms",
-        "worst error": f"{worst:.1e}",
-    }
-    if not worst <= 3e-2:
-        raise Missed("answers differ beside a prompt", figures)
-    return figures
-
-
 def prefill_rate(device: torch.device) -> Figures:
     """Operations a second of a long prompt, against a large product."""
     scale, shape, count = scale_of(device), scale_of(device).shape, scale_of(device).context
@@ -111,43 +65,7 @@ def prefill_rate(device: torch.device) -> Figures:
     return figures
 
 
-@torch.inference_mode()
-def kernel_times(device: torch.device) -> Figures:
-    """What an eager decode step and a prompt spend their time on, by the profiler."""
-    from kvproxy.engine.scheduler.output import TokenSpan
-
-    scale = scale_of(device)
-    runner, spans = seven.runner(device, scale.rows[1], scale.context // 4, graphs=False)
-    prompt = TokenSpan(seven.random_tokens(device, spans[0].end), 0, spans[0].block_tables)
-    figures: Figures = {}
-    for name, work in (
-        (f"decode, {len(spans)} rows", lambda: runner.run_eager([], spans, [1] * len(spans))),
-        (f"prompt of {len(prompt.tokens)}", lambda: runner.run_eager([prompt], [], [1])),
-    ):
-        work()
-        figures |= _profile(name, work, device)
-    return figures
-
-
-def _profile(name: str, work: Any, device: torch.device) -> Figures:
-    from torch.profiler import ProfilerActivity, profile
-
-    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[kind]) as found:
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-    spent = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    rows = sorted(found.key_averages(), key=lambda row: -float(getattr(row, spent)))
-    total = sum(float(getattr(row, spent)) for row in rows) or 1.0
-    best = ", ".join(f"{row.key[:40]} {float(getattr(row, spent)) / total:.0%} ({row.count})" for row in rows[:6])
-    return {name: f"{sum(row.count for row in rows)} launches, {total / 1e3:.2f} ms: {best}"}
-
-
 CHECKS = (
     Check("decode steps over long contexts, 7B", 100, decode_steps, rehearsed=True),
-    Check("steps of the engine, 7B", 60, engine_steps, rehearsed=True),
-    Check("mixed steps, 7B", 40, mixed_steps, rehearsed=True),
     Check("prefill against the matmul rate, 7B", 50, prefill_rate, rehearsed=True),
-    Check("kernel times, 7B", 40, kernel_times, rehearsed=True),
 )

@@ -84,7 +84,7 @@ def remaining(answer: httpx.Response) -> int:
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets do not fill while a test runs."""
-    monkeypatch.setattr("kvproxy.http.access.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
+    monkeypatch.setattr("kvproxy.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
 
 
 @pytest.mark.usefixtures("no_time")
@@ -194,11 +194,11 @@ def test_requests_at_once(tmp_path: Path, upstream: tuple[str, Upstream]) -> Non
 
 def test_other_limits_hold_from_the_next_request_on(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
     """They are read from the file without a restart; what was used stays used."""
-    from kvproxy.http.access.quotas import Quotas
     from kvproxy.http.metrics import Metrics
+    from kvproxy.quotas import Quotas
     from kvproxy.settings.clients import ClientSettings
 
-    quotas = Quotas(Metrics(), cached=False)
+    quotas = Quotas(Metrics().client_tokens, cached=False)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
     quotas.of(client).take(60)
     more = client.model_copy(update={"requests_per_minute": 6})

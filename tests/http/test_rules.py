@@ -154,7 +154,7 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
         0.01,
         0.7,
     )
-    assert not control.rule.semantic
+    assert control.rule.semantic is False
 
 
 TEXT = st.sampled_from(["m", "m1", "x", "client:m", ""])

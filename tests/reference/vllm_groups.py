@@ -26,6 +26,7 @@ from vllm.v1.request import Request
 from kvproxy.blocks.manager import KVCacheManager as Ours
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import CachedWindows, GroupSpec
+from tests.reference.integrity import check_integrity
 
 SIZE, WINDOW, STEP = 32, 512, 512
 INTERVALS: dict[CachedWindows, int | None] = {"last": 0, "all": None}
@@ -83,7 +84,7 @@ def our_chat(manager: Ours, id: str, prompt: list[int], answer: list[int]) -> in
         request.num_computed_tokens += count
         manager.cache_blocks(request, request.num_computed_tokens)
     manager.free(request)
-    manager.check_integrity()
+    check_integrity(manager)
     return found.num_tokens
 
 

@@ -30,10 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.generation": set(),
     "kvproxy.token_bucket": set(),
     "kvproxy.extras": {"kvproxy.errors"},
-    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("apis", "settings", "trace"))},
+    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("apis", "quotas", "settings", "trace"))},
+    "kvproxy.quotas": {"kvproxy.errors", "kvproxy.settings", "kvproxy.token_bucket"},
     "kvproxy.trace": set(),
-    "kvproxy.request_rule": {"kvproxy.index"},
-    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.request_rule", "kvproxy.settings"},
+    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
     "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
     "kvproxy.settings": {"kvproxy.errors", "kvproxy.units"},
@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
     "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
     "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
-        "errors", "generation", "request_rule", "units",
+        "errors", "generation", "settings", "units",
     ))},
     # The flow uses only these two modules of the backends.
     "kvproxy.backends.protocol": {f"kvproxy.{package}" for package in ("errors", "generation", "apis")},
@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     )},
     "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
         f"kvproxy.{package}" for package in (
-            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "request_rule",
+            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "quotas",
         )
     )},
     "kvproxy.backends.admission": {"kvproxy.errors"},
@@ -87,7 +87,7 @@ ALLOWED: dict[str, set[str]] = {
     "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
         "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
         "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
-        "data_folder", "redaction", "rules", "telemetry", "token_bucket", "trace", "units",
+        "data_folder", "redaction", "rules", "quotas", "telemetry", "trace", "units",
     ))},
     # Access to a proxy for its operator: over HTTP, or through its files.
     "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
@@ -174,6 +174,34 @@ def test_packages_have_no_import_cycle() -> None:
     # Its imports happen at the first use of a name.
     del graph["kvproxy"]
     assert list(TopologicalSorter(graph).static_order())
+
+
+def _modules_at_import(nodes: list[ast.stmt], known: set[str]) -> Iterator[str]:
+    """Modules of the product that statements import at once: neither within functions nor for type checkers only."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else str(node.module) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _modules_at_import(node.orelse, known)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _modules_at_import(
+                [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)], known
+            )
+
+
+def test_modules_have_no_import_cycle() -> None:
+    paths = {module_name(path): path for path in sources()}
+    # Its imports happen at the first use of a name.
+    del paths["kvproxy"]
+    known = set(paths)
+    graph = {
+        name: (set(_modules_at_import(ast.parse(path.read_text()).body, known)) & known) - {name}
+        for name, path in paths.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
 
 
 def test_the_product_imports_neither_training_nor_tests() -> None:

@@ -65,7 +65,6 @@ def test_a_failing_tier_is_skipped(stores: tuple[DictStore, ...], chain: TierCha
     assert stores[1].chunks == {"k": b"data"}
     stores[2].failing = True
     assert not chain.may_hold("unknown")
-    chain.close()
 
 
 def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None:
@@ -106,7 +105,6 @@ def test_a_tier_is_cleared_after_pending_chunks(stores: tuple[DictStore, ...], c
     with pytest.raises(TierError, match="busy"):
         chain.clear("fast", lambda key: True, timeout=0.05)
     gate.set()
-    chain.close()
 
 
 def test_a_failed_task_does_not_end_the_writer() -> None:

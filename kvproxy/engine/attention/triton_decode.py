@@ -26,26 +26,15 @@ class TritonDecode:
         max_splits: most splits of a sequence, a power of two.
         min_split: fewest keys of a split, a power of two from 128. Splits are multiples of it.
         num_programs: about this many programs are launched, so that a step captured for long sequences launches few idle ones.
-        warps, stages: compile options of the first kernel, by default `launch_options`. They do not change results.
     """
 
     name = "triton"
     supports_capture = True
 
-    def __init__(
-        self,
-        max_splits: int = 64,
-        *,
-        min_split: int = 128,
-        num_programs: int = 2048,
-        warps: int | None = None,
-        stages: int | None = None,
-    ) -> None:
+    def __init__(self, max_splits: int = 64, *, min_split: int = 128, num_programs: int = 2048) -> None:
         self.max_splits = max_splits
         self.min_split = min_split
         self.num_programs = num_programs
-        self.warps = warps
-        self.stages = stages
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
@@ -118,8 +107,6 @@ class _TritonRows:
         padded_dim = max(16, _power_of_two(head_dim))
         padded_group = max(16, _power_of_two(heads // kv_heads))
         options = launch_options(padded_group, double_buffer=self.double_buffer)
-        options["num_warps"] = self.backend.warps or options["num_warps"]
-        options["num_stages"] = self.backend.stages or options["num_stages"]
         split_programs = min(num_splits, -(-self.backend.num_programs // (rows * kv_heads)))
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
         # Compile-time constants: features that the model lacks cost nothing.

@@ -4,10 +4,8 @@ The paged mode of FlashAttention 2 requires blocks of multiples of 256 tokens. C
 each layer.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -110,10 +108,6 @@ def unsupported_reason(
     device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures = NO_FEATURES
 ) -> str | None:
     """Return why FlashAttention cannot run, None if it can."""
-    try:
-        options = _supported_options()
-    except ImportError:
-        return "this torch has no torch.nn.attention.varlen: it needs 2.10 or newer"
     if device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -124,38 +118,33 @@ def unsupported_reason(
         return f"its heads are multiples of 8 wide, up to 256, and this model's are {head_dim}"
     if features.softcap:
         return "it does not support this model's softcap"
-    if (features.sliding_window and "window_size" not in options) or (features.sinks and "return_aux" not in options):
-        return "this torch's varlen_attn supports neither windows nor sinks"
     return None
 
 
 def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Call `varlen_attn` with the options that this torch version supports."""
-    from torch.nn.attention.varlen import varlen_attn
+    """Call `varlen_attn`, and add sinks to its output."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    options = _supported_options()
     left = -1 if layout.window is None else layout.window - 1
-    arguments: dict[str, Any] = {"window_size": (left, 0)} if "window_size" in options else {"is_causal": True}
-    if "enable_gqa" in options:
-        arguments["enable_gqa"] = query.shape[1] != key.shape[1]
-    if scores.scaling is not None:
-        if "scale" in options:
-            arguments["scale"] = scores.scaling
-        else:
-            query = query * (scores.scaling * query.shape[-1] ** 0.5)
-    if scores.sinks is not None:
-        from torch.nn.attention.varlen import AuxRequest
-
-        arguments["return_aux"] = AuxRequest(lse=True)
-    output = varlen_attn(
-        query, key, value, layout.query_ends, layout.key_ends, layout.max_query_len, layout.max_key_len, **arguments
+    found = varlen_attn(
+        query,
+        key,
+        value,
+        layout.query_ends,
+        layout.key_ends,
+        layout.max_query_len,
+        layout.max_key_len,
+        return_aux=None if scores.sinks is None else AuxRequest(lse=True),
+        scale=scores.scaling,
+        window_size=(left, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     if scores.sinks is None:
-        assert isinstance(output, torch.Tensor)
-        return output
-    output, logsums = output
+        assert isinstance(found, torch.Tensor)
+        return found
+    output, logsums = found
     return apply_sinks(output, logsums.transpose(0, 1), scores.sinks)
 
 
@@ -169,10 +158,3 @@ def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor
     """
     share = torch.sigmoid(logsums.float() - sinks.float())
     return (output.float() * share[..., None]).to(output.dtype)
-
-
-@cache
-def _supported_options() -> frozenset[str]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return frozenset(inspect.signature(varlen_attn).parameters)

@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.clients import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
-from kvproxy.http.access.quotas import Quotas
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.metrics import Metrics
+from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 

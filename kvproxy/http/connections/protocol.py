@@ -152,8 +152,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
             self._refusal = self._too_large()
         elif len(self.headers) > self._limits.headers:
-            self._refusal = HeadersTooLarge(f"more than {self._limits.headers} headers: see the setting limits.headers")
-            self._refusal.limit = "headers"
+            message = f"more than {self._limits.headers} headers: see the setting limits.headers"
+            self._refusal = HeadersTooLarge(message, limit="headers")
         elif len(self.pipeline) >= MOST_PIPELINED:
             self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
         else:
@@ -242,9 +242,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         seconds = self._limits.header_seconds
-        late = TooSlow(f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds")
-        late.limit = "header_seconds"
-        self._refuse(late)
+        message = f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds"
+        self._refuse(TooSlow(message, limit="header_seconds"))
 
     def timeout_keep_alive_handler(self) -> None:
         self._limited("idle_seconds")
@@ -324,8 +323,7 @@ async def _complete(
 
 async def full(scope: Scope, receive: Receive, send: Send) -> None:
     """Responds to requests on connections beyond the limit."""
-    error = Overloaded("too many connections are open: try again, or raise the setting limits.connections")
-    error.retry_after = 1.0
-    response = failed(error)
+    message = "too many connections are open: try again, or raise the setting limits.connections"
+    response = failed(Overloaded(message, retry_after=1.0))
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -9,6 +9,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.policies import POLICIES, make_queue
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
+from tests.reference.integrity import check_integrity
 
 SIZE = 2
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
@@ -30,7 +31,7 @@ def start(cache: KVCacheManager, id: str, tokens: list[int]) -> CacheRequest | N
 
 def assert_sound(cache: KVCacheManager) -> None:
     """Integrity, cached chains whole down to their first block, and a queue that says what will go."""
-    cache.check_integrity()
+    check_integrity(cache)
     cached = [block for block in cache.pool.blocks if block.hash is not None]
     digests = {block.hash for block in cached}
     assert all(block.parent is None or block.parent in digests for block in cached)
@@ -86,7 +87,7 @@ def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[in
         request = start(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
         assert request is not None
         cache.free(request)
-    hits = cache.prefix_cache_stats.hits // SIZE
+    hits = cache.num_hit_tokens // SIZE
     assert hits == simulate(requests, capacity, policy).hits
 
 
@@ -116,7 +117,7 @@ def test_a_hit_on_a_second_copy_counts_for_the_content(policy: str) -> None:
     assert oldest not in list(cache.pool.free_queue)
     assert cache.pool.num_free_blocks == 6
     cache.pool.free_blocks([oldest])
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:

@@ -1,10 +1,9 @@
 """Quotas of clients: requests and tokens per minute, and concurrent requests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvproxy.errors import TooLarge, TooMany
-from kvproxy.http.metrics import Metrics
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.token_bucket import TokenBucket
 
@@ -14,14 +13,14 @@ class Quota:
 
     Args:
         client: the client, with its limits.
-        metrics: receive its usage.
+        spent: called with the name of the client and the tokens of each computed response.
         cached: whether cached responses cost tokens, too.
     """
 
-    def __init__(self, client: ClientSettings, metrics: Metrics, *, cached: bool) -> None:
+    def __init__(self, client: ClientSettings, spent: Callable[[str, int], None], *, cached: bool) -> None:
         self.client = client
-        self._metrics = metrics
-        self._cached = cached
+        self.charges_cached = cached
+        self._spent = spent
         self._requests = _bucket(client.requests_per_minute)
         self._tokens = _bucket(client.tokens_per_minute)
         self._in_flight = 0
@@ -35,7 +34,7 @@ class Quota:
             self._tokens = _bucket(client.tokens_per_minute)
 
     @contextmanager
-    def request(self) -> Iterator["QuotaAccount"]:
+    def request(self) -> Iterator["Account"]:
         """Count a request until its end.
 
         Raises:
@@ -51,7 +50,7 @@ class Quota:
             self._requests.take(1)
         self._in_flight += 1
         try:
-            yield QuotaAccount(self)
+            yield Account(self)
         finally:
             self._in_flight -= 1
 
@@ -66,23 +65,19 @@ class Quota:
         if bucket is None:
             return
         if tokens > bucket.per_minute:
-            error = TooLarge(f"the request has some {tokens:,} tokens, and {bucket.per_minute:,} a minute are allowed")
-            error.limit = "tokens_per_minute"
-            raise error
+            raise TooLarge(
+                f"the request has some {tokens:,} tokens, and {bucket.per_minute:,} a minute are allowed",
+                limit="tokens_per_minute",
+            )
         if (wait := bucket.wait(tokens)) > 0:
             raise _too_many("tokens_per_minute", f"more than {bucket.per_minute:,} tokens a minute", wait)
         bucket.take(tokens)
 
     def correct(self, taken: int, used: int) -> None:
         """Replace an estimate with the actual usage."""
-        self._metrics.client_tokens(self.client.name, used)
+        self._spent(self.client.name, used)
         if self._tokens is not None:
             self._tokens.take(used - taken)
-
-    def cached(self, tokens: int) -> None:
-        """Charge for a cached response. Raises as `take`."""
-        if self._cached:
-            self.take(tokens)
 
     def headers(self) -> dict[str, str]:
         """Rate limit headers of a response."""
@@ -93,36 +88,40 @@ class Quota:
         return headers
 
 
-class QuotaAccount:
-    """Charges for one request; see `kvproxy.exchange.Account`."""
+class Account:
+    """Charges a client for the tokens of one request."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._taken: int | None = None
 
     def reserve(self, tokens: int) -> None:
+        """Charge the estimated cost of the work, or of a part of it, before it begins. Raises as `Quota.take`."""
         self._quota.take(tokens)
         self._taken = (self._taken or 0) + tokens
 
     def settle(self, tokens: int) -> None:
+        """Replace all reservations with the final cost."""
         if self._taken is not None:
             self._quota.correct(self._taken, tokens)
         self._taken = None
 
     def cached(self, tokens: int) -> None:
-        self._quota.cached(tokens)
+        """Charge for a cached response, if the settings charge for these. Raises as `Quota.take`."""
+        if self._quota.charges_cached:
+            self._quota.take(tokens)
 
 
 class Quotas:
     """The quotas of all clients, by name.
 
     Args:
-        metrics: receive their usage.
+        spent: called with the name of a client and the tokens of each computed response.
         cached: whether cached responses cost tokens, too.
     """
 
-    def __init__(self, metrics: Metrics, *, cached: bool) -> None:
-        self._metrics = metrics
+    def __init__(self, spent: Callable[[str, int], None], *, cached: bool) -> None:
+        self._spent = spent
         self._cached = cached
         self._quotas: dict[str, Quota] = {}
 
@@ -130,7 +129,7 @@ class Quotas:
         """The quota of a client, whose limits may have changed."""
         quota = self._quotas.get(client.name)
         if quota is None:
-            quota = self._quotas[client.name] = Quota(client, self._metrics, cached=self._cached)
+            quota = self._quotas[client.name] = Quota(client, self._spent, cached=self._cached)
         elif quota.client is not client:
             quota.update(client)
         return quota
@@ -141,6 +140,4 @@ def _bucket(per_minute: int | None) -> TokenBucket | None:
 
 
 def _too_many(limit: str, why: str, seconds: float) -> TooMany:
-    error = TooMany(f"{why}: try again in {max(1, round(seconds))} s")
-    error.retry_after, error.limit = max(1.0, seconds), limit
-    return error
+    return TooMany(f"{why}: try again in {max(1, round(seconds))} s", limit=limit, retry_after=max(1.0, seconds))

@@ -1,25 +1,17 @@
 """The invariants of the block cache."""
 
 from collections import Counter
-from collections.abc import Sequence
 
-from kvproxy.blocks.block_pool import BlockPool
-from kvproxy.blocks.single_type_manager import SingleTypeKVCacheManager
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.pins import Pins
 
 
-def check_integrity(
-    pool: BlockPool, groups: Sequence[SingleTypeKVCacheManager], pinned: Counter[int] | None = None
-) -> None:
-    """Raise AssertionError if the pool, the block tables, and the free queue disagree.
-
-    Args:
-        pool: the pool.
-        groups: the managers of all groups that share the pool.
-        pinned: number of pins that hold a block, by block id.
-    """
+def check_integrity(manager: KVCacheManager, pins: Pins | None = None) -> None:
+    """Raise AssertionError if the pool, the block tables, the pins, and the free queue disagree."""
+    pool = manager.pool
     null = pool.null_block
-    holders = Counter(pinned or ())
-    for group in groups:
+    holders = Counter(block for pin in pins.list() for block in pin.blocks) if pins else Counter[int]()
+    for group in manager.groups:
         for request_id, table in group.tables.items():
             holders.update(block.id for block in table if block is not null)
             assert group.num_cached[request_id] <= len(table), f"{request_id} has more cached blocks than blocks"

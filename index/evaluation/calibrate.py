@@ -1,12 +1,13 @@
 """Hit rate and wrong share of policies on labelled pairs, by level, to choose a level."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.streams import Progress, embed
 from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match
@@ -17,8 +18,6 @@ LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005
 # Dense near 1, the range of verifiers' levels.
 _SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
 PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
-Progress = Callable[[float], None]
-Item = TypeVar("Item")
 _BATCH = 256
 
 
@@ -131,14 +130,11 @@ def calibrate(
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
     """Return cosines; -1 if one of the questions has exact hits only."""
-    # Sorted by length, to reduce padding.
-    texts = sorted({text for pair in pairs for text in (pair.a, pair.b)}, key=len)
-    places = {text: place for place, text in enumerate(texts)}
-    vectors = np.concatenate([embedder.embed(batch) for batch in _batches(texts, progress)])
-    read = np.array([can_match(text, embedder, languages) for text in texts])
-    ones, others = ([places[text] for text in side] for side in zip(*((pair.a, pair.b) for pair in pairs), strict=True))
-    cosine = np.einsum("ij,ij->i", vectors[ones], vectors[others])
-    return np.where(read[ones] & read[others], cosine, -1.0)
+    texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
+    vectors = embed(texts, embedder, progress)
+    known = {text: can_match(text, embedder, languages) for text in set(texts)}
+    cosine = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
+    return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
 
 
 def _verify(
@@ -147,15 +143,11 @@ def _verify(
     """Return the verifier's probability of each pair in `left`, and -1 for other pairs."""
     found = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
-    for batch in _batches(places, progress):
+    for start in range(0, len(places), _BATCH):
+        batch = places[start : start + _BATCH]
         found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])
+        progress(min(1.0, (start + _BATCH) / len(places)))
     return found
-
-
-def _batches(items: Sequence[Item], progress: Progress) -> Iterator[list[Item]]:
-    for start in range(0, len(items), _BATCH):
-        yield list(items[start : start + _BATCH])
-        progress(min(1.0, (start + _BATCH) / len(items)))
 
 
 def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[Point]:

@@ -8,8 +8,8 @@ from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
 
-_HOPELESS = 0.25
-"""Share of the level. After a lower score, farther neighbours are not read: fewer than 0.1% of them would be accepted."""
+_HOPELESS = 0.55
+"""Share of the level. After a lower score, farther neighbours are not read: the verifier would accept fewer than 0.1% of them."""
 
 
 class CheckedPolicy:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.search.lookup import Lookup, LookupRequest
@@ -22,6 +22,8 @@ LookupResult = Lookup | list[PendingWrite]
 _BATCH = 4
 _START_SHARE = 0.5
 """Share of the timeout after which a waiting lookup does not begin: it would time out before its result."""
+_BACKGROUND_SECONDS = 1.0
+"""Time after which a background job runs although lookups wait."""
 
 
 def model_threads() -> int:
@@ -47,8 +49,16 @@ class _Waiting:
         return not self.future.done()
 
 
+class _Job(NamedTuple):
+    """A background job. It runs at `due`, a time of `time.monotonic`, even if lookups wait."""
+
+    compute: Callable[[], Any]
+    future: "Future[Any]"
+    due: float
+
+
 class LookupQueue:
-    """Runs lookups first in, first out, and one background job after each batch of lookups.
+    """Runs lookups first in, first out, and background jobs while no lookup waits.
 
     A batch contains the lookups that arrived during the previous batch, so the embedder gets several texts under load.
 
@@ -70,7 +80,7 @@ class LookupQueue:
         self._look_up = look_up
         self._size = size
         self._lookups: deque[_Waiting] = deque()
-        self._background: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._background: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
 
@@ -100,17 +110,18 @@ class LookupQueue:
             return await asyncio.wrap_future(waiting.future)
 
     async def run_in_background(self, job: Callable[[], Value]) -> Value:
-        """Run a job after the current batch of lookups."""
+        """Run a job when no lookup waits, or after one second."""
         future: Future[Value] = Future()
         with self._lock:
-            self._background.append((job, future))
+            self._background.append(_Job(job, future, time.monotonic() + _BACKGROUND_SECONDS))
         self._threads.submit(self._work)
         return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         with self._lock:
             batch = [self._lookups.popleft() for _ in range(min(_BATCH, len(self._lookups)))]
-            job = self._background.popleft() if self._background else None
+            is_due = self._background and (not batch or time.monotonic() > self._background[0].due)
+            job = self._background.popleft() if is_due else None
         batch = [each for each in batch if each.may_begin()]
         if len(batch) > 1:
             # One failing request must not fail its batch. The error recurs in its own lookup.
@@ -120,13 +131,13 @@ class LookupQueue:
             # Those that timed out meanwhile are cancelled.
             _settle(each.future, partial(self._look_up, each.request))
         if job is not None:
-            _settle(job[1], job[0])
+            _settle(job.future, job.compute)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
         waiting: list[Future[Any]] = [
             *(each.future for each in self._lookups),
-            *(future for _, future in self._background),
+            *(job.future for job in self._background),
         ]
         for future in waiting:
             future.cancel()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.evaluation.streams import embed
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, load_verifier
 from kvproxy.index.policies.guards import GUARDS
@@ -22,12 +23,8 @@ WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
     """Similarities of the questions of each pair, float32 `[len(pairs)]`."""
-    texts = sorted({text for pair in pairs for text in (pair.a, pair.b)})
-    place = {text: number for number, text in enumerate(texts)}
-    vectors = embedder.embed(texts)
-    found: np.ndarray = np.einsum(
-        "ij,ij->i", vectors[[place[pair.a] for pair in pairs]], vectors[[place[pair.b] for pair in pairs]]
-    )
+    vectors = embed([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
+    found: np.ndarray = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return found
 
 

@@ -7,11 +7,10 @@ bounds the factor by which the probabilities may be too small.
 
 import math
 
-CONFIDENCE = 0.9
-"""Probability that the guarantee holds over the life of a cache. Each of the two bounds fails with probability 0.05."""
 FROM = 500
 """Number of served answers from which the bound holds. Before that, the number of wrong answers allowed then holds."""
 _FAILS = 0.05
+"""Probability that one of the two bounds fails over the life of a cache; the guarantee holds with probability 0.9."""
 # A Poisson process crosses `most_expected` at any time with probability 0.05; tests simulate it.
 _Z = 2.9
 # Ratios of the true factor to the tested one. Each gives a martingale, and so does their mean.

@@ -71,6 +71,9 @@ class LearnedPolicy:
         estimate = learner.estimate(neighbours)
         if estimate is None:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
+        if not neighbours[estimate.place].similarity >= self.floor:  # A NaN is refused, too.
+            # Such a question is never answered from the cache, so comparing its fresh response would teach nothing.
+            return Ruling([Decision("low similarity") for _ in neighbours], None)
         decision = self._decide_nearest(question, neighbours[estimate.place], estimate, learner, limits)
         decisions = [Decision("not compared") for _ in neighbours]
         decisions[estimate.place] = decision

@@ -301,7 +301,7 @@ def _query_errors(path: Path) -> Iterator[None]:
     except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
         raise InvalidRequest(
             f"the journal cannot run this query ({error}): --where takes a condition over the columns of the view requests,"
-            " see docs/journal.md"
+            " see docs/records.md"
         ) from None
     except sqlite3.Error as error:
         raise KvproxyError(f"cannot read the journal {path}: {error}") from None

@@ -1,4 +1,4 @@
-"""Reason tokens: the cause of each result. docs/journal.md lists them."""
+"""Reason tokens: the cause of each result. docs/records.md lists them."""
 
 from kvproxy.apis.json import field
 from kvproxy.errors import (

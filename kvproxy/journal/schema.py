@@ -1,4 +1,4 @@
-"""The journal's file: its tables, and the public view `requests`. docs/journal.md describes both."""
+"""The journal's file: its tables, and the public view `requests`. docs/records.md describes both."""
 
 import contextlib
 import hashlib

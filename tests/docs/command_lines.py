@@ -12,10 +12,11 @@ _BLOCKS = re.compile(r"```(sh|bash|console)\n(.*?)```", re.DOTALL)
 
 # Pages whose `console` blocks are run, all of them, by the test that is named.
 RUN = {
-    "README.md": "tests/tour/test_readme.py",
+    "README.md": "tests/tour/test_tour.py",
     "docs/journal.md": "tests/tour/test_journal.py",
     "docs/logs.md": "tests/docs/test_console.py",
     "docs/quickstart.md": "tests/tour/test_quickstart.py",
+    "docs/tour.md": "tests/tour/test_tour.py",
     "docs/troubleshooting.md": "tests/tour/test_quickstart.py",
     "docs/upgrading.md": "tests/tour/test_quickstart.py",
     # With a real vLLM: `make test-engines`.

@@ -63,7 +63,7 @@ def test_every_test_that_the_threat_model_names_is_there() -> None:
 
 
 def test_the_classes_of_the_glossary_exist() -> None:
-    terms = re.findall(r"^\| ([^|]+) \|.*\| `(\w+)` \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    terms = re.findall(r"^- \*\*([^*]+)\*\*: .* `(\w+)`$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
     assert len(terms) >= 60
     files = [path for folder in ("kvproxy", "index") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(path.read_text() for path in files)

@@ -21,7 +21,7 @@ import pytest
 from tests.engines.conftest import Table
 from tests.engines.running import await_health
 from tests.ports import free_port
-from tests.tour.test_readme import BLOCK, Step, normal, written
+from tests.tour.test_tour import BLOCK, Step, normal, written
 
 pytestmark = pytest.mark.engines
 ROOT = Path(__file__).resolve().parents[2]

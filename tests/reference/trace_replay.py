@@ -86,7 +86,7 @@ class _TraceReplay:
         del self.live[request.id]
 
     def results(self) -> list[str]:
-        pool, stats = self.manager.pool, self.manager.prefix_cache_stats
+        pool, stats = self.manager.pool, self.manager.stats()
         end = {"op": "end", "free": crc(block.id for block in pool.free_queue), "nfree": pool.num_free_blocks}
         end |= {"cached_keys": len(pool.cached_blocks), "queries": stats.queries, "hits": stats.hits}
         end |= {"stored": pool.num_stored, "removed": pool.num_evictions, "cleared": pool.num_resets}

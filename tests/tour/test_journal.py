@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.schema import COLUMNS
-from tests.tour.test_readme import ROOT, Step, filled, normal, run_tour, written
+from tests.tour.test_tour import ROOT, Step, filled, normal, run_tour, written
 
 PAGE = ROOT / "docs" / "journal.md"
 # What differs from run to run beside ids: when it was, and how long it took.
@@ -50,10 +50,10 @@ def test_the_page_explains_the_miss(tour: list[Step]) -> None:
     assert "hit-exact" in said["kvproxy log show again"]
 
 
-def test_the_page_has_every_reason_and_every_column() -> None:
-    page = PAGE.read_text()
+def test_the_reference_has_every_reason_and_every_column() -> None:
+    page = (ROOT / "docs" / "records.md").read_text()
     for reason, meaning in REASONS.items():
-        assert (f"`{reason}`" if reason.startswith("veto-") else f"| `{reason}` | {meaning} |") in page
+        assert (f"`{reason}`" if reason.startswith("veto-") else f"- `{reason}`: {meaning}") in page
     for column in COLUMNS:
         assert f"`{column}`" in page
 

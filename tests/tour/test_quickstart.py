@@ -14,7 +14,7 @@ from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, variables
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
-from tests.tour.test_readme import BLOCK, ROOT
+from tests.tour.test_tour import BLOCK, ROOT
 
 PAGES = ("quickstart", "troubleshooting", "upgrading")
 MARK = "----- end of command %s -----"

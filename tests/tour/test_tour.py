@@ -1,6 +1,6 @@
-"""Runs the commands of the README against a new proxy.
+"""Runs the commands of docs/tour.md against a new proxy; the README shows some of them.
 
-python -m tests.tour.test_readme    # writes the printed output into the README
+python -m tests.tour.test_tour    # writes the printed output into the page
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from kvproxy.settings import load_settings
 from tests.servers import run_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "tour.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 MARK = "----- end of command -----"
 WIDTH = 100
@@ -85,7 +85,7 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
-    """Run each command of the README, and some more, in one shell at a terminal, against a proxy of its own."""
+    """Run each command of a page, and some more, in one shell at a terminal, against a proxy of its own."""
     todo = [*commands(text), *more]
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
@@ -117,7 +117,7 @@ def normal(text: str) -> str:
 
 
 def written(text: str) -> Iterator[str]:
-    """The output that the README shows for each command."""
+    """The output that a page shows for each command."""
     for block in BLOCK.findall(text):
         for part in block.split("$ ")[1:]:
             yield part.partition("\n")[2]
@@ -126,16 +126,23 @@ def written(text: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def tour() -> list[Step]:
     """The tour, and after it each explained question asked for real, by a request that leaves no answer behind."""
-    text = README.read_text()
+    text = PAGE.read_text()
     explained = [command for command in commands(text) if command.startswith("kvproxy explain")]
     return run_tour(text, tuple(f"ask {shlex.quote(Step(command, '').question)}" for command in explained))
 
 
-def test_the_output_in_the_readme_is_current(tour: list[Step]) -> None:
-    shown = list(written(README.read_text()))
+def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:
+    shown = list(written(PAGE.read_text()))
     assert len(shown) > 8
     for step, claimed in zip(tour, shown, strict=False):
         assert normal(step.output) == normal(claimed), step.command
+
+
+def test_the_readme_shows_steps_of_the_tour() -> None:
+    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    assert blocks
+    page = PAGE.read_text()
+    assert [block for block in blocks if block not in page] == []
 
 
 LAYERS = {
@@ -184,4 +191,4 @@ def _trimmed(output: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    PAGE.write_text(filled(PAGE.read_text()))

@@ -8,10 +8,10 @@ import typer
 from kvproxy.commands.blocks.format import group_name
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, moment
-from kvproxy.commands.learned_policy import policy_sentences
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.request_body import read_body
+from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy_client.api_paths import ApiName, credentials

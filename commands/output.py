@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +51,6 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 def print_note(sentence: str) -> None:
     """Print a sentence on stderr, beside the result."""
     typer.echo(sentence, err=True)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Flatten nested values to dotted names."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
 
 
 def print_charts(charts: "Sequence[Chart]") -> None:

@@ -11,8 +11,8 @@ import typer
 from kvproxy.commands.blocks.format import engine_line, tier_line
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
-from kvproxy.commands.learned_policy import policy_sentences
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
+from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import build_table, text
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
@@ -174,8 +174,8 @@ def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
     return [
         ("Pool", f"{bar:·<{_BAR_WIDTH}}"),
         ("Prefix hits", f"{percent(blocks['hit_rate'])} ({blocks['hits']:,} of {blocks['queries']:,} prompt tokens)"),
-        ("Used, cached", f"{blocks['used']:,}, {blocks['cached']:,} of {total:,}"),
-        ("Evictions", f"{blocks['evictions']:,}"),
+        ("Blocks", f"{blocks['used']:,} used and {blocks['cached']:,} cached, of {total:,}"),
+        ("Evictions", f"{blocks['evictions']:,} blocks"),
     ]
 
 

@@ -30,8 +30,11 @@ def warm(
         ),
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
+    from_log: Annotated[
+        bool, typer.Option("--from-log", help="Send the most frequent requests of the journal.")
+    ] = False,
     source: Annotated[
-        str | None, typer.Option("--from", help="Proxy with the stored requests.", show_default="--url")
+        str | None, typer.Option("--from", help="Proxy with the stored requests or the journal.", show_default="--url")
     ] = None,
     top: Annotated[int | None, typer.Option(help="Maximum number of requests.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Maximum requests per second.", min=0.001)] = None,
@@ -70,16 +73,18 @@ def warm(
     Example: kvproxy warm questions.txt --temperature 0 --body 'seed=1' --header 'X-Forwarded-User: ann'
 
     Example: kvproxy warm --cache --top 200 --refresh
+
+    Example: kvproxy warm --from-log --top 200
     """
     from kvproxy.errors import InvalidRequest
     from kvproxy.proxy_client import warm_requests
     from kvproxy.proxy_client.client import ProxyClient
     from kvproxy.proxy_client.warm import Pace, WarmReport, pin_all
 
-    if (file is None) != cache:
-        raise InvalidRequest("give either a file or --cache")
+    if (file is not None) + cache + from_log != 1:
+        raise InvalidRequest("give one of a file, --cache, and --from-log")
     fields, headers = _parse_fields(temperature, max_tokens, body or []), _parse_headers(header or [])
-    found = _read_source(file, source, url, top, api_key, token, model, system)
+    found = _read_source(file, source, url, top, api_key, token, model, system, from_log=from_log)
     requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
     if prefix_only:
         requests = warm_requests.prefix_only(requests)
@@ -92,12 +97,14 @@ def warm(
     code = _send(requests, url, Pace(concurrency, rate), report, api_key, control, headers)
     client = ProxyClient(url, token)
     if keep and not code:
-        report.pinned = pin_all(client, requests, str(file) if file else "cache", report)
+        report.pinned = pin_all(client, requests, str(file) if file else "journal" if from_log else "cache", report)
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
     if cache and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
+    if from_log and found.skipped:
+        print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
 
     def show() -> None:
         _print(report)
@@ -116,16 +123,20 @@ def _read_source(
     token: str | None,
     model: str | None,
     system: str | None,
+    *,
+    from_log: bool,
 ) -> "WarmSource":
     from kvproxy.commands.files import read_text
     from kvproxy.proxy_client.api_paths import credentials
     from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm_requests import read_requests, stored_requests
+    from kvproxy.proxy_client.warm_requests import logged_requests, read_requests, stored_requests
 
     if file is not None:
         default_model = model or ProxyClient(url).first_model(credentials("chat", api_key))
         return read_requests(file, read_text(file), default_model, system)
     origin = source or url
+    if from_log:
+        return logged_requests(ProxyClient(origin, token), token, top, api_key)
     is_same = origin.rstrip("/") == url.rstrip("/")
     return stored_requests(ProxyClient(origin, token), top, api_key, same_proxy=is_same)
 

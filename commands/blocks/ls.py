@@ -8,6 +8,7 @@ from kvproxy.commands.blocks.format import engine_line, group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.statistics_text import labelled
 from kvproxy.commands.tables import Column, Layout, digest, table, text
 from kvproxy.errors import NotFound
 from kvproxy.proxy_client.client import path_segment
@@ -88,15 +89,10 @@ def stats(proxy: ProxyOptions) -> Output:
 
 
 def _print_stats(found: dict[str, Any]) -> None:
-    residency = found.get("residency") or {}
-    facts = {name: value for name, value in found.items() if not isinstance(value, list | dict)}
-    if residency.get("evicted"):
-        facts |= {f"residency {name}": value for name, value in residency.items()}
-    print_facts(
-        (name, f"{value:.4f}" if isinstance(value, float) else value)
-        for name, value in facts.items()
-        if value is not None
-    )
+    shown = {name: value for name, value in found.items() if value is not None}
+    if not shown.get("residency", {}).get("evicted"):
+        shown.pop("residency", None)
+    print_facts(labelled(shown, "blocks"))
     for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
         typer.echo(line)
 

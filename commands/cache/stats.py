@@ -8,11 +8,10 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import moment
 from kvproxy.commands.options import Limit, StoreOptions
-from kvproxy.commands.output import Output, flatten, print_facts
+from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.statistics_text import labelled
 from kvproxy.commands.tables import table, text
 from kvproxy.units import format_bytes
-
-_SIZES = ("bytes", "entry_bytes", "max_bytes")
 
 
 @command
@@ -23,11 +22,7 @@ def stats(responses: StoreOptions) -> Output:
     """
     with responses.open() as cache:
         found = cache.stats()
-    facts = (
-        (name, format_bytes(value) if name in _SIZES and isinstance(value, int) else value)
-        for name, value in flatten(found).items()
-    )
-    return Output(found, lambda: print_facts(facts))
+    return Output(found, lambda: print_facts(labelled(found, "cache")))
 
 
 class UsageGroup(StrEnum):

@@ -65,7 +65,9 @@ class AsyncLLM:
         self.block_bytes = self._engine.block_bytes
         self.adapters = {name: (name, adapter.digest) for name, adapter in self._engine.adapters.items()}
         self.publisher = self._thread.publisher
-        self.async_tokenizer = AsyncTokenizer(loaded.tokenizer)
+        self.async_tokenizer = AsyncTokenizer(
+            loaded.tokenizer, lambda num_tokens: limits.validate_length(num_tokens, 0, at_least=True)
+        )
         self.on_finished: Callable[[Delta], None] = lambda last: None
 
     @classmethod

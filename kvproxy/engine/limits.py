@@ -53,21 +53,29 @@ class EngineLimits:
         num_prompt_tokens, max_tokens = len(request.tokens), request.sampling.max_tokens
         if num_prompt_tokens == 0:
             raise InvalidRequest("the prompt has no tokens: send some text")
-        self._validate_length(num_prompt_tokens, max_tokens)
+        self.validate_length(num_prompt_tokens, max_tokens)
         # Checked after the length, because it reads every token.
         if not all(type(token) is int and 0 <= token < self.vocab_size for token in request.tokens):
             raise InvalidRequest(f"the prompt has token ids outside the model's vocabulary of {self.vocab_size}")
         return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
-    def _validate_length(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
-        """Check that a prompt and its output fit; without `max_tokens`, at least one token must fit."""
+    def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, at_least: bool = False) -> None:
+        """Check that a prompt and its output fit.
+
+        Args:
+            num_prompt_tokens: length of the prompt.
+            max_tokens: None requires room for one token.
+            at_least: `num_prompt_tokens` is a lower bound.
+
+        Raises:
+            ContextTooLong: they do not fit.
+        """
         if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return
         limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
+        size = f"{'at least ' if at_least else ''}{num_prompt_tokens}"
         output = f" and max_tokens {max_tokens}" if max_tokens else ""
-        raise ContextTooLong(
-            f"a prompt of {num_prompt_tokens} tokens{output} does not fit {limit}: {self.capacity} tokens in all"
-        )
+        raise ContextTooLong(f"a prompt of {size} tokens{output} does not fit {limit}: {self.capacity} tokens in all")
 
 
 def _validate_scheduling(request: GenerationRequest) -> None:

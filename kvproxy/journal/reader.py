@@ -69,6 +69,17 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCount:
+    """Number of successful requests of a tenant with the same prompt; `number` is the prompt's."""
+
+    number: int
+    tenant: str
+    api: str
+    model: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
     """Numbers of requests in consecutive time spans, by layer or reason.
 
@@ -157,6 +168,14 @@ class Reader:
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
         return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
+
+    def prompt_counts(self) -> list[PromptCount]:
+        """Prompts of each tenant, the most frequent first."""
+        sql = (
+            "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
+            " and layer <> 'revalidated' group by prompt, tenant, api, model order by 5 desc, 1"
+        )
+        return [PromptCount(*row) for row in self._rows(sql, [])]
 
     def milliseconds(self, query: Query) -> dict[str, list[float]]:
         """Times to first byte in milliseconds, by layer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvproxy.apis.json import Json, JsonObject, dumps, field
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
 SIZE = 8
 """Bytes of a digest."""
@@ -14,6 +14,7 @@ _LISTS = ("messages", "input")
 """Fields whose items are regions of their own."""
 QUESTIONS = ("messages", "input", "prompt")
 _LONGEST_NAME = 80
+_OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,19 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
                 yield f"{name}[{place}]" + (f" {role[:16]}" if isinstance(role, str) else ""), item
         elif name in body:
             yield name, value
+
+
+def body_of(parts: JsonMap) -> JsonObject:
+    """Return the request body from the regions of `parts_of`, without fields that the key ignores."""
+    body: JsonObject = {}
+    lists: dict[str, list[Json]] = {}
+    for name, value in parts.items():
+        listed, bracket, _ = name.partition("[")
+        if bracket and listed in _LISTS:
+            lists.setdefault(listed, []).append(value)
+        elif name not in _OUTSIDE_BODY and not name.startswith("header "):
+            body[name] = value
+    return {**body, **lists}
 
 
 def regions_of(whole: JsonObject) -> Regions:

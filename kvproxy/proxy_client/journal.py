@@ -2,14 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
-from kvproxy.journal.reader import Group, Query, Reader, Share
+from kvproxy.journal.reader import Group, PromptCount, Query, Reader, Share
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_report
 from kvproxy.journal.schema import FILE
@@ -102,6 +104,26 @@ class JournalFile:
             with contextlib.closing(open_observations(self._settings.store_where)) as observations:
                 counts = observations.summary()
         return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
+
+    def prompt_counts(self) -> list[PromptCount]:
+        """Return the prompts of each tenant, the most frequent first."""
+        return self._reader.prompt_counts()
+
+    def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
+        """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
+        from kvproxy.checks.stored import opened_store, store_exists
+        from kvproxy.journal.regions import body_of
+
+        has_store = store_exists(self._settings)
+        with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
+            for prompt in prompts:
+                stored, whole = self._reader.stored(prompt.number), self._reader.whole(prompt.number)
+                entry = None if store is None or stored is None else store.get(stored[0])
+                # Tenants may share responses, but not the ignored fields of their requests.
+                if entry is not None and entry.tenant == prompt.tenant:
+                    yield as_object(loads(entry.request))
+                else:
+                    yield None if whole is None else body_of(as_object(loads(zlib.decompress(whole))))
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
         from kvproxy.checks.stored import opened_store, store_exists

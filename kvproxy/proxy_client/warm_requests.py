@@ -1,16 +1,18 @@
-"""Requests that warm a proxy: from a file, or from the stored responses of a proxy."""
+"""Requests that warm a proxy: from a file, or from the stored responses or the journal of a proxy."""
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kvproxy.errors import NotFound
+from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.proxy_client.journal import JournalFile, open_journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,11 @@ class WarmRequest:
 
 @dataclass(slots=True)
 class WarmSource:
-    """Requests of a file or of a cache.
+    """Requests of a file, a cache, or a journal.
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: comments, lines of other programs, and responses of other tenants.
+        skipped: comments, lines of other programs, responses of other tenants, and prompts without a text.
         errors: malformed requests.
     """
 
@@ -84,6 +86,44 @@ def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *
     return WarmSource(requests, skipped=len(served) - len(own))
 
 
+def logged_requests(client: ProxyClient, token: str | None, top: int | None, api_key: str | None) -> WarmSource:
+    """Return the requests of the journal of `client` whose text is stored, the most frequent first.
+
+    Args:
+        top: most requests.
+        api_key: key of the tenant; requests of other tenants are left out.
+
+    Raises:
+        InvalidRequest: the journal is on another machine.
+        NotFound: the journal has no request of the tenant, or no text.
+    """
+    journal = open_journal(client.url, token, None)
+    if not isinstance(journal, JournalFile):
+        raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
+    prompts = [prompt for prompt in journal.prompt_counts() if prompt.api in PATHS]
+    tenants = _tenants(client, {cast("ApiName", prompt.api): prompt.model for prompt in reversed(prompts)}, api_key)
+    own = [prompt for prompt in prompts if prompt.tenant == tenants[cast("ApiName", prompt.api)]]
+    if not own:
+        reason = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
+        raise NotFound(f"the journal has no successful request of this tenant{reason}")
+    source = WarmSource()
+    with contextlib.closing(journal.bodies(own)) as bodies:
+        for prompt, body in zip(own, bodies, strict=True):
+            if body is None:
+                source.skipped += 1
+                continue
+            path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
+            source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
+            if rank == top:
+                break
+    if not source.requests:
+        raise NotFound(
+            f"the journal has no text of {len(own)} prompts, and their responses are not stored:"
+            ' the setting journal.text = "all" records the text of later requests'
+        )
+    return source
+
+
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
     """Limit requests to one generated token; embeddings are left out."""
     limits = {PATHS["responses"]: "max_output_tokens"}
@@ -99,6 +139,10 @@ def _saved_tokens(entry: dict[str, Any]) -> int:
 
 
 def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str | None) -> list[dict[str, Any]]:
-    models = {cast("ApiName", entry["endpoint"]): str(entry["model"]) for entry in entries}
-    tenants = {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}
+    tenants = _tenants(client, {cast("ApiName", entry["endpoint"]): str(entry["model"]) for entry in entries}, api_key)
     return [entry for entry in entries if entry["tenant"] == tenants[cast("ApiName", entry["endpoint"])]]
+
+
+def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
+    """Return the tenant of a key by API; `models` names a served model for each."""
+    return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

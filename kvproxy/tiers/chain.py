@@ -32,6 +32,7 @@ class TierChain:
         self.stores = tuple(stores)
         self._cipher = cipher
         self._writer = ThreadPoolExecutor(1, "kvproxy-tiers")
+        self._is_closed = False
         self._max_pending_bytes = pending
         self._pending_bytes = 0
         self._counts = {store.name: Counter[str]() for store in self.stores}
@@ -92,7 +93,7 @@ class TierChain:
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
         """Write a chunk to every tier that needs it, in the background.
 
-        `finish` completes the buffer on the background thread. Returns False if too many bytes are pending.
+        `finish` completes the buffer on the background thread. Returns False if too many bytes are pending, or after `close`.
         """
         return self._submit(key, data, self.stores, finish)
 
@@ -113,11 +114,11 @@ class TierChain:
                     self._pending_bytes -= len(data)
 
         with self._lock:
-            if not self.has_room(len(data)):
+            if self._is_closed or not self.has_room(len(data)):
                 return False
             self._pending_bytes += len(data)
-        self._pending.add(key)
-        self._writer.submit(task)
+            self._pending.add(key)
+            self._writer.submit(task)
         return True
 
     def count_dropped(self, key: str) -> None:
@@ -163,6 +164,8 @@ class TierChain:
 
     def close(self) -> None:
         """Write the pending chunks for at most 10 seconds, and close the stores."""
+        with self._lock:
+            self._is_closed = True
         self.flush(10.0)
         self._writer.shutdown(wait=False, cancel_futures=True)
         for store in self.stores:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -75,6 +76,14 @@ def result(*arguments: object, url: str = NOWHERE, **environment: str) -> Any:
     done = kvproxy(*arguments, "--json", url=url, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def printed_facts(*arguments: object, url: str = NOWHERE) -> dict[str, str]:
+    """Run a command and return the names and values that it prints for people."""
+    done = kvproxy(*arguments, url=url)
+    assert done.returncode == 0, done.stderr
+    lines = [re.split(r"\s{2,}", line, maxsplit=1) for line in done.stdout.splitlines()]
+    return {line[0]: line[1] for line in lines}
 
 
 def ask(url: str, question: str, system: str = "", **more: Any) -> httpx.Response:

@@ -12,7 +12,7 @@ from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
-from tests.commands.run import ask, kvproxy, result
+from tests.commands.run import ask, kvproxy, printed_facts, result
 from tests.commands.test_warm import Upstream, said
 from tests.index.entries import make_entry
 from tests.servers import run_app, run_proxy
@@ -183,8 +183,9 @@ def test_an_entry_id_never_selects_another_route(demo: Demo, id: str) -> None:
 def test_values_are_formatted_for_people_and_raw_in_json(tmp_path: Path) -> None:
     entry = make_entry("one", created=1e9, tags=("b", "a"), request=json.dumps(said("x" * 3000)).encode())
     path = stored(tmp_path / "a.db", entry)
-    facts = dict(line.split(maxsplit=1) for line in kvproxy("cache", "stats", "--store", path).stdout.splitlines())
-    assert facts["entry_bytes"].endswith("KiB")
+    facts = printed_facts("cache", "stats", "--store", path)
+    assert facts["Size of responses"].endswith("KiB")
+    assert facts["Responses with tag: a"] == "1"
     assert isinstance(result("cache", "stats", "--store", path)["entry_bytes"], int)
     shown = kvproxy("cache", "show", entry.id, "--store", path).stdout
     assert "2001-09-0" in shown

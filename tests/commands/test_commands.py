@@ -1,15 +1,17 @@
 """Commands with the demo proxy or a store on disk."""
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from kvproxy.commands.statistics_text import labelled
 from kvproxy.http.services import Services
 from kvproxy.index.store import NewEntry, SqliteStore
-from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, process, result, variables
+from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, printed_facts, process, result, variables
 from tests.index.entries import make_entry
 
 Demo = tuple[str, Services]
@@ -36,6 +38,26 @@ def test_blocks_commands_agree(demo: Demo) -> None:
     assert "▒ cached" in picture
     assert "\x1b[" not in picture
     assert kvproxy("blocks", "show", 99999, url=url).returncode == 3
+
+
+def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
+    url = demo[0]
+    ask(url, "Which labels have statistics?")
+    cache, blocks = printed_facts("cache", "stats", url=url), printed_facts("blocks", "stats", url=url)
+    assert not [label for label in (*cache, *blocks) if re.search(r"[._](?!cpp)|^[a-z]", label)]
+    assert cache["Semantic lookups: no neighbour"] == str(
+        result("cache", "stats", url=url)["semantic"]["lookups"]["no neighbour"]
+    )
+    assert (cache["Shadow mode"], cache["Learned policy: configured bound"][-1]) == ("no", "%")
+    assert (blocks["Tokens per block"], blocks["Share of blocks in use"]) == ("16", "0.0%")
+    assert blocks["Memory per block"].endswith("KiB")
+
+
+def test_unknown_statistics_have_a_readable_label() -> None:
+    values = {"new_field": 1234, "tags": {"a_b.c": 1}, "nested": {"some_bytes": 2048, "ratio": 0.5}, "rows": []}
+    assert dict(labelled(values, "cache")) == {
+        "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.5",
+    }  # fmt: skip
 
 
 def test_reset_empties_the_prefix_cache(demo: Demo) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.commands.explain import learned_lines
 from kvproxy.commands.formatting import escape_controls, json_text, moment, one_line
-from kvproxy.commands.learned_policy import BOUND_VALID_FROM, policy_sentences
+from kvproxy.commands.statistics_text import BOUND_VALID_FROM, policy_sentences
 from kvproxy.index.policies.learned.error_bound import FROM
 
 

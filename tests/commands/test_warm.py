@@ -22,6 +22,7 @@ from kvproxy.proxy_client.warm import Pace, WarmReport, send_all
 from kvproxy.proxy_client.warm_requests import read_requests
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, command, kvproxy, result, variables
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 
@@ -120,6 +121,35 @@ def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
             for key in ((), ("--api-key", "c")):
                 none = kvproxy("warm", "--cache", "--refresh", *key, url=url)
                 assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("text", ["all", "none"])
+def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: str) -> None:
+    upstream = Upstream()
+    with run_app(upstream.app()) as target:
+        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, journal={"text": text})
+        with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
+            assert kvproxy("warm", "--from-log", url=url).returncode == 3
+            for question, times, key in (("once", 1, "a"), ("often", 3, "a"), ("theirs", 4, "b")):
+                for _ in range(times):
+                    body = said(question, temperature=0, user="ann")
+                    client.post("/v1/chat/completions", json=body, headers=credentials("chat", key)).raise_for_status()
+            until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 8)
+            arguments = ("warm", "--from-log", "--api-key", "a", "--concurrency", 1)
+            assert result(*arguments, "--top", 1, url=url)["exact_hits"] == 1
+            # Stored requests are sent while their responses exist.
+            upstream.asked.clear()
+            assert result(*arguments, "--refresh", url=url)["computed_and_stored"] == 2
+            assert [question for _, question, _ in upstream.asked] == ["often", "once"]
+            result("cache", "rm", "--all", "--yes", url=url)
+            done = kvproxy(*arguments, url=url)
+            if text == "none":
+                assert (done.returncode, "the journal has no text of 2 prompts" in done.stderr) == (3, True)
+            else:
+                assert done.returncode == 0, done.stderr
+                body, headers = said("often", temperature=0, user="bob"), credentials("chat", "a")
+                answer = client.post("/v1/chat/completions", json=body, headers=headers)
+                assert "; hit" in answer.headers["cache-status"]
 
 
 def test_unreadable_lines_are_reported_and_the_rest_is_sent(tmp_path: Path) -> None:

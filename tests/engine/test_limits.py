@@ -111,16 +111,12 @@ def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str,
         LIMITS.validate(request)
 
 
-def prompt_of(num_tokens: int) -> GenerationRequest:
-    return GenerationRequest("r", (1,) * num_tokens, SamplingParams(max_tokens=0))
-
-
 def test_the_smaller_of_model_and_pool_is_the_limit() -> None:
     with pytest.raises(ContextTooLong, match=r"block pool .*: 80 tokens"):
-        LIMITS.validate(prompt_of(81))
-    with pytest.raises(ContextTooLong, match="of 101 tokens does not fit the model: 100 tokens"):
-        replace(LIMITS, pool_tokens=500).validate(prompt_of(101))
-    assert LIMITS.validate(prompt_of(80)) == 0
+        LIMITS.validate_length(81, 0)
+    with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
+        replace(LIMITS, pool_tokens=500).validate_length(101, 0, at_least=True)
+    LIMITS.validate_length(80, 0)
 
 
 def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,7 +87,8 @@ class Stress:
         self.flaky = DictStore("redis", remote=True)
         stores: list[ChunkStore] = [HostStore(60_000), DiskStore(folder, 200_000), self.flaky]
         self.driven.tiers.chain.close()
-        self.driven.tiers.chain = TierChain(stores, pending=self.chance.choice((30_000, 1 << 20)))
+        chain = TierChain(stores, pending=self.chance.choice((30_000, 1 << 20)))
+        self.driven.tiers.chain = self.driven.tiers.saver._chain = chain
         self.asked: dict[str, Asked] = {}
 
     def ask(self, id: str) -> None:

@@ -1,24 +1,105 @@
-"""Tokenising beside the event loop, and from several threads."""
+"""Tokenising beside the event loop, from several threads, and how long a text must be to be refused unread."""
 
 import asyncio
 import threading
 import time
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
+from kvproxy.engine.limits import EngineLimits
 from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
-from kvproxy.engine.text.tokenizer import ChatTokenizer
-from kvproxy.errors import InvalidRequest, Overloaded
+from kvproxy.engine.text.tokenizer import ChatTokenizer, max_token_bytes
+from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
+from tests.engine.models import LetterTokenizer
 from tests.polling import until_async
 
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"
+
+
+def trained(
+    normalizer: Any = None, before: Any = None, added: AddedToken | None = None, **options: Any
+) -> PreTrainedTokenizerFast:
+    """A small byte-level tokenizer whose longest token covers many blanks."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([before, byte_level]) if before is not None else byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([" " * 64, "hello hello hello" * 3], trainer)
+    if added is not None:
+        tokenizer.add_special_tokens([added])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **options)
+
+
 DEMO: Any = AutoTokenizer.from_pretrained(str(model_path()))
+PLAIN = trained()
+COMPOSING = trained(normalizers.NFC())
+DENSE = ["`" * 90, "\u1fef" * 90, " " * 200, "<|assistant|>" * 9, "\u1112\u1161\u11ab" * 30]
+"""Texts that come to few tokens for their bytes."""
+
+
+@pytest.mark.parametrize("tokenizer", [DEMO, PLAIN, COMPOSING], ids=["demo", "plain", "nfc"])
+@given(
+    text=st.text(max_size=200)
+    | st.sampled_from(["`" * 90, "\u1fef" * 90, " " * 200, "<|assistant|>" * 9, "\u1112\u1161\u11ab" * 30])
+)
+def test_no_text_has_fewer_tokens_than_its_bytes_allow(tokenizer: Any, text: str) -> None:
+    longest = max_token_bytes(tokenizer)
+    assert longest is not None
+    assert len(tokenizer.encode(text, add_special_tokens=False)) >= len(text.encode()) / longest
+
+
+def test_composition_never_shortens_more_than_is_counted_for() -> None:
+    """Of every character: the longest text that composes to it, each part of it by its own longest spelling."""
+    spellings: dict[str, int] = {}
+    # Others are written in no way but their own.
+    decomposed = (code for code in range(0x110000) if unicodedata.decomposition(chr(code))[:1] not in ("", "<"))
+    for code in (*decomposed, *range(0xAC00, 0xD7A4)):
+        once = unicodedata.normalize("NFC", chr(code))
+        if len(once) == 1:
+            spellings[once] = max(spellings.get(once, len(once.encode())), len(chr(code).encode()))
+
+    def longest(parts: str) -> int:
+        """Over all ways to spell the beginning of decomposed text as one character."""
+        if not parts:
+            return 0
+        begins = ((unicodedata.normalize("NFC", parts[:end]), end) for end in range(1, len(parts) + 1))
+        return max(
+            spellings.get(begin, len(begin.encode())) + longest(parts[end:]) for begin, end in begins if len(begin) == 1
+        )
+
+    assert len(spellings) > 12_000
+    for character, alone in spellings.items():
+        size = max(alone, longest(unicodedata.normalize("NFD", character)))
+        assert size <= 4 * len(character.encode()), character
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        trained(normalizers.Strip()),
+        trained(normalizers.NFKC()),
+        trained(before=pre_tokenizers.WhitespaceSplit()),
+        trained(before=pre_tokenizers.Split(" ", "removed")),
+        trained(added=AddedToken("<x>", lstrip=True)),
+        LetterTokenizer(),
+    ],
+    ids=["strip", "nfkc", "blanks", "removed", "lstrip", "slow"],
+)
+def test_where_text_may_be_lost_nothing_is_promised(tokenizer: Any) -> None:
+    assert max_token_bytes(tokenizer) is None
 
 
 @given(st.lists(st.text(max_size=20), max_size=3))
@@ -26,6 +107,30 @@ def test_ids_are_those_of_the_template_and_the_tokenizer(texts: list[str]) -> No
     messages = [{"role": "user", "content": text} for text in ["x", *texts]]
     ids = DEMO.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert ChatTokenizer(DEMO, frozenset()).chat(messages) == ids
+
+
+async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = ChatTokenizer(DEMO, frozenset())
+    limits = EngineLimits(2048, 4096, 100_000)
+    ours = AsyncTokenizer(tokenizer, lambda at_least: limits.validate_length(at_least, 0, at_least=True))
+    monkeypatch.setattr(tokenizer, "_ids", lambda text, **options: pytest.fail("it was tokenised"))
+    huge = "word " * 800_000
+    with pytest.raises(ContextTooLong, match="at least"):
+        await ours.encode(huge)
+    with pytest.raises(ContextTooLong, match="4096 tokens in all"):
+        await ours.chat([{"role": "user", "content": [{"type": "text", "text": huge}]}])
+    ours.close()
+
+
+async def test_what_the_template_drops_does_not_count() -> None:
+    longest = max_token_bytes(PLAIN)
+    assert longest is not None
+    limits = EngineLimits(300, 50, 50)
+    ours = AsyncTokenizer(ChatTokenizer(PLAIN, frozenset()), lambda at_least: limits.validate_length(at_least, 0))
+    assert len(await ours.chat([{"role": "user", "content": " " * (longest * 60) + "hello"}])) < 50
+    with pytest.raises(ContextTooLong):
+        await ours.encode(" " * (longest * 60))
+    ours.close()
 
 
 async def test_half_a_character_is_refused_by_name() -> None:
@@ -147,7 +252,7 @@ def _cleaning() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [AutoTokenizer.from_pretrained(model_path()), _Shouting(tokenizer_object=DEMO.backend_tokenizer), _cleaning()],
+    [AutoTokenizer.from_pretrained(model_path()), _Shouting(tokenizer_object=trained().backend_tokenizer), _cleaning()],
     ids=["demo", "its own way", "cleaning"],
 )
 def test_decoding_is_that_of_transformers(tokenizer: Any) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.regions import body_of, written
 from kvproxy.proxy_client.warm_requests import WarmSource, prefix_only, read_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry
@@ -113,3 +115,24 @@ def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> N
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"contains no prompts|not UTF-8"):
         read_requests(tmp_path / "file", read_text(tmp_path / "file"), "m", None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        said("q") | {"tools": [{"type": "function"}], "temperature": 0},
+        {"model": "m", "system": [{"type": "text", "text": "s"}], "messages": [{"role": "user", "content": []}] * 12},
+        {"model": "m", "input": ["one", "two"]},
+        {"model": "m", "input": [{"role": "user", "content": "q"}, {"type": "reasoning"}], "instructions": "i"},
+        {"model": "m", "prompt": ["p"], "logit_bias": {"1": 2}},
+    ],
+)
+def test_the_body_is_restored_from_the_regions_of_the_journal(body: dict[str, Json]) -> None:
+    whole: dict[str, Json] = {
+        "endpoint": "chat",
+        "tenant": "t",
+        "backend": "b",
+        "headers": {"openai-beta": "x"},
+        "query": "a=1",
+    }
+    assert body_of(as_object(loads(written(whole | {"body": body})))) == body

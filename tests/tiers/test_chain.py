@@ -120,3 +120,13 @@ def test_a_failed_task_does_not_end_the_writer() -> None:
     assert set(store.chunks) == {"b"}
     assert chain.should_save("a")
     chain.close()
+
+
+def test_a_closed_chain_refuses_chunks(stores: tuple[DictStore, ...]) -> None:
+    chain = TierChain(stores)
+    stores[2].put("slow", b"data")
+    chain.close()
+    assert not chain.save("k", b"data")
+    # A load that ends after the close promotes nothing, and does not fail.
+    assert chain.load("slow", whole) == b"data"
+    assert stores[0].chunks == {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from kvproxy.engine.text.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tokenizer import ChatTokenizer, CheckLength, accept_any_length
 from kvproxy.engine.text.tool_calls import ToolCallFormat
 from kvproxy.errors import Overloaded
 
@@ -19,10 +19,12 @@ class AsyncTokenizer:
 
     Args:
         tokenizer: see its methods for errors.
+        validate_length: receives a lower bound of the prompt's tokens, and raises an error if they cannot fit.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:
         self._tokenizer = tokenizer
+        self._validate_length = validate_length
         self._closed = False
         self._short = ThreadPoolExecutor(2, "kvproxy-tokenize")
         self._long = ThreadPoolExecutor(1, "kvproxy-tokenize-long")
@@ -32,8 +34,9 @@ class AsyncTokenizer:
 
         Raises:
             InvalidRequest: the text is not valid Unicode; names the field `param`.
+            ContextTooLong: the text cannot fit.
         """
-        return await self._run(len(text), lambda: self._tokenizer.encode(text, param))
+        return await self._run(len(text), lambda: self._tokenizer.encode(text, param, self._validate_length))
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
@@ -42,10 +45,11 @@ class AsyncTokenizer:
 
         Raises:
             InvalidRequest: the model has no chat template, or the template rejects the messages.
+            ContextTooLong: the conversation cannot fit.
         """
         return await self._run(
             _num_characters(messages) + _num_characters(tools),
-            lambda: self._tokenizer.chat(messages, tools),
+            lambda: self._tokenizer.chat(messages, tools, self._validate_length),
         )
 
     async def tool_call_format(self) -> ToolCallFormat | None:

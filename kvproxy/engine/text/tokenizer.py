@@ -1,5 +1,6 @@
 """A model's tokenizer and chat template."""
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -8,6 +9,58 @@ from typing import Any
 
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
+
+_MAX_NFC_EXPANSION = 4
+"""Upper bound of the bytes that NFC composes into one; the largest actual ratio is 7 to 2."""
+
+
+def max_token_bytes(tokenizer: Any) -> int | None:
+    """Return the most bytes of text that one token covers, None if there is no exact bound.
+
+    Only byte-level BPE has one: it loses no byte. Normalizers and pre-tokenizers that drop text, and special tokens that strip
+    whitespace, have no bound.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerBase`.
+    """
+    if not tokenizer.is_fast:
+        return None
+    backend = tokenizer.backend_tokenizer
+    uses_nfc = _steps(backend.normalizer, "normalizers") == [{"type": "NFC"}]
+    if type(backend.model).__name__ != "BPE" or not (uses_nfc or backend.normalizer is None):
+        return None
+    *splits, last = _steps(backend.pre_tokenizer, "pretokenizers") or [{}]
+    if last.get("type") != "ByteLevel" or not all(_keeps_text(split) for split in splits):
+        return None
+    added = tokenizer.added_tokens_decoder.values()
+    if any(token.lstrip or token.rstrip for token in added):
+        return None
+    names = tokenizer.get_vocab()
+    longest = max((*map(len, names), *(len(token.content.encode()) for token in added)))
+    return longest * (_MAX_NFC_EXPANSION if uses_nfc else 1)
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    return (step.get("type") == "Split" and step.get("behavior") != "Removed") or step.get("type") in (
+        "Digits",
+        "ByteLevel",
+    )
+
+
+def _steps(component: Any, name: str) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer."""
+    if component is None:
+        return []
+    state: dict[str, Any] = json.loads(component.__getstate__())
+    steps: list[dict[str, Any]] = state[name] if state.get("type") == "Sequence" else [state]
+    return steps
+
+
+CheckLength = Callable[[int], None]
+"""Raises an error if a prompt of at least this number of tokens cannot fit."""
+
+
+def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
@@ -21,31 +74,41 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self._max_token_bytes = max_token_bytes(tokenizer)
         # Fast tokenizers are thread-safe if truncation and padding do not change, which the first call may do.
         self._lock = nullcontext() if tokenizer.is_fast else Lock()
         self._ids("")
 
-    def encode(self, text: str, param: str = "prompt") -> list[int]:
+    def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a raw prompt, with the model's special tokens.
 
         Args:
             text: the prompt.
             param: the request's field, for errors.
+            check: called before tokenization.
 
         Raises:
             InvalidRequest: the text is not valid Unicode.
+            KvproxyError: raised by `check`.
         """
-        _check_unicode(text, param)
+        self._check_text(text, param, check)
         return self._ids(text)
 
-    def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        check: CheckLength = accept_any_length,
+    ) -> list[int]:
         """Return the token ids of a conversation, up to the assistant's turn.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template rejects the messages.
+            KvproxyError: raised by `check`, see `encode`.
         """
         text = self._render(messages, tools)
-        _check_unicode(text, "messages")
+        # Checked after rendering, because the template may drop text.
+        self._check_text(text, "messages", check)
         return self._ids(text, add_special_tokens=False)
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
@@ -68,6 +131,14 @@ class ChatTokenizer:
                 f"the model's chat template rejects these messages: {error}", param="messages"
             ) from None
         return text
+
+    def _check_text(self, text: str, param: str, check: CheckLength) -> None:
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
+        if self._max_token_bytes is not None:
+            check(-(-size // self._max_token_bytes))
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         with self._lock:
@@ -128,13 +199,6 @@ class ChatTokenizer:
         """Return the text of one token, special tokens included."""
         text: str = self._tokenizer.decode([token])
         return text
-
-
-def _check_unicode(text: str, param: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
 
 
 def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:

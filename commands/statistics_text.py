@@ -1,0 +1,113 @@
+"""Formats statistics for people: labels with units, and sentences about the policy `learned`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kvproxy.commands.formatting import one_line, percent
+from kvproxy.units import format_bytes, format_seconds
+
+BOUND_VALID_FROM = 500
+"""Semantic hits from which on the bound holds as a share; with fewer hits it limits the number of wrong responses."""
+# The entry of a group names fields that are data, such as tags and outcomes.
+_LABELS: dict[str, str] = {
+    "cache.entries": "Stored responses",
+    "cache.expired": "Expired responses",
+    "cache.stale": "Expired responses within their stale times",
+    "cache.completion_tokens_saved": "Response tokens saved",
+    "cache.prompt_tokens_saved": "Prompt tokens saved",
+    "cache.entry_bytes": "Size of responses",
+    "cache.max_entries": "Maximum number of responses",
+    "cache.max_bytes": "Maximum size",
+    "cache.bytes": "Size on disk",
+    "cache.path": "Store",
+    "cache.tags": "Responses with tag",
+    "cache.semantic.policy": "Semantic policy",
+    "cache.semantic.shadow": "Shadow mode",
+    "cache.semantic.lookups": "Semantic lookups",
+    "cache.semantic.compared": "Comparisons with fresh responses",
+    "cache.semantic.learned.observed": "Compared responses",
+    "cache.semantic.learned.right": "Compared responses that were right",
+    "cache.semantic.learned.accepted": "Compared responses that were accepted",
+    "cache.semantic.learned.accepted_wrong": "Accepted responses that were wrong",
+    "cache.semantic.learned.rejected": "Rejected responses",
+    "cache.semantic.learning.namespaces": "Learned policy: namespaces",
+    "cache.semantic.learning.serving": "Learned policy: namespaces served without checks",
+    "cache.semantic.learning.observations": "Learned policy: comparisons",
+    "cache.semantic.learning.served": "Learned policy: responses served",
+    "cache.semantic.learning.expected_wrong": "Learned policy: expected wrong responses",
+    "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
+    "cache.semantic.learning.bound": "Learned policy: wrong responses at most",
+    "cache.semantic.learning.max_error": "Learned policy: configured bound",
+    "blocks.num_blocks": "Blocks",
+    "blocks.block_size": "Tokens per block",
+    "blocks.free": "Free blocks",
+    "blocks.cached": "Cached blocks",
+    "blocks.used": "Blocks in use",
+    "blocks.usage": "Share of blocks in use",
+    "blocks.queries": "Prompt tokens looked up",
+    "blocks.hits": "Prompt tokens found",
+    "blocks.hit_rate": "Share of prompt tokens found",
+    "blocks.evictions": "Evicted blocks",
+    "blocks.pinned": "Pinned blocks",
+    "blocks.distinct": "Distinct cached blocks",
+    "blocks.block_bytes": "Memory per block",
+    "blocks.used_bytes": "Memory of blocks in use",
+    "blocks.complete": "All KV events received",
+    "blocks.slots": "Blocks are slots of llama.cpp",
+    "blocks.residency.evicted": "Evicted cached blocks",
+    "blocks.residency.lifetime": "Median time from caching to eviction",
+    "blocks.residency.idle": "Median time from last use to eviction",
+    "blocks.residency.never_hit": "Share evicted without a hit",
+    "blocks.residency.reuse_gap": "Median time between uses",
+}
+_SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "bound", "max_error")
+_DURATIONS = ("lifetime", "idle", "reuse_gap")
+
+
+def labelled(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
+    """Yield the label and the formatted value of each field of a group, `cache` or `blocks`; lists are left out."""
+    for name, value in values.items():
+        path = f"{group}.{name}"
+        if isinstance(value, Mapping):
+            yield from labelled(value, path)
+        elif not isinstance(value, list):
+            data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
+            yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _formatted(name, value)
+
+
+def _formatted(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    unit: Callable[[float], str] | None = None
+    if name in _SHARES:
+        unit = percent
+    elif name in _DURATIONS:
+        unit = format_seconds
+    elif name.rpartition("_")[2] == "bytes":
+        unit = format_bytes
+    if unit is not None and isinstance(value, int | float):
+        return unit(value)
+    return f"{value:,.1f}" if isinstance(value, float) else one_line(value)
+
+
+def policy_sentences(learned: dict[str, Any]) -> list[str]:
+    """Return sentences about comparisons, expected hits, served hits, and the error bound."""
+    compared, served = int(learned["observations"]), int(learned["served"])
+    return [
+        "1 stored response was compared with a fresh one."
+        if compared == 1
+        else f"{compared:,} stored responses were compared with fresh ones.",
+        f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.",
+        *_served(served, learned["bound"]),
+    ]
+
+
+def _served(served: int, bound: float) -> list[str]:
+    if not served:
+        return ["No similar question was answered from the cache yet."]
+    sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
+    if served < BOUND_VALID_FROM:
+        limit = f"At most {round(bound * BOUND_VALID_FROM):,} of the first {BOUND_VALID_FROM} responses will be wrong."
+    else:
+        limit = f"At most {percent(bound)} of these responses are wrong."
+    return [f"{sentence} answered from the cache.", limit]

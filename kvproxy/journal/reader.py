@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from kvproxy.journal.string_ids import StringIds
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
 """Records that a median is computed from."""
+CACHES = ("exact", "semantic", "shared")
+"""Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 
@@ -27,7 +30,7 @@ class Query:
     """Filters of records; None disables a filter.
 
     Attributes:
-        since: seconds since the epoch.
+        since, until: seconds since the epoch.
         tenant: the tenant, or the name of its client.
         reason: prefix of the token.
         where: SQL condition over the columns of the view `requests`.
@@ -45,6 +48,7 @@ class Query:
     after: int | None = None
     before: int | None = None
     judged: bool = False
+    until: float | None = None
     limit: int | None = None
 
 
@@ -81,18 +85,25 @@ class PromptCount:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Numbers of requests in consecutive time spans, by layer or reason.
+    """Requests in consecutive time spans, by layer or reason.
 
     Attributes:
         start, step: begin of the first span in seconds since the epoch; seconds of each span.
         counts: requests in each span, by name.
-        first_ms: median time to first byte of the last few thousand requests, by name.
+        prompt_tokens, reused_tokens: tokens of prompts in each span whose reuse the backend reported.
+        first_ms: median time to first byte, by name.
+        cached_ms, backend_ms: median and 95th percentile of the time to first byte in each span, of hits and of the
+            backend's responses; None without a request. All times come from a sample of the requests.
     """
 
     start: float
     step: float
     counts: dict[str, list[int]]
+    prompt_tokens: list[int]
+    reused_tokens: list[int]
     first_ms: dict[str, float]
+    cached_ms: list[tuple[float, float] | None]
+    backend_ms: list[tuple[float, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ class Reader:
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         """Groups of requests, by their number or by the time at the backend."""
         condition, values = _where(query)
-        backend = f"layer in ({', '.join(repr(layer) for layer in BACKEND)})"
+        backend = f"layer in {BACKEND}"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
@@ -162,7 +173,7 @@ class Reader:
         # Revalidations cost the backend, too, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
-            f"select {name}, max(entry), {requests}, sum(layer in ('exact', 'semantic', 'shared')),"
+            f"select {name}, max(entry), {requests}, sum(layer in {CACHES}),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
             f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
@@ -187,23 +198,35 @@ class Reader:
         return found
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
-        """Count the requests of clients in each time span."""
-        first = self._first_since(start)
+        """Count and time the requests of clients in each time span."""
+        end = start + step * spans
+        first, last = self._first_since(start), self._first_since(end)
+        condition = " where number >= ? and time >= ? and time < ? and layer <> 'revalidated'"
+        values: list[object] = [start, step, first, start, end]
+        reported = f"layer in {BACKEND} and reused_tokens is not null"
         sql = (
-            f"select {by}, cast((time - ?) / ? as integer), count(*) from requests"
-            " where number >= ? and time >= ? and time < ? and layer <> 'revalidated' group by 1, 2"
+            f"select {by}, cast((time - ?) / ? as integer), count(*), sum(case when {reported} then prompt_tokens else 0 end),"
+            f" sum(case when {reported} then reused_tokens else 0 end) from requests{condition} group by 1, 2"
         )
         counts: dict[str, list[int]] = {}
-        for name, place, count in self._rows(sql, [start, step, first, start, start + step * spans]):
-            counts.setdefault(name, [0] * spans)[min(place, spans - 1)] += count
-        sql = (
-            f"select {by}, first_ms from requests where number >= ? and number > (select max(number) from records) - ?"
-            " and first_ms is not null and layer <> 'revalidated'"
-        )
+        prompt_tokens, reused_tokens = [0] * spans, [0] * spans
+        for name, place, count, prompt, reused in self._rows(sql, values):
+            place = min(place, spans - 1)
+            counts.setdefault(name, [0] * spans)[place] += count
+            prompt_tokens[place] += prompt
+            reused_tokens[place] += reused
+        sql = f"select {by}, cast((time - ?) / ? as integer), layer, first_ms from requests{condition}"
+        sql += " and first_ms is not null and number % ? = 0"
         times: dict[str, list[float]] = {}
-        for name, milliseconds in self._rows(sql, [first, _MOST_TIMES]):
+        cached: list[list[float]] = [[] for _ in range(spans)]
+        backend: list[list[float]] = [[] for _ in range(spans)]
+        for name, place, layer, milliseconds in self._rows(sql, [*values, max(1, (last - first) // _MOST_TIMES)]):
             times.setdefault(name, []).append(milliseconds)
-        return Series(start, step, counts, {name: round(median(values), 3) for name, values in times.items()})
+            if layer in CACHES or layer in BACKEND:
+                (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
+        first_ms = {name: round(median(found), 3) for name, found in times.items()}
+        cached_ms, backend_ms = list(map(_percentiles, cached)), list(map(_percentiles, backend))
+        return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def _first_since(self, time: float) -> int:
         """Number of the first record that ended at a time or later, by binary search, since times have no index."""
@@ -294,9 +317,17 @@ class Reader:
             return self._connection.execute(sql, values).fetchall()
 
 
+def _percentiles(values: list[float]) -> tuple[float, float] | None:
+    """The median and the 95th percentile."""
+    if not values:
+        return None
+    return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)
+
+
 def _where(query: Query) -> tuple[str, list[object]]:
     conditions: list[tuple[str, object]] = [
         ("time >= ?", query.since),
+        ("time < ?", query.until),
         ("layer = ?", query.layer),
         ("substr(reason, 1, length(?)) = ?", query.reason),
         ("(tenant = ? or client = ?)", query.tenant),

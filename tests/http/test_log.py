@@ -77,6 +77,43 @@ def test_the_series_counts_every_record(running: Running) -> None:
     assert client.get("/admin/log/series", params={"since": 1e9, "step": 1}).status_code == 400
 
 
+def test_a_time_range_ends_at_until(running: Running) -> None:
+    client, services = running
+    services.answerer.journal.latest(1)
+    with contextlib.closing(services.answerer.journal.reader()) as reader:
+        every = reader.records(Query())
+    now = time.time()
+    assert client.get("/admin/log", params={"since": 600, "until": now + 1}).json() == client.get("/admin/log").json()
+    assert client.get("/admin/log", params={"since": 600, "until": now - 3600}).json() == []
+    earlier = client.get("/admin/log/series", params={"since": 600, "step": 60, "until": now - 3600}).json()
+    assert earlier["counts"] == {}
+    assert earlier["start"] + 600 <= now - 3600 + 60
+    whole = client.get("/admin/log/series", params={"since": 600, "step": 600, "until": now + 600}).json()
+    current = client.get("/admin/log/series", params={"since": 1200, "step": 600, "until": now + 600}).json()
+    assert sum(map(sum, current["counts"].values())) == len(every)
+    assert whole["counts"] in ({}, {name: counts[1:] for name, counts in current["counts"].items()})
+
+
+def test_the_series_times_hits_and_the_backend(running: Running) -> None:
+    client, services = running
+    services.answerer.journal.latest(1)
+    with contextlib.closing(services.answerer.journal.reader()) as reader:
+        every = reader.records(Query())
+    found = client.get("/admin/log/series", params={"since": 1200, "step": 600}).json()
+    for name, layers in (("cached_ms", ("exact",)), ("backend_ms", ("forward",))):
+        times = [each.first_ms for each in every if each.layer in layers and each.first_ms is not None]
+        spans = [each for each in found[name] if each is not None]
+        assert spans, name
+        for median, high in spans:
+            assert min(times) - 0.001 <= median <= high <= max(times) + 0.001
+
+
+def test_each_reason_has_a_sentence(running: Running) -> None:
+    client, _ = running
+    sentences = client.get("/admin/log/reasons").json()
+    assert all(each["reason"] in sentences for each in client.get("/admin/log").json())
+
+
 def test_a_story_says_why(running: Running) -> None:
     client, services = running
     record = services.answerer.journal.latest(1)[0]

@@ -22,7 +22,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import MissExplanation, explain_record
 from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
-from kvproxy.journal.reasons import meaning
+from kvproxy.journal.reasons import REASONS, meaning
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.savings import By, savings_report
 from kvproxy.journal.sentences import sentences
@@ -54,7 +54,8 @@ def _query(query: QueryParams) -> Query:
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
-        since=None if not since else time.time() - seconds(since, "since"),
+        since=None if not since else _until(query) - seconds(since, "since"),
+        until=None if not query.get("until") else _until(query),
         layer=layer,
         reason=query.get("reason") or None,
         tenant=query.get("tenant") or None,
@@ -64,6 +65,12 @@ def _query(query: QueryParams) -> Query:
         judged=query.get("judged") == "true",
         limit=min(_MOST, int(number(query.get("limit", "100"), "limit")) or _MOST),
     )
+
+
+def _until(query: QueryParams) -> float:
+    """The end of the time range in seconds since the epoch: `until`, or now."""
+    text = query.get("until")
+    return number(text, "until") if text else time.time()
 
 
 async def _read(app: Services, work: Callable[[Reader], T]) -> T:
@@ -130,7 +137,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Requests per layer or reason in each `step` seconds of the last `since` seconds."""
+    """Requests by layer or reason in each `step` seconds of the `since` seconds before `until`."""
     query = request.query_params
     step = seconds(query.get("step", "60"), "step")
     since = seconds(query.get("since", "3600"), "since")
@@ -139,8 +146,13 @@ async def series(request: Request) -> Response:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
     # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(since / step))
-    start = (time.time() // step - spans + 1) * step
+    start = (_until(query) // step - spans + 1) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
+
+
+async def reasons(request: Request) -> Response:
+    """The sentence of each reason token."""
+    return reply(REASONS)
 
 
 async def explain(request: Request) -> Response:
@@ -179,6 +191,7 @@ ROUTES = [
     Route("/log", log, methods=["GET"]),
     Route("/log/live", live, methods=["GET"]),
     Route("/log/series", series, methods=["GET"]),
+    Route("/log/reasons", reasons, methods=["GET"]),
     Route("/log/{id}", explain, methods=["GET"]),
     Route("/savings", saved, methods=["GET"]),
 ]

@@ -42,6 +42,7 @@ _FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search"
 _PAGE: dict[str, Schema] = {"limit": number(0), "offset": number(0)}
 _LOG: dict[str, Schema] = dict.fromkeys(("layer", "reason", "tenant", "model"), TEXT) | {
     "since": number(0),
+    "until": number(0),
     "after": number(0),
     "judged": one_of("true", "false"),
 }
@@ -128,9 +129,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get",
         "/admin/log/series",
-        "Count requests over time by layer or reason.",
-        query={"since": number(0), "step": number(1), "by": one_of("layer", "reason")},
+        "Count and time requests over time by layer or reason.",
+        query={"since": number(0), "until": number(0), "step": number(1), "by": one_of("layer", "reason")},
     ),
+    Operation("get", "/admin/log/reasons", "The sentence of each reason."),
     Operation("get", "/admin/log/{id}", "Explain a request."),
     Operation(
         "get",

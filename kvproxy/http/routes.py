@@ -127,6 +127,7 @@ async def health(request: Request) -> Response:
     found = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.admin(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
+        found |= {"semantic": app.settings.cache.semantic}
         found |= {"error": broken} if broken is not None else {}
         found |= {"store": lost} if lost is not None else {}
         outage = app.answerer.backend.failure() if broken is None else None

@@ -67,7 +67,7 @@ class UpstreamServer(Section):
 class RoutingSettings(Section):
     """Health checks and routing."""
 
-    health_interval: Seconds = Field(5.0, gt=0, description="Time between health probes.")
+    health_interval: Seconds = Field(2.0, gt=0, description="Time between health probes.")
     health_timeout: Seconds = Field(5.0, gt=0, description="Timeout of a health probe.")
     metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")

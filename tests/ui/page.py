@@ -88,6 +88,16 @@ class Page:
         actions = ActionChains(self.driver, duration=0)
         actions.move_to_element_with_offset(node, x - size["width"] // 2, y - size["height"] // 2).perform()
 
+    @contextlib.contextmanager
+    def wide(self, width: int) -> Iterator[None]:
+        """Give the page a width in pixels."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
     def scheme(self, name: str) -> None:
         """Have the system prefer `light` or `dark`."""
         features = [{"name": "prefers-color-scheme", "value": name}]

@@ -53,7 +53,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
         name: sum(each) for name, each in by_reason.items()
     }
     # The chart tells each of its bars to the keyboard.
-    canvas = page.find("canvas.chart")
+    canvas = page.find(".chart")
     canvas.send_keys("\ue010")
     # The last of them may be a minute that has just begun.
     told = [canvas.get_attribute("aria-valuetext")]

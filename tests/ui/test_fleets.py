@@ -139,6 +139,8 @@ def test_the_reasons_are_those_of_the_time_that_is_chosen(page: Page, mixed: Mix
 def test_an_engine_that_is_gone_is_told(page: Page, mixed: Mixed) -> None:
     mixed.engine.mood = "sick"
     try:
+        page.open(mixed.url)
+        page.until(lambda: page.text("#banner").startswith(f"1 of 2 upstreams fail: {mixed.vllm}"))
         page.open(mixed.url, "upstreams")
         until(lambda: next(each for each in mixed.get("/upstreams") if each["url"] == mixed.vllm)["state"] != "up")
         (state,) = [each["state"] for each in mixed.get("/upstreams") if each["url"] == mixed.vllm]

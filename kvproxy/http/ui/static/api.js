@@ -70,6 +70,12 @@ export class Api extends EventTarget {
     return (await this.#fetch(path, { query, signal })).json();
   }
 
+  /** The state of the proxy; also that of a failed one, whose status is 503. */
+  async health() {
+    const response = await fetch(new URL("../health", BASE), { headers: this.#token ? { authorization: `Bearer ${this.#token}` } : {}, cache: "no-store" });
+    return response.json();
+  }
+
   /** A page of rows, and how many there are in all. */
   async page(path, query = {}, signal = null) {
     const response = await this.#fetch(path, { query, signal });

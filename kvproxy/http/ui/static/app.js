@@ -9,6 +9,7 @@ import { overview } from "./overview.js";
 import { pool } from "./pool.js";
 import { stored } from "./stored.js";
 import { themeSwitch } from "./theme.js";
+import { tooltips } from "./tooltip.js";
 import { upstreams } from "./upstreams.js";
 
 const VIEWS = [
@@ -17,7 +18,7 @@ const VIEWS = [
 ];
 const BACK = 4000; // Milliseconds that the page says that the proxy is back.
 
-const HEALTH = 3000; // Milliseconds between two looks at the proxy's health.
+const HEALTH = 2000; // Milliseconds between two looks at the proxy's health.
 
 const api = new Api();
 const main = document.getElementById("main");
@@ -67,9 +68,9 @@ function again() {
 function tellState(before) {
   const down = api.state === "ok" && outage !== null;
   connection.dataset.state = down ? "down" : api.state;
-  connection.textContent = down ? "Upstream down" : { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
+  connection.textContent = down ? "Degraded" : { ok: "Connected", lost: "Not connected", closed: "Token needed" }[api.state];
   if (down) {
-    banner.textContent = `No upstream answers, so only stored responses are served: ${outage}`;
+    banner.textContent = outage;
     banner.dataset.state = "down";
     banner.hidden = false;
     return;
@@ -83,11 +84,26 @@ function tellState(before) {
   if (api.state === "closed") askToken(api, api.reason, again);
 }
 
-/** Follow the health of the upstreams, whatever view is open. */
+/** A sentence about what fails now; null if all works. */
+function problem(health, engines) {
+  if (health.error) return `The engine failed: ${health.error}`;
+  const broken = (engines ?? []).filter((each) => each.error !== null);
+  const why = broken.map((each) => (each.error.includes(each.url) ? each.error : `${each.url}: ${each.error}`)).join("; ");
+  if (broken.length && broken.length === engines.length) return `No upstream answers, so only stored responses are served: ${why}`;
+  if (broken.length) return `${broken.length} of ${engines.length} upstreams fail: ${why}`;
+  return health.store ? `The store fails, so nothing is cached: ${health.store}` : null;
+}
+
+/** Follow the health of the proxy and its upstreams, and hide views without content, whatever view is open. */
 async function watchHealth() {
+  let pool = null;
   for (;;) {
     try {
-      const found = (await api.get("../health")).outage ?? null;
+      const [health, engines] = await Promise.all([api.health(), api.find("upstreams")]);
+      pool ??= await api.find("blocks/stats");
+      const empty = { pool: pool === null, upstreams: engines === null, matches: health.semantic === false };
+      for (const link of nav.children) link.hidden = Boolean(empty[link.dataset.view]) && link.dataset.view !== shown;
+      const found = problem(health, engines);
       if (found !== outage) {
         outage = found;
         tellState(api.state);
@@ -123,6 +139,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.addEventListener("keydown", key);
+tooltips(api);
 addEventListener("hashchange", () => show(true));
 api.addEventListener("state", (event) => tellState(event.detail.before));
 tellState("ok");

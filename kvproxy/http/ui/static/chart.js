@@ -1,136 +1,135 @@
-// Who answers over time: a bar for each span, its layers above each other.
+// Charts over time. uPlot draws them; this file adds the page's colours, a reading of the values, keys, and zoom.
 
 import { h } from "./dom.js";
-import { clock, count } from "./format.js";
-import { GROUPS, colour, groupOf } from "./layers.js";
+import { clock, count, ms, percent, short } from "./format.js";
+import { colour, mark } from "./layers.js";
 
-const LEFT = 46;
-const BOTTOM = 20;
+const HEIGHT = 190; // Pixels.
+const SYNC = { key: "time", filters: { pub: (type) => type.startsWith("mousemove") || type === "mouseleave" } };
+const COUNTS = [1, 2, 5].flatMap((step) => Array.from({ length: 12 }, (_, power) => step * 10 ** power)).sort((a, b) => a - b);
 
-/** The counts of a series by group, in the order of the groups: `[name, numbers]`. */
-export function grouped(series, spans) {
-  const sums = new Map(GROUPS.map(([name]) => [name, new Array(spans).fill(0)]));
-  for (const [layer, counts] of Object.entries(series.counts)) {
-    const sum = sums.get(groupOf(layer));
-    counts.forEach((value, place) => { sum[place] += value; });
-  }
-  return [...sums];
+/** By kind of value: how it is written, and its scale and axis. */
+const KINDS = {
+  count: { write: count, scale: { range: (plot, least, most) => [0, 1.05 * Math.max(1, most)] }, axis: { incrs: COUNTS, values: (plot, marks) => marks.map(short) } },
+  share: { write: percent, scale: { range: [0, 1] }, axis: { splits: () => [0, 0.5, 1], values: () => ["0%", "50%", "100%"] } },
+  ms: { write: ms, lines: (plot, marks) => marks.map((mark) => (Math.log10(mark) % 1 ? null : mark)), scale: { distr: 3 }, axis: { values: (plot, marks) => marks.map((mark) => (mark === null ? "" : ms(mark).replace(/\.0+ /, " "))) } },
+};
+
+/** Times of an axis: seconds only where marks are less than a minute apart, and the date at midnight. */
+function times(plot, marks, axis, space, apart) {
+  return marks.map((mark) => {
+    const date = new Date(1000 * mark);
+    const midnight = date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0;
+    if (midnight) return date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    return date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: apart < 60 ? "2-digit" : undefined });
+  });
 }
 
-/** The next round number, of which marks on an axis can be thirds or halves. */
-function rounded(most) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, most)));
-  return [1, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= most) ?? 10 * power;
-}
+/**
+ * A chart with lines, or with bars on top of each other.
+ *
+ * `series` are `{name, colour, group, dash}`. The arrow keys move the cursor, which all charts share; with Shift they select, and Enter zooms into the selection, as
+ * dragging does. `onZoom(from, to)` gets the selected time in seconds; a double click calls it without one.
+ */
+export class TimeChart {
+  static #all = new Set();
+  #plot = null;
+  #columns = [];
+  #start = 0;
+  #step = 1;
+  #anchor = -1;
+  #place = -1;
 
-/** A chart of a series. The arrow keys go from bar to bar, and a line below it tells what is in one. */
-export class Chart {
-  #series = null;
-  #groups = [];
-  #spans = 0;
-  #current = -1;
-
-  constructor() {
-    this.canvas = h("canvas", {
-      class: "chart", tabindex: 0, role: "slider", "aria-label": "Requests over time, a bar for each span", "aria-valuemin": 1,
-    });
+  constructor({ label, kind, series, stacked = false, onZoom, signal }) {
+    Object.assign(this, { kind: KINDS[kind], series, stacked, onZoom });
+    this.box = h("div", { class: "chart", tabindex: 0, role: "slider", "aria-label": label, "aria-valuemin": 1, "aria-valuemax": 1, "aria-valuenow": 1 });
     this.hint = h("p", { class: "hint", "aria-hidden": "true" });
-    this.node = h("div", { class: "chartbox" }, this.canvas, this.hint);
-    this.canvas.addEventListener("keydown", (event) => this.#key(event));
-    this.canvas.addEventListener("pointermove", (event) => this.#choose(this.#at(event)));
-    this.canvas.addEventListener("pointerleave", () => this.#choose(-1));
-    new ResizeObserver(() => this.draw()).observe(this.canvas);
+    const legend = h("ul", { class: "legend" }, series.map((each) => h("li", {}, mark(each.group, each.dash), each.name)));
+    this.node = h("div", {}, stacked ? null : legend, this.box, this.hint);
+    this.box.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => this.#plot?.setSize({ width: this.box.clientWidth, height: HEIGHT })).observe(this.box);
+    window.addEventListener("theme", () => this.#plot?.redraw(), { signal });
+    TimeChart.#all.add(this);
+    signal.addEventListener("abort", () => TimeChart.#all.delete(this));
   }
 
-  show(series, spans) {
-    this.#series = series;
-    this.#spans = spans;
-    this.#groups = grouped(series, spans);
-    this.canvas.setAttribute("aria-valuemax", spans);
+  /** Show values for consecutive spans of time: a column for each series, null without a value. */
+  show(start, step, columns) {
+    Object.assign(this, { spans: columns[0].length });
+    this.#columns = columns;
+    [this.#start, this.#step] = [start, step];
+    this.box.setAttribute("aria-valuemax", this.spans);
+    const middles = columns[0].map((_, place) => start + (place + 0.5) * step);
+    // The highest bar is drawn first, and the lower ones over it.
+    const drawn = this.stacked ? columns.map((_, last) => middles.map((__, place) => columns.slice(0, last + 1).reduce((sum, each) => sum + each[place], 0))).reverse() : columns;
+    if (this.#plot === null) this.#plot = this.#make([middles, ...drawn]);
+    else this.#plot.setData([middles, ...drawn]);
     this.#tell();
-    this.draw();
   }
 
-  #at(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return Math.floor(((event.clientX - box.left - LEFT) / (box.width - LEFT)) * this.#spans);
+  #make(data) {
+    const line = (each) => ({
+      label: each.name, stroke: () => colour(each.colour), width: 2, dash: each.dash ? [5, 4] : undefined, spanGaps: false,
+      points: { size: 5, show: (plot, index, first, last) => last - first < 80 },
+    });
+    const bar = (each) => ({
+      label: each.name, fill: () => colour(each.colour), stroke: () => colour(each.colour), width: 0, paths: uPlot.paths.bars({ size: [0.8] }), points: { show: false },
+    });
+    const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const plot = new uPlot({
+      width: this.box.clientWidth || 300, height: HEIGHT, legend: { show: false }, padding: [8, 10, 0, 0],
+      series: [{}, ...(this.stacked ? this.series.map(bar).reverse() : this.series.map(line))],
+      scales: { x: { range: () => [this.#start, this.#start + this.spans * this.#step] }, y: this.kind.scale },
+      axes: [{ ...axis, values: times, space: 70, size: 28 }, { ...axis, size: 56, space: 36, ...this.kind.axis, grid: { ...axis.grid, filter: this.kind.lines ?? ((plot, marks) => marks) } }],
+      cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, sync: SYNC, bind: { dblclick: () => () => this.onZoom() } },
+      hooks: { setCursor: [(each) => this.#point(each.cursor.idx ?? -1)], setSelect: [(each) => this.#selected(each)] },
+    }, data, this.box);
+    return plot;
+  }
+
+  #selected(plot) {
+    const { left, width } = plot.select;
+    if (width < 5) return;
+    const [from, to] = [left, left + width].map((place) => plot.posToVal(place, "x"));
+    plot.setSelect({ left: 0, width: 0 }, false);
+    this.onZoom(from, to);
+  }
+
+  #point(place) {
+    if (place === this.#place) return;
+    this.#place = place;
+    this.#tell();
+  }
+
+  /** Write the values under the cursor, or the last ones. */
+  #tell() {
+    const place = this.#place < 0 || this.#place >= this.spans ? this.spans - 1 : this.#place;
+    const known = this.series.map((each, index) => [each.name, this.#columns[index][place]]).filter(([, value]) => value !== null && (value || !this.stacked));
+    const when = clock(this.#start + place * this.#step, this.#step < 60);
+    const text = `${when}: ${known.map(([name, value]) => `${name} ${this.kind.write(value)}`).join(", ") || "no requests"}`;
+    this.hint.textContent = text;
+    this.box.setAttribute("aria-valuenow", place + 1);
+    this.box.setAttribute("aria-valuetext", text);
   }
 
   #key(event) {
-    const last = this.#spans - 1;
-    const from = this.#current < 0 ? last + 1 : this.#current;
+    const last = this.spans - 1;
+    const from = this.#place < 0 ? last + (event.key === "ArrowLeft" ? 1 : 0) : this.#place;
     const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last }[event.key];
-    if (to === undefined) return;
+    if (event.key === "Enter" && this.#plot.select.width) this.#selected(this.#plot);
+    else if (to === undefined) return;
+    else {
+      this.#anchor = !event.shiftKey ? -1 : this.#anchor < 0 ? from : this.#anchor;
+      for (const chart of TimeChart.#all) chart.#move(Math.max(0, Math.min(last, to)), this.#anchor);
+    }
     event.preventDefault();
-    this.#choose(Math.max(0, Math.min(last, to)));
   }
 
-  #choose(place) {
-    if (place === this.#current) return;
-    this.#current = place >= 0 && place < this.#spans ? place : -1;
-    this.#tell();
-    this.draw();
-  }
-
-  #tell() {
-    const place = this.#current < 0 ? this.#spans - 1 : this.#current;
-    const parts = this.#groups.filter(([, values]) => values[place]).map(([name, values]) => `${name} ${count(values[place])}`);
-    const when = clock(this.#series.start + place * this.#series.step, this.#series.step < 60);
-    const text = `${this.#current < 0 ? "now" : when}: ${parts.join(", ") || "no requests"}`;
-    this.hint.textContent = text;
-    this.canvas.setAttribute("aria-valuenow", place + 1);
-    this.canvas.setAttribute("aria-valuetext", text);
-  }
-
-  draw() {
-    if (this.#series === null || !this.canvas.clientWidth) return;
-    const scale = devicePixelRatio;
-    const width = this.canvas.clientWidth;
-    const height = this.canvas.clientHeight;
-    this.canvas.width = width * scale;
-    this.canvas.height = height * scale;
-    const pen = this.canvas.getContext("2d");
-    pen.scale(scale, scale);
-    pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    const sums = Array.from({ length: this.#spans }, (_, place) => this.#groups.reduce((sum, [, values]) => sum + values[place], 0));
-    const most = rounded(Math.max(...sums));
-    const high = height - BOTTOM - 8;
-    this.#axes(pen, width, high, most);
-    const wide = (width - LEFT) / this.#spans;
-    const bottoms = new Array(this.#spans).fill(8 + high);
-    for (const [name, values] of this.#groups) {
-      pen.fillStyle = colour(`layer-${name}`);
-      values.forEach((value, place) => {
-        if (!value) return;
-        const tall = (value / most) * high;
-        bottoms[place] -= tall;
-        pen.fillRect(LEFT + place * wide + (wide > 4 ? 1 : 0), bottoms[place], Math.max(1, wide - (wide > 4 ? 2 : 0)), tall);
-      });
-    }
-    if (this.#current >= 0) {
-      pen.strokeStyle = colour("text");
-      pen.strokeRect(LEFT + this.#current * wide + 0.5, 8, wide - 1, high);
-    }
-  }
-
-  #axes(pen, width, high, most) {
-    pen.strokeStyle = colour("line");
-    pen.fillStyle = colour("quiet");
-    pen.textAlign = "right";
-    for (const share of most > 1 ? [0, 0.5, 1] : [0, 1]) {
-      const y = Math.round(8 + high * (1 - share)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(LEFT, y);
-      pen.lineTo(width, y);
-      pen.stroke();
-      if (Number.isInteger(most * share)) pen.fillText(count(most * share), LEFT - 6, y + 4);
-    }
-    const marks = Math.max(2, Math.min(7, Math.floor((width - LEFT) / 110)));
-    for (let mark = 0; mark < marks; mark += 1) {
-      const place = Math.round((mark * (this.#spans - 1)) / (marks - 1));
-      const time = this.#series.start + place * this.#series.step;
-      pen.textAlign = mark === 0 ? "left" : mark === marks - 1 ? "right" : "center";
-      pen.fillText(clock(time, this.#series.step < 60), LEFT + ((width - LEFT) * mark) / (marks - 1), high + 8 + BOTTOM - 4);
-    }
+  #move(place, anchor) {
+    const at = (time) => this.#plot.valToPos(time, "x");
+    const edge = (place) => at(this.#start + place * this.#step);
+    this.#plot.setCursor({ left: at(this.#plot.data[0][place]), top: 0 });
+    const [first, end] = [Math.min(place, anchor), Math.max(place, anchor) + 1];
+    this.#plot.setSelect(anchor < 0 ? { left: 0, width: 0 } : { left: edge(first), width: edge(end) - edge(first), top: 0, height: this.#plot.over.clientHeight }, false);
   }
 }

@@ -7,9 +7,10 @@ const KEYS = [
   ["/", "go to the filter"],
   ["p", "pause or go on, in the journal"],
   ["↑ ↓ Page Home End", "move in a list, the tree or the map"],
-  ["← →", "fold and unfold in the tree; move in the map and the chart"],
+  ["← →", "fold and unfold in the tree; move in the map and in charts"],
+  ["Shift ← →, Enter", "select a time in a chart, and zoom into it"],
   ["Enter", "open what is chosen"],
-  ["Esc", "close what is open beside the list"],
+  ["Esc", "close what is open beside the list; leave a zoomed time"],
   ["t", "change the theme"],
   ["?", "these keys"],
 ];

@@ -6,6 +6,18 @@ const PAGE = 200;
 const MOST = 20_000; // Records that are held; older ones are fetched again.
 const AGAIN = 1000; // Milliseconds.
 
+/** All records that match filters, the newest first, for a file. */
+export async function all(api, filters, signal) {
+  const found = [];
+  for (let before = ""; found.length < MOST;) {
+    const rows = await api.get("log", { ...filters, limit: 1000, before }, signal);
+    found.push(...rows.map(({ time, ...row }) => ({ time: new Date(1000 * time).toISOString(), ...row })));
+    if (rows.length < 1000) break;
+    before = rows.at(-1).number;
+  }
+  return found;
+}
+
 /** It calls `changed(added)` when there is something new to show; `added` records came at the top, all of them where it is null. */
 export class Feed {
   rows = [];

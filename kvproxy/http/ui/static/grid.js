@@ -2,7 +2,9 @@
 
 import { h } from "./dom.js";
 
-const HEIGHT = 30; // Pixels of a row, as in the style sheet.
+const HEIGHT = 30; // Pixels of a row, and of the head.
+const TALL = 52; // Pixels of a row with two lines.
+const PHONE = 600; // Pixels of width below which a row has two lines, if the grid has such rows.
 const NARROW = 900; // Pixels of width below which columns that can be spared are left out.
 const BEYOND = 4; // Rows kept above and below those that can be seen.
 let grids = 0;
@@ -10,8 +12,8 @@ let grids = 0;
 /**
  * A grid of rows, moved through with the arrow keys.
  *
- * Columns are `{title, kind, width, spare, cell}`: `cell(row)` gives a text or a node; spare ones go where there is little room. `rowAt(place)` gives a row, or null while it
- * is fetched. `onChoose(row, place)` is called when a row is opened by Enter or a click, `onEnd()` when the end comes in sight.
+ * Columns are `{title, kind, width, spare, cell}`: `cell(row)` gives a text or a node; spare ones go where there is little room. On a phone, `lines(row)` gives the two lines
+ * of a row. `rowAt(place)` gives a row, or null while it is fetched. `onChoose(row, place)` is called when a row is opened by Enter or a click, `onEnd()` when the end comes in sight.
  * `placeOf(key)` gives the place of a row in a list whose rows move, so that the current row stays the same; -1 if it is gone.
  */
 export class Grid {
@@ -28,15 +30,18 @@ export class Grid {
   #keyOf;
   #placeOf;
   #currentKey = null;
+  #lines;
+  #height = HEIGHT;
   #id = `grid${(grids += 1)}`;
 
-  constructor({ label, columns, rowAt, onChoose = () => {}, onEnd = () => {}, keyOf = (row) => row, placeOf = null }) {
+  constructor({ label, columns, rowAt, onChoose = () => {}, onEnd = () => {}, keyOf = (row) => row, placeOf = null, lines = null }) {
     this.#given = columns;
     this.#rowAt = rowAt;
     this.#onChoose = onChoose;
     this.#onEnd = onEnd;
     this.#keyOf = keyOf;
     this.#placeOf = placeOf;
+    this.#lines = lines && [{ title: "", kind: "lines", width: "minmax(0, 1fr)", cell: lines }];
     this.head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 });
     this.space = h("div", { class: "space", role: "presentation" });
     this.body = h("div", { class: "rows", role: "rowgroup" }, this.space);
@@ -51,8 +56,12 @@ export class Grid {
   /** Take the columns for which there is room. */
   #fit() {
     const narrow = this.node.clientWidth < NARROW;
-    const columns = this.#given.filter((each) => !narrow || !each.spare);
+    const phone = this.#lines !== null && innerWidth < PHONE;
+    const columns = phone ? this.#lines : this.#given.filter((each) => !narrow || !each.spare);
     if (columns.length !== this.#columns.length) {
+      this.#height = phone ? TALL : HEIGHT;
+      this.node.classList.toggle("phone", phone);
+      this.space.style.height = `${this.#count * this.#height}px`;
       this.#columns = columns;
       this.node.style.setProperty("--columns", columns.map((each) => each.width).join(" "));
       this.head.replaceChildren(...columns.map((each) => h("span", { role: "columnheader", class: each.kind ?? null }, each.title)));
@@ -70,7 +79,7 @@ export class Grid {
   }
 
   get atTop() {
-    return this.node.scrollTop < HEIGHT;
+    return this.node.scrollTop < this.#height;
   }
 
   /** Show so many rows. `added` of them came at the top: who has scrolled down keeps the same rows before the eyes. */
@@ -85,8 +94,8 @@ export class Grid {
     this.#count = count;
     this.#current = Math.min(this.#current, count - 1);
     this.node.setAttribute("aria-rowcount", count + 1);
-    this.space.style.height = `${count * HEIGHT}px`;
-    if (shift && top >= HEIGHT) this.node.scrollTop = top + shift * HEIGHT;
+    this.space.style.height = `${count * this.#height}px`;
+    if (shift && top >= this.#height) this.node.scrollTop = top + shift * this.#height;
     this.#soon();
   }
 
@@ -106,8 +115,8 @@ export class Grid {
   }
 
   #draw() {
-    const seen = Math.ceil(this.node.clientHeight / HEIGHT);
-    const first = Math.max(0, Math.floor(this.node.scrollTop / HEIGHT) - BEYOND);
+    const seen = Math.ceil(this.node.clientHeight / this.#height);
+    const first = Math.max(0, Math.floor(this.node.scrollTop / this.#height) - BEYOND);
     const last = Math.min(this.#count, first + seen + 2 * BEYOND);
     const most = seen + 2 * BEYOND;
     while (this.#rows.length < Math.min(most, this.#count)) this.#rows.push(this.#make());
@@ -146,7 +155,7 @@ export class Grid {
     Object.assign(node, { place, row, fixed: this.#fixed });
     node.id = `${this.#id}-${place}`;
     node.setAttribute("aria-rowindex", place + 2);
-    node.style.transform = `translateY(${place * HEIGHT}px)`;
+    node.style.transform = `translateY(${place * this.#height}px)`;
     this.#columns.forEach((column, index) => {
       const cell = node.children[index];
       const value = row === null ? "…" : column.cell(row);
@@ -170,7 +179,7 @@ export class Grid {
   }
 
   #key(event) {
-    const page = Math.max(1, Math.floor(this.node.clientHeight / HEIGHT) - 2);
+    const page = Math.max(1, Math.floor(this.node.clientHeight / this.#height) - 2);
     const to = {
       ArrowDown: this.#current + 1, ArrowUp: this.#current - 1, PageDown: this.#current + page,
       PageUp: this.#current - page, Home: 0, End: this.#count - 1,
@@ -184,8 +193,8 @@ export class Grid {
   #move(to) {
     if (!this.#count) return;
     this.#setCurrent(Math.max(0, Math.min(this.#count - 1, to)));
-    const top = this.#current * HEIGHT;
-    const bottom = top + 2 * HEIGHT - this.node.clientHeight; // The head covers one row.
+    const top = this.#current * this.#height;
+    const bottom = top + this.#height + HEIGHT - this.node.clientHeight; // The head covers one row.
     if (this.node.scrollTop > top) this.node.scrollTop = top;
     else if (this.node.scrollTop < bottom) this.node.scrollTop = bottom;
     this.#draw();

@@ -1,16 +1,17 @@
 // The journal, live and with filters; one request's story beside it.
 
 import { button, choice, field, fill, h } from "./dom.js";
-import { Feed } from "./feed.js";
+import { csvButton } from "./csv.js";
+import { Feed, all } from "./feed.js";
 import { clock, count, digest, line, ms } from "./format.js";
 import { Grid } from "./grid.js";
-import { LAYERS, layerName } from "./layers.js";
+import { LAYERS, layerName, reason } from "./layers.js";
 import { story } from "./story.js";
 
 const COLUMNS = [
   { title: "time", width: "8.5ch", cell: (row) => clock(row.time) },
   { title: "layer", width: "11ch", cell: (row) => layerName(row.layer) },
-  { title: "reason", width: "minmax(8ch, 16ch)", kind: "long", cell: (row) => row.reason },
+  { title: "reason", width: "minmax(8ch, 16ch)", kind: "long", cell: (row) => reason(row.reason) },
   { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
   { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.client ?? digest(row.tenant, 16) },
   { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(tokens(row)) },
@@ -19,11 +20,15 @@ const COLUMNS = [
   { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.question) || "–" },
 ];
 
+/** A row on a phone: the question, and below it the rest. */
+const lines = (row) => h("span", {}, h("span", { class: "question" }, line(row.question) || row.reason),
+  h("span", { class: "below" }, layerName(row.layer), ` ${clock(row.time)}, ${ms(row.total_ms)}, ${row.reason}`));
+
 const tokens = (row) => (row.prompt_tokens === null ? null : row.prompt_tokens + (row.completion_tokens ?? 0));
 
 /** The view. `params` are the filters, and the `request` whose story is open. */
 export function journal(root, params, { api, signal, remember }) {
-  const filters = { layer: "", reason: "", tenant: "", model: "" };
+  const filters = { layer: "", reason: "", tenant: "", model: "", since: "", until: "" };
   for (const name of Object.keys(filters)) filters[name] = params.get(name) ?? "";
   let feed = null;
   let following = null;
@@ -35,7 +40,7 @@ export function journal(root, params, { api, signal, remember }) {
   const names = { tenant: h("datalist", { id: "tenants" }), model: h("datalist", { id: "models" }), reason: h("datalist", { id: "reasons" }) };
   const grid = new Grid({
     label: "Requests, the newest first",
-    columns: COLUMNS,
+    columns: COLUMNS, lines,
     rowAt: (place) => feed?.rows[place] ?? null,
     keyOf: (row) => String(row.number),
     onChoose: (row) => open(String(row.number)),
@@ -101,14 +106,19 @@ export function journal(root, params, { api, signal, remember }) {
     grid.node.focus();
   }
 
+  const range = filters.until && button(`${clock(filters.until - filters.since)} to ${clock(Number(filters.until))} ✕`, () => {
+    range.remove();
+    filters.since = "";
+    set("until")("");
+  }, { "aria-label": "Show requests of all times" });
   root.append(
     h("h1", { class: "unseen" }, "Journal"),
     h("div", { class: "filters", role: "search", "aria-label": "Filter requests" },
       choice("Layer", [["", "all"], ...LAYERS.map((layer) => [layer, layer])], filters.layer, set("layer")),
-      field("Reason begins with", filters.reason, set("reason"), { list: "reasons", class: "first" }),
+      field("Reason", filters.reason, set("reason"), { list: "reasons", class: "first" }),
       field("Tenant", filters.tenant, set("tenant"), { list: "tenants" }),
       field("Model", filters.model, set("model"), { list: "models" }),
-      status, pause, Object.values(names)),
+      range, status, csvButton("requests", () => all(api, filters, signal)), pause, Object.values(names)),
     h("div", { class: "split" }, grid.node, beside));
   follow();
   if (opened) open(opened);

@@ -23,10 +23,23 @@ export const LAYERS = [...GROUP_OF.keys(), "revalidated"];
 /** Layers that a cache answered. */
 export const CACHED = ["exact", "semantic", "shared"];
 
-/** A mark in a group's colour, beside its name: colour alone says nothing to many. */
-export function mark(group) {
-  return h("span", { class: `mark of-${group}`, "aria-hidden": "true" });
+/** The counts of a series by group, in the order of the groups: `[name, numbers]`. */
+export function grouped(counts, spans) {
+  const sums = new Map(GROUPS.map(([name]) => [name, new Array(spans).fill(0)]));
+  for (const [layer, values] of Object.entries(counts)) {
+    const sum = sums.get(groupOf(layer));
+    values.forEach((value, place) => { sum[place] += value; });
+  }
+  return [...sums];
 }
+
+/** A mark in a group's colour, beside its name: colour alone says nothing to many. */
+export function mark(group, dashed = false) {
+  return h("span", { class: `mark of-${group}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });
+}
+
+/** A reason; a tooltip explains it. */
+export const reason = (token) => h("code", { "data-reason": token }, token);
 
 /** A layer by its name, with its mark. */
 export function layerName(layer) {

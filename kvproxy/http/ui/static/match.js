@@ -1,7 +1,9 @@
 // One similar match: both questions side by side, how near they are, what was decided, and what a person can say of it.
 
 import { button, h } from "./dom.js";
+import { marked } from "./diff.js";
 import { decimal } from "./format.js";
+import { reason } from "./layers.js";
 
 const SERVED = "hit-semantic";
 
@@ -21,6 +23,7 @@ export function match(record, api) {
   const judge = (right) => () => ask(
     () => api.post(`${path}/feedback`, record.question ? { right, question: record.question } : { right }),
     right ? "Approved." : "Rejected: it is served for equal requests only.");
+  const [asked, stored] = record.question && record.stored_question ? marked(record.question, record.stored_question) : [record.question, record.stored_question];
   let sure = false;
   const drop = button("Drop", () => {
     if (!sure) {
@@ -33,16 +36,16 @@ export function match(record, api) {
   });
   return h("div", { class: "match", "data-number": String(record.number) },
     h("div", { class: "pair" },
-      question("Asked", record.question, "Its text was not kept: set journal.text in kvproxy.toml."),
-      question("Stored", record.stored_question, "It is no longer stored.")),
+      question("Asked", asked, "Its text was not kept: set journal.text in kvproxy.toml."),
+      question("Stored", stored, "It is no longer stored.")),
     h("div", { class: "foot" }, h("dl", { class: "scores" },
-      figure("similarity", decimal(record.similarity)), figure("score", decimal(record.score)),
-      figure("expected error", decimal(record.error)), figure("guard", record.guard ?? "–"),
-      figure("decision", record.reason === SERVED ? "served" : record.reason)),
+      figure("similarity", decimal(record.similarity), "Cosine of the two questions' embeddings"), figure("score", decimal(record.score), "The verifier's probability that one answer serves both"),
+      figure("expected error", decimal(record.error), "The policy's estimate of the probability of a wrong answer"), figure("guard", record.guard ?? "–", "The rule that found a difference in meaning"),
+      figure("decision", record.reason === SERVED ? "served" : reason(record.reason))),
     h("div", { class: "actions", role: "group", "aria-label": "The stored response" },
-      button("Reject", judge(false), { title: "Serve it for no similar question any more" }),
-      button("Approve", judge(true), { title: "Undo a rejection; the policy learns that it was right" }),
-      button("Pin", () => ask(() => api.post(`${path}/pin`), "Pinned: others make room before it."), { title: "Keep it when the store is full" }),
+      button("Reject", judge(false), { "data-tip": "Serve it for no similar question any more" }),
+      button("Approve", judge(true), { "data-tip": "Undo a rejection; the policy learns that it was right" }),
+      button("Pin", () => ask(() => api.post(`${path}/pin`), "Pinned: others make room before it."), { "data-tip": "Keep it when the store is full" }),
       drop, said)));
 }
 
@@ -50,6 +53,6 @@ function question(title, text, otherwise) {
   return h("div", {}, h("p", { class: "label" }, title), text ? h("p", { class: "said" }, text) : h("p", { class: "note" }, otherwise));
 }
 
-function figure(name, value) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+function figure(name, value, tip = null) {
+  return value === "–" ? null : h("div", {}, h("dt", { "data-tip": tip }, name), h("dd", {}, value));
 }

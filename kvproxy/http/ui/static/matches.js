@@ -1,9 +1,10 @@
 // Similar questions that were judged, as they come.
 
 import { button, choice, fill, h } from "./dom.js";
-import { Feed } from "./feed.js";
+import { csvButton } from "./csv.js";
+import { Feed, all } from "./feed.js";
 import { clock, digest } from "./format.js";
-import { layerName } from "./layers.js";
+import { layerName, reason as reasonName } from "./layers.js";
 import { match } from "./match.js";
 
 const STEP = 25; // Matches that one page shows.
@@ -36,7 +37,7 @@ export function matches(root, params, { api, signal, remember }) {
     nodes.forEach((node, place) => {
       if (list.children[place] !== node) list.insertBefore(node, list.children[place] ?? null);
     });
-    status.textContent = feed.refused ? feed.refused : rows.length ? "" : "No similar question was judged, as far as the journal goes.";
+    status.textContent = feed.refused ? feed.refused : rows.length ? "" : "No similar question was compared yet. Send a stored question in other words: it appears here with the decision.";
     older.hidden = rows.length < shown;
     fresh.hidden = !feed.held.length;
     fresh.textContent = `Show ${feed.held.length} new`;
@@ -65,7 +66,7 @@ export function matches(root, params, { api, signal, remember }) {
         shown = STEP;
         remember({ reason });
         follow();
-      }), status, fresh),
+      }), status, csvButton("matches", () => all(api, { judged: "true", reason }, signal)), fresh),
     list, older);
   follow();
   return {};
@@ -73,7 +74,7 @@ export function matches(root, params, { api, signal, remember }) {
 
 function card(row, api) {
   return h("li", { class: "panel" },
-    h("p", { class: "lead" }, layerName(row.layer), " ", h("code", {}, row.reason), " ",
+    h("p", { class: "lead" }, layerName(row.layer), " ", reasonName(row.reason), " ",
       h("a", { href: `#journal?request=${row.number}` }, `${clock(row.time)}, request ${digest(row.request_id, 8)}`),
       h("span", { class: "note" }, ` ${row.model}, ${row.client ?? digest(row.tenant, 16)}`)),
     match(row, api));

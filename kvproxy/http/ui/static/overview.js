@@ -1,117 +1,148 @@
 // What the proxy does, at a glance.
 
-import { Chart, grouped } from "./chart.js";
-import { fill, h, section, table, tabs } from "./dom.js";
-import { count, duration, money, ms, percent, short } from "./format.js";
-import { CACHED, GROUPS, mark } from "./layers.js";
+import { TimeChart } from "./chart.js";
+import { csvButton } from "./csv.js";
+import { button, fill, h, section, table, tabs } from "./dom.js";
+import { firstRequest } from "./first_request.js";
+import { clock, count, duration, money, ms, percent, short } from "./format.js";
+import { CACHED, GROUPS, grouped, mark } from "./layers.js";
 import { savings } from "./savings.js";
 
 const SPANS = [["300", "5 min"], ["3600", "1 h"], ["86400", "24 h"], ["604800", "7 d"]];
-const BARS = 60;
+const BARS = 60; // At most.
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400]; // Seconds of a bar.
 const MOST_REASONS = 12;
+const TILES = [
+  ["requests", "Requests"], ["cached", "From a cache"], ["reused", "Prefix reuse"], ["tokens", "Tokens saved"], ["seconds", "Time saved"],
+  ["money", "Money saved"], ["entries", "Stored responses"], ["pool", "Pool in use"],
+];
+const sum = (values) => values.reduce((all, value) => all + value, 0);
 
-/** The view. */
-export function overview(root, params, { api, signal }) {
-  let since = sessionStorage.getItem("kvproxy-since") ?? "3600";
+/** The view. `params` give the time range: its length `since`, and its end `until`, now without one. */
+export function overview(root, params, { api, signal, remember }) {
+  const range = { since: Number(params.get("since")) || 3600, until: Number(params.get("until")) || null };
+  let preset = String(SPANS.some(([value]) => value === String(range.since)) ? range.since : 3600);
   const tiles = h("div", { class: "tiles" });
-  const values = {};
-  const tile = (name, title, note = "") => {
-    values[name] = h("strong", { "data-figure": name }, "–");
-    values[`${name}-note`] = h("small", {}, note);
-    tiles.append(h("div", { class: "tile" }, h("span", {}, title), values[name], values[`${name}-note`]));
-  };
-  tile("requests", "Requests");
-  tile("cached", "From a cache");
-  tile("reused", "Prefix reuse", "of prompt tokens looked up");
-  tile("tokens", "Tokens saved", "in all");
-  tile("seconds", "Time saved", "in all");
-  tile("money", "Money saved", "at your prices");
-  tile("entries", "Stored responses");
-  tile("pool", "Pool in use");
+  const values = new Map(TILES.map(([name, title]) => {
+    const [value, note] = [h("strong", { "data-figure": name }), h("small")];
+    const tile = h("div", { class: "tile", hidden: true }, h("span", {}, title), value, note);
+    tiles.append(tile);
+    return [name, { tile, value, note }];
+  }));
+  /** A tile without a value is not shown. */
   const put = (name, value, note) => {
-    values[name].textContent = value;
-    if (note !== undefined) values[`${name}-note`].textContent = note;
+    const shown = values.get(name);
+    shown.tile.hidden = value === null;
+    shown.value.textContent = value ?? "";
+    shown.note.textContent = note;
   };
 
-  const chart = new Chart();
-  const who = h("div");
-  const why = h("div");
-  const load = async () => {
-    const asked = since;
-    const query = { since: asked, step: asked / BARS };
-    const [layers, reasons] = await Promise.all([
-      api.get("log/series", query, signal),
-      // The same steps, so that both tell of the same time.
-      api.get("log/series", { ...query, by: "reason" }, signal),
-    ]);
-    if (asked !== since) return;
-    chart.show(layers, BARS);
-    const sums = grouped(layers, BARS).map(([name, counts]) => [name, counts.reduce((sum, value) => sum + value, 0)]);
-    const all = sums.reduce((sum, [, value]) => sum + value, 0);
-    const cached = sums.filter(([name]) => CACHED.includes(name)).reduce((sum, [, value]) => sum + value, 0);
-    const title = SPANS.find(([value]) => value === asked)[1];
-    put("requests", short(all), `in the last ${title}`);
-    put("cached", all ? percent(cached / all) : "–", `${count(cached)} in the last ${title}`);
-    fill(who, answered(sums, all, layers.first_ms));
-    fill(why, reasonsOf(reasons));
-  };
+  const onZoom = (from, to) => (from === undefined ? go(Number(preset), null) : go(Math.max(BARS / 4, Math.round(to - from)), Math.round(to)));
+  const chart = (label, kind, series, stacked = false) => new TimeChart({ label, kind, series, stacked, onZoom, signal });
+  const requests = chart("Requests over time by layer", "count", GROUPS.map(([name]) => ({ name, group: name, colour: `layer-${name}` })), true);
+  const rates = chart("Hit rates over time", "share", [
+    { name: "requests from a cache", group: "exact", colour: "layer-exact" }, { name: "prompt tokens reused", group: "prefix", colour: "layer-prefix" },
+  ]);
+  const times = chart("Time to first byte over time", "ms", [
+    { name: "cache, median", group: "exact", colour: "layer-exact" }, { name: "cache, 95%", group: "exact", colour: "layer-exact", dash: true },
+    { name: "backend, median", group: "prefix", colour: "layer-prefix" }, { name: "backend, 95%", group: "prefix", colour: "layer-prefix", dash: true },
+  ]);
+  const layersTable = h("div");
+  const reasons = h("div");
+  const zoomed = h("span", { class: "actions" });
+  let rows = [];
 
-  const pool = async () => {
+  async function load() {
+    const asked = { ...range };
+    const step = STEPS.find((each) => asked.since / each <= BARS) ?? STEPS.at(-1);
+    const spans = Math.ceil(asked.since / step);
+    const query = { since: spans * step, step, until: asked.until };
+    // The same spans, so that both show the same time.
+    const [layers, why] = await Promise.all([api.get("log/series", query, signal), api.get("log/series", { ...query, by: "reason" }, signal)]);
+    if (asked.since !== range.since || asked.until !== range.until) return;
+    const groups = grouped(layers.counts, spans);
+    const total = groups[0][1].map((_, place) => sum(groups.map(([, counts]) => counts[place])));
+    const cached = groups[0][1].map((_, place) => sum(groups.filter(([name]) => CACHED.includes(name)).map(([, counts]) => counts[place])));
+    const share = (parts, wholes) => parts.map((part, place) => (wholes[place] ? part / wholes[place] : null));
+    const column = (pairs, place) => pairs.map((pair) => pair?.[place] ?? null);
+    requests.show(layers.start, step, groups.map(([, counts]) => counts));
+    rates.show(layers.start, step, [share(cached, total), share(layers.reused_tokens, layers.prompt_tokens)]);
+    times.show(layers.start, step, [column(layers.cached_ms, 0), column(layers.cached_ms, 1), column(layers.backend_ms, 0), column(layers.backend_ms, 1)]);
+    rows = total.map((_, place) => ({
+      time: new Date(1000 * (layers.start + place * step)).toISOString(), ...Object.fromEntries(groups.map(([name, counts]) => [name, counts[place]])),
+      prompt_tokens: layers.prompt_tokens[place], reused_tokens: layers.reused_tokens[place],
+      cached_median_ms: layers.cached_ms[place]?.[0], cached_95_ms: layers.cached_ms[place]?.[1],
+      backend_median_ms: layers.backend_ms[place]?.[0], backend_95_ms: layers.backend_ms[place]?.[1],
+    }));
+    const all = sum(total);
+    const when = asked.until ? `in ${duration(asked.since)}` : `in the last ${SPANS.find(([value]) => Number(value) === asked.since)?.[1] ?? duration(asked.since)}`;
+    put("requests", short(all), when);
+    put("cached", all ? percent(sum(cached) / all) : null, `${count(sum(cached))} ${when}`);
+    const prompt = sum(layers.prompt_tokens);
+    put("reused", prompt ? percent(sum(layers.reused_tokens) / prompt) : null, `of ${short(prompt)} prompt tokens`);
+    fill(layersTable, layerRows(groups, all, layers.first_ms));
+    fill(reasons, reasonRows(why, asked.until ? `&since=${asked.since}&until=${asked.until}` : ""));
+  }
+
+  async function pool() {
     const [blocks, entries] = await Promise.all([api.find("blocks/stats", {}, signal), api.get("cache/stats", {}, signal)]);
     put("entries", short(entries.entries), `${count(entries.hits)} hits`);
-    if (blocks === null) put("pool", "–", "the upstream keeps its own");
-    else if (blocks.num_blocks === null) put("pool", "–", `${count(blocks.cached)} cached blocks or slots known`);
-    else if (blocks.used === null) put("pool", "–", `of ${count(blocks.num_blocks)} blocks`);
-    else put("pool", percent(blocks.used / (blocks.num_blocks - 1)), `${count(blocks.cached)} of ${count(blocks.num_blocks - 1)} cached`);
-    put("reused", blocks === null ? "–" : percent(blocks.hit_rate));
+    const known = (blocks?.num_blocks ?? null) !== null && blocks.used !== null;
+    put("pool", known ? percent(blocks.used / (blocks.num_blocks - 1)) : null, known ? `${count(blocks.cached)} of ${count(blocks.num_blocks - 1)} cached` : "");
+  }
+
+  const onTotal = (total, currency) => {
+    const tokens = total.prompt_tokens + total.completion_tokens + total.reused_tokens;
+    put("tokens", tokens ? short(tokens) : null, "since the journal began");
+    put("seconds", total.seconds ? duration(total.seconds) : null, "since the journal began");
+    put("money", total.money ? `${money(total.money)} ${currency}` : null, "at your prices");
   };
 
-  const span = tabs("Time", SPANS, since, (value) => {
-    since = value;
-    sessionStorage.setItem("kvproxy-since", value);
+  const span = tabs("Time", SPANS, preset, (value) => { preset = value; go(Number(value), null); });
+  function go(since, until) {
+    Object.assign(range, { since, until });
+    remember({ since: since === 3600 && !until ? "" : since, until: until ?? "" });
+    showRange();
     load().catch(() => {});
-  });
-  const saved = savings(api, signal, (total, currency) => {
-    put("tokens", short(total.prompt_tokens + total.completion_tokens + total.reused_tokens));
-    const unknown = total.unmeasured_tokens > 0 && !total.seconds;
-    put("seconds", unknown ? "–" : duration(total.seconds), unknown ? "not known yet" : undefined);
-    put("money", total.money === null ? money(null) : `${money(total.money)} ${currency}`, total.money === null ? "no price is known" : undefined);
-  });
+  }
+  function showRange() {
+    if (range.until === null) return fill(zoomed);
+    const text = `${clock(range.until - range.since)} to ${clock(range.until)}`;
+    return fill(zoomed, h("a", { href: `#journal?since=${range.since}&until=${range.until}` }, "Its requests"), button(`${text} ✕`, () => onZoom(), { "aria-label": `Leave ${text}` }));
+  }
+
+  const empty = h("div");
   root.append(
-    h("h1", { class: "unseen" }, "Overview"), tiles,
+    h("h1", { class: "unseen" }, "Overview"), empty, tiles,
     h("div", { class: "columns" },
-      section("Who answers", span, chart.node, who),
-      section("Why", h("p", { class: "note" }, "The reason of each request in this time; choose one to see its requests."), why)),
-    saved,
-  );
-  const redraw = () => chart.draw();
-  window.addEventListener("theme", redraw, { signal });
-  api.poll(load, 2, signal);
+      section("Requests", h("div", { class: "actions" }, span, zoomed, h("span", { class: "grow" }), csvButton("series", () => rows)), requests.node, layersTable),
+      section("Reasons", reasons)),
+    h("div", { class: "columns even" }, section("Hit rate", rates.node), section("Time to first byte", times.node)),
+    savings(api, signal, onTotal));
+  showRange();
+  firstRequest(empty, api, signal);
+  api.poll(async () => { if (range.until === null || !rows.length) await load(); }, 2, signal);
   api.poll(pool, 3, signal);
+  return { escape: () => { if (range.until !== null) onZoom(); } };
 }
 
-function answered(sums, all, times) {
-  const meanings = new Map(GROUPS.map(([name, meaning]) => [name, meaning]));
-  const layersOf = new Map(GROUPS.map(([name, , layers]) => [name, layers]));
-  const rows = sums.map(([name, value]) => [
-    h("span", { class: "layer", title: meanings.get(name) }, mark(name), name),
-    h("span", { "data-layer": name }, count(value)), all ? percent(value / all) : "–",
-    layersOf.get(name).map((layer) => times[layer]).filter((each) => each !== undefined).map(ms).join(", ") || "–",
+function layerRows(groups, all, times) {
+  const rows = GROUPS.map(([name, meaning, layers], place) => [
+    h("span", { class: "layer", "data-tip": meaning }, mark(name), name), h("span", { "data-layer": name }, count(sum(groups[place][1]))),
+    all ? percent(sum(groups[place][1]) / all) : "–", layers.map((layer) => times[layer]).filter((each) => each !== undefined).map(ms).join(", ") || "–",
   ]);
-  return table("Requests by who answered",
-    [["answered by", ""], ["requests", "number"], ["share", "number"], ["first byte, median", "number"]], rows);
+  return table("Requests by layer", [["layer", ""], ["requests", "number"], ["share", "number"], ["first byte, median", "number"]], rows);
 }
 
-function reasonsOf(reasons) {
-  const rows = Object.entries(reasons.counts).map(([name, counts]) => [name, counts.reduce((sum, value) => sum + value, 0)]).sort((a, b) => b[1] - a[1]);
-  const all = rows.reduce((sum, [, value]) => sum + value, 0);
-  if (!rows.length) return h("p", {}, "No request came in this time.");
-  const shown = rows.slice(0, MOST_REASONS);
+function reasonRows(reasons, range) {
+  const rows = Object.entries(reasons.counts).map(([name, counts]) => [name, sum(counts)]).sort((a, b) => b[1] - a[1]);
+  const all = sum(rows.map(([, value]) => value));
+  if (!rows.length) return h("p", { class: "note" }, "No request in this time.");
   return [
-    h("ul", { class: "bars" }, shown.map(([name, value]) => {
+    h("ul", { class: "bars" }, rows.slice(0, MOST_REASONS).map(([name, value]) => {
       const bar = h("span", { class: "bar", "aria-hidden": "true" }, h("span"));
       bar.firstChild.style.width = `${(100 * value) / rows[0][1]}%`;
-      return h("li", {}, h("a", { href: `#journal?reason=${encodeURIComponent(name)}` }, name),
+      return h("li", {}, h("a", { href: `#journal?reason=${encodeURIComponent(name)}${range}`, "data-reason": name }, name),
         bar, h("span", { class: "number" }, count(value)), h("span", { class: "number" }, percent(value / all)));
     })),
     rows.length > MOST_REASONS ? h("p", { class: "note" }, `and ${rows.length - MOST_REASONS} more reasons`) : null,

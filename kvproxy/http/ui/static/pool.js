@@ -1,7 +1,7 @@
 // The prefix cache: its pool as a map, its chains as a tree, its blocks in the order of their eviction.
 
 import { Blocks, brief, nameOf, showBlock } from "./blocks.js";
-import { facts, fill, h, tabs } from "./dom.js";
+import { facts, fill, h, section, table, tabs } from "./dom.js";
 import { bytes, count, duration, line, percent } from "./format.js";
 import { Grid } from "./grid.js";
 import { PoolMap, painting, stateOf } from "./map.js";
@@ -108,7 +108,8 @@ export function pool(root, params, { api, signal, remember }) {
   }
 
   async function load() {
-    const [stats, found] = await Promise.all([api.find("blocks/stats", {}, signal), api.find("blocks/map", {}, signal)]);
+    const [stats, found, tiers] = await Promise.all(["blocks/stats", "blocks/map", "blocks/tiers"].map((path) => api.find(path, {}, signal)));
+    fill(beyond, tiersOf(tiers ?? []));
     fill(figures, stats === null ? h("p", {}, "The upstream keeps its prefix cache to itself: --kv-events shows that of vLLM and SGLang, and llama.cpp's slots are shown by themselves.") : figuresOf(stats));
     body.hidden = found === null;
     if (found === null) return;
@@ -121,6 +122,7 @@ export function pool(root, params, { api, signal, remember }) {
     if (opened !== null && failed) open(opened);
   }
 
+  const beyond = h("div");
   const order = h("p", { class: "note" });
   const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
   const panes = {
@@ -138,7 +140,7 @@ export function pool(root, params, { api, signal, remember }) {
   }
   const body = h("div", { class: "poolbody" }, h("div", { class: "filters" }, tabs("Parts", PARTS, part, turn)),
     h("div", { class: "split" }, h("div", { class: "panes" }, Object.values(panes)), beside));
-  root.append(h("h1", { class: "unseen" }, "Pool"), figures, body);
+  root.append(h("h1", { class: "unseen" }, "Pool"), figures, body, beyond);
   turn(part in panes ? part : "map");
   window.addEventListener("theme", draw, { signal });
   api.poll(load, LOOK, signal);
@@ -154,4 +156,13 @@ function figuresOf(stats) {
     ["evicted and never reused", percent(stats.residency?.never_hit)],
   ].filter(([, value]) => value !== "–");
   return known.map(([name, value]) => h("div", {}, h("span", {}, name), h("strong", { "data-figure": name }, value)));
+}
+
+function tiersOf(tiers) {
+  if (!tiers.length) return null;
+  const names = Object.keys(tiers[0]).filter((name) => ["string", "number"].includes(typeof tiers[0][name]));
+  const shown = (name, value) => (typeof value !== "number" ? value : name.includes("bytes") ? bytes(value) : count(value));
+  const rows = tiers.map((tier) => names.map((name) => shown(name, tier[name])));
+  return section("Tiers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tiers" },
+    table("Tiers", names.map((name) => [name.replaceAll("_", " "), typeof tiers[0][name] === "number" ? "number" : ""]), rows)));
 }

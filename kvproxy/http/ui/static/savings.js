@@ -1,5 +1,6 @@
 // What the caches saved, by layer, tenant, model, tag or day.
 
+import { csvButton } from "./csv.js";
 import { choice, fill, h, section, table } from "./dom.js";
 import { count, duration, money, percent } from "./format.js";
 import { mark, groupOf } from "./layers.js";
@@ -28,6 +29,7 @@ export function savings(api, signal, onTotal) {
   const place = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Savings" });
   const note = h("p", { class: "note" });
   let by = "layer";
+  let rows = [];
 
   const load = async () => {
     const asked = by;
@@ -35,10 +37,11 @@ export function savings(api, signal, onTotal) {
     if (asked !== by) return;
     if (found.total !== null) onTotal(found.total, found.currency);
     const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : row.name);
-    const rows = found.rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
+    rows = found.rows;
+    const shown = rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
     // A request with two tags is counted under both: there is no sum of tags.
-    if (found.total !== null && rows.length > 1) rows.push(["all", ...cells(found.total)]);
-    fill(place, rows.length ? table("What the caches saved", [[by, ""], ...COLUMNS, [found.currency, "number"], [`at least ${found.currency}`, "number"]], rows) : h("p", {}, "Nothing was asked yet."));
+    if (found.total !== null && shown.length > 1) shown.push(["all", ...cells(found.total)]);
+    fill(place, shown.length ? table("What the caches saved", [[by, ""], ...COLUMNS, [found.currency, "number"], [`at least ${found.currency}`, "number"]], shown) : h("p", {}, "No request yet."));
     note.textContent = sentences(found).join(" ");
   };
 
@@ -47,7 +50,7 @@ export function savings(api, signal, onTotal) {
     load().catch(() => {});
   });
   api.poll(load, 5, signal);
-  return section("Saved since the journal began", pick, place, note);
+  return section("Savings since the journal began", h("div", { class: "actions" }, pick, h("span", { class: "grow" }), csvButton("savings", () => rows)), place, note);
 }
 
 function sentences(found) {

@@ -26,6 +26,9 @@ const COLUMN = {
   tenant: { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
   question: { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
 };
+/** A row on a phone: the question, and below it the rest. */
+const lines = (row) => h("span", {}, h("span", { class: "question" }, line(row.prompt)),
+  h("span", { class: "below" }, `${duration(now() - row.created)} old, ${count(row.hits)} hits, ${row.model}${row.pinned ? ", pinned" : ""}`));
 const columns = (...names) => names.map((name) => COLUMN[name]);
 const spare = (columns) => columns.map((column) => ({ ...column, spare: true }));
 const COLUMNS = {
@@ -43,7 +46,7 @@ export function stored(root, params, { api, signal, remember }) {
   const status = h("span", { class: "note grow", role: "status" });
   const beside = h("aside", { class: "beside", "aria-label": "One stored response", hidden: true });
   const grid = new Grid({
-    label: "Stored responses", columns: COLUMNS[order], keyOf: (row) => row.id,
+    label: "Stored responses", columns: COLUMNS[order], lines, keyOf: (row) => row.id,
     rowAt: (place) => {
       top = place;
       return pages?.at(place) ?? null;

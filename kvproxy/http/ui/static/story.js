@@ -2,7 +2,7 @@
 
 import { button, facts, fill, h } from "./dom.js";
 import { clock, count, decimal, digest, ms, percent } from "./format.js";
-import { layerName } from "./layers.js";
+import { layerName, reason } from "./layers.js";
 import { match } from "./match.js";
 
 const STEPS = [
@@ -25,7 +25,7 @@ export async function story(node, name, { api, signal, close }) {
   if (node.dataset.request !== name) return;
   const record = details.explained.record;
   fill(node, head,
-    h("p", { class: "lead" }, layerName(record.layer), " ", h("code", {}, record.reason)),
+    h("p", { class: "lead" }, layerName(record.layer), " ", reason(record.reason)),
     details.question ? h("blockquote", {}, details.question) : null,
     h("ul", { class: "sentences" }, details.sentences.map((sentence) => h("li", {}, sentence))),
     differences(details.explained),

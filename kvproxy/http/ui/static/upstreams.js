@@ -1,20 +1,19 @@
-// The servers behind the proxy: whether they are up, what they reuse, their mirrors and slots; or the embedded engine's tiers.
+// The servers behind the proxy: whether they are up, what they reuse, their mirrors and slots.
 
 import { fill, h, section, table } from "./dom.js";
-import { bytes, count, percent } from "./format.js";
+import { count, percent } from "./format.js";
 
 const LOOK = 2; // Seconds.
 const MOST = 200; // Slots and files that are shown.
 
 /** The view. */
 export function upstreams(root, params, { api, signal }) {
-  const body = h("div");
+  const body = h("div", { class: "stack" });
   root.append(h("h1", { class: "unseen" }, "Upstreams"), body);
   const load = async () => {
     const [engines, stats] = await Promise.all([api.find("upstreams", {}, signal), api.find("blocks/stats", {}, signal)]);
     if (engines === null) {
-      const tiers = (await api.find("blocks/tiers", {}, signal)) ?? [];
-      fill(body, h("p", {}, "The embedded engine answers here; the view Pool shows its blocks."), tiersOf(tiers));
+      fill(body, h("p", { class: "note" }, "The embedded engine answers here: ", h("a", { href: "#pool" }, "Pool"), " shows its blocks."));
       return;
     }
     // A slot has a number, and a file lies on disk; a mirrored block has neither.
@@ -40,12 +39,12 @@ function serversOf(engines) {
 
 function notesOf(engines) {
   const notes = engines.flatMap((each) => [each.error, ...each.notes].filter(Boolean).map((note) => `${each.url}: ${note}`));
-  return notes.length ? section("What is wrong", h("ul", {}, notes.map((note) => h("li", {}, note)))) : null;
+  return notes.length ? section("Problems", h("ul", {}, notes.map((note) => h("li", {}, note)))) : null;
 }
 
 function adviceOf(engines) {
   const advice = engines.flatMap((each) => each.advice.map((line) => `${each.url}: ${line}`));
-  return advice.length ? section("What would be better", h("ul", {}, advice.map((line) => h("li", {}, line)))) : null;
+  return advice.length ? section("Advice", h("ul", {}, advice.map((line) => h("li", {}, line)))) : null;
 }
 
 function reuseOf(engines) {
@@ -78,13 +77,4 @@ function slotsOf(slots, chains) {
   return section("Slots and files", table("Slots and files",
     [["in", ""], ["state", ""], ["tokens", "number"], ["hash", "code"], ["engine", ""], ["begins", ""]], rows),
   slots.length > MOST ? h("p", { class: "note" }, `The first ${MOST} of ${count(slots.length)}.`) : null);
-}
-
-function tiersOf(tiers) {
-  if (!tiers.length) return h("p", { class: "note" }, "There is no tier beyond the pool.");
-  const names = Object.keys(tiers[0]).filter((name) => ["string", "number"].includes(typeof tiers[0][name]));
-  const shown = (name, value) => (typeof value !== "number" ? value : name.includes("bytes") ? bytes(value) : count(value));
-  const rows = tiers.map((tier) => names.map((name) => shown(name, tier[name])));
-  return section("Tiers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tiers" },
-    table("Tiers", names.map((name) => [name.replaceAll("_", " "), typeof tiers[0][name] === "number" ? "number" : ""]), rows)));
 }

@@ -124,7 +124,7 @@ async def health(request: Request) -> Response:
     store = app.answerer.store
     lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
     working = "ok" if lost is None else "degraded"
-    found = {"status": working if broken is None else "failed", "version": __version__}
+    found: dict[str, str | bool] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.admin(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         found |= {"semantic": app.settings.cache.semantic}

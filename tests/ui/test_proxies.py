@@ -1,7 +1,6 @@
 """The dashboard of other proxies: one that is killed and started again, one with a token, and one with a large pool."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
-from tests.polling import until
 from tests.ports import free_port
 from tests.processes import serve
 from tests.servers import run_proxy
@@ -65,20 +63,19 @@ def test_an_outage_of_the_upstream_is_on_the_first_page_within_five_seconds(page
     """With the default settings, and without a request that could have noticed it."""
     script = "import time; from tests.plain_upstream import run_plain_upstream as run\nwith run({}): time.sleep(600)"
     port = free_port()
-    with subprocess.Popen([sys.executable, "-c", script.format(port)]) as upstream:
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200)
-        settings = load_settings(data=tmp_path, upstream=f"http://127.0.0.1:{port}", cache={"semantic": False})
+    with serve([sys.executable, "-c", script.format(port)], port, tmp_path / "log") as upstream:
+        settings = load_settings(data=tmp_path / "data", upstream=upstream.url, cache={"semantic": False})
         with run_proxy(settings) as (url, _):
             page.open(url)
             page.until(lambda: page.text("#connection") == "Connected")
             time.sleep(1)
             assert page.text("#banner") == ""
-            upstream.kill()
+            upstream.process.kill()
             killed = time.monotonic()
             page.until(lambda: "No upstream answers" in page.text("#banner"))
             assert time.monotonic() - killed < 5
             assert page.text("#connection") == "Degraded"
-            assert f"127.0.0.1:{port}" in page.text("#banner")
+            assert upstream.url in page.text("#banner")
             page.driver.get("about:blank")
 
 

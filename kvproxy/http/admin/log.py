@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -146,7 +147,7 @@ async def series(request: Request) -> Response:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
     # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(since / step))
-    start = (_until(query) // step - spans + 1) * step
+    start = (math.ceil(_until(query) / step) - spans) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 

@@ -90,7 +90,9 @@ export class TimeChart {
   #selected(plot) {
     const { left, width } = plot.select;
     if (width < 5) return;
-    const [from, to] = [left, left + width].map((place) => plot.posToVal(place, "x"));
+    // Whole bars, so that the numbers of the zoomed time are those of its requests.
+    const bar = (place) => (plot.posToVal(place, "x") - this.#start) / this.#step;
+    const [from, to] = [Math.floor(bar(left) + 0.01), Math.ceil(bar(left + width) - 0.01)].map((place) => this.#start + place * this.#step);
     plot.setSelect({ left: 0, width: 0 }, false);
     this.onZoom(from, to);
   }

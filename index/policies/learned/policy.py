@@ -226,9 +226,11 @@ class LearnedPolicy:
 
     def status(self, namespace: str) -> LearningStatus:
         """Return the state of a namespace, for display. May raise a CacheStoreError."""
-        learner = self.learner(namespace)
-        served, risk = self._pending.get(namespace, (0, 0.0))
-        level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)
+        with self._lock:
+            # A flush moves pending hits to the level.
+            learner = self.learner(namespace)
+            served, risk = self._pending.get(namespace, (0, 0.0))
+            level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)
         return LearningStatus(
             learner.observed,
             learner.ready,

@@ -9,7 +9,7 @@ from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
 
 _HOPELESS = 0.55
-"""Share of the level. After a lower score, farther neighbours are not read: the verifier would accept fewer than 0.1% of them."""
+"""Share of the level. After a lower score, farther neighbours are not read: the verifier would accept about 0.1% of them."""
 
 
 class CheckedPolicy:

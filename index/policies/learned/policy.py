@@ -91,7 +91,7 @@ class LearnedPolicy:
         self, question: str, nearest: Neighbour, estimate: ErrorEstimate, learner: Learner, limits: Limits
     ) -> Decision:
         error = estimate.error
-        if not nearest.similarity >= max(self.floor, limits.min_similarity or 0.0):  # A NaN is refused, too.
+        if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
             return Decision("low similarity", error=error)
         if not (error <= learner.level.limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
             return Decision("uncertain", error=error)

@@ -24,11 +24,9 @@ def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
 
 
 @contextlib.contextmanager
-def run_server(server: uvicorn.Server) -> Iterator[str]:
-    """Run a server on a free port; yield its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
+    """Run a server on a port, by default a free one; yield its URL."""
+    with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
@@ -47,10 +45,10 @@ def until_stored(services: Services) -> None:
 
 
 @contextlib.contextmanager
-def run_proxy(settings: Settings) -> Iterator[tuple[str, Services]]:
+def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services]]:
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build(settings)
-    with run_server(make_server(services)) as url:
+    with run_server(make_server(services), port) as url:
         yield url, services

@@ -21,12 +21,11 @@ class BlockHashes:
 
 
 class HashedPrompt:
-    """A prompt that computes its block hashes once. `lora` is the adapter's name and path."""
+    """A prompt that computes its block hashes once."""
 
-    def __init__(self, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None) -> None:
+    def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)
         self.salt = salt
-        self._lora = lora
         self._hashes: dict[tuple[bytes, str, int], BlockHashes] = {}
         self._contents: dict[int, list[BlockTokens]] = {}
 
@@ -50,4 +49,4 @@ class HashedPrompt:
         return found
 
     def _request(self) -> CacheRequest:
-        return CacheRequest("", self.tokens, salt=self.salt, lora=self._lora)
+        return CacheRequest("", self.tokens, salt=self.salt)

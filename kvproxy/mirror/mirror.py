@@ -94,18 +94,21 @@ class Mirror:
                 merged.pools[PoolKey(rank, key.medium, key.group)] = pool
         return merged
 
-    def mark_reset(self) -> tuple[int, ...]:
-        """Return a mark for `confirm_reset`; call it before you ask the engine to reset its cache."""
-        return tuple(subscriber.sequencer.resets.mark() for subscriber in self.subscribers)
+    def num_resets(self) -> list[int]:
+        """Return the published resets of each rank, for `confirm_reset`."""
+        return [subscriber.state.resets for subscriber in self.subscribers]
 
-    def confirm_reset(self, mark: tuple[int, ...]) -> None:
+    def confirm_reset(self, before: list[int]) -> None:
         """Clear the mirror after the engine confirmed a reset of its cache.
 
-        vLLM publishes the reset with its next step; events before it are ignored. A stream that published a reset after
-        the mark is up to date.
+        vLLM publishes the reset with its next step. A rank that published one since the request is up to date.
+
+        Args:
+            before: `num_resets()` before the request.
         """
-        for subscriber, each in zip(self.subscribers, mark, strict=True):
-            subscriber.sequencer.confirm_reset(each)
+        for subscriber, resets in zip(self.subscribers, before, strict=True):
+            if subscriber.state.resets == resets:
+                subscriber.state.clear()
 
     def streams(self) -> list[StreamStatus]:
         return [subscriber.status() for subscriber in self.subscribers]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvproxy.mirror.event_decoder import GPU, EventBatch, Extra, Hash, RemovedEvent, StoredEvent
-from kvproxy.mirror.uncertain_blocks import UncertainBlocks
 
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
 
@@ -50,26 +49,15 @@ class MirroredPool:
         self.num_removed = 0
         self._children: dict[Hash | None, dict[Hash, None]] = {}
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
-        self._uncertain = UncertainBlocks()
 
     def store(self, event: StoredEvent) -> None:
-        """Add a copy of each block, unless the event only reports reuse; see `uncertain_blocks`."""
+        """Add a copy of each block."""
         # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, event.block_size)
         self.kind, self.window = event.kind, event.window
-        is_uncertain = event.parent is None and bool(event.hashes) and event.hashes[-1] in self.blocks
-        if is_uncertain and self._uncertain.are_reports:
-            return
-        if event.parent is not None and self._uncertain:
-            self._mark_chain_used(event.parent)
         for block in self._blocks_of(event):
             block.copies += 1
             self.num_copies += 1
-            if is_uncertain:
-                self._uncertain.add_uncertain(block.hash, block.copies)
-            else:
-                self._uncertain.add_certain(block.hash)
-        self._uncertain.update_pool_size(self.num_copies)
 
     def _blocks_of(self, event: StoredEvent) -> Iterator[MirroredBlock]:
         """Return the event's blocks; new blocks have no copies yet."""
@@ -90,32 +78,19 @@ class MirroredPool:
             yield block
             parent = digest
 
-    def _mark_chain_used(self, digest: Hash | None) -> None:
-        """A request that extends a chain uses all of its blocks."""
-        for _ in range(len(self.blocks)):
-            block = None if digest is None else self.blocks.get(digest)
-            if block is None:
-                return
-            self._uncertain.mark_used(block.hash)
-            digest = block.parent
-
     def remove(self, digest: Hash) -> bool:
         """Remove a copy of a block; return False if there is none."""
         block = self.blocks.get(digest)
         if block is None:
             return False
         self.num_removed += 1
-        self._remove_copies(block, 1)
-        self._uncertain.remove(digest, block.copies)
-        for each, copies in self._uncertain.take_reports(self.num_copies):
-            self._remove_copies(self.blocks[each], copies)
+        self.num_copies -= 1
+        block.copies -= 1
+        if not block.copies:
+            self._delete(block)
         return True
 
-    def _remove_copies(self, block: MirroredBlock, copies: int) -> None:
-        self.num_copies -= copies
-        block.copies -= copies
-        if block.copies:
-            return
+    def _delete(self, block: MirroredBlock) -> None:
         del self.blocks[block.hash]
         siblings = self._children[block.parent]
         del siblings[block.hash]
@@ -129,7 +104,6 @@ class MirroredPool:
         self.blocks.clear()
         self._children.clear()
         self._by_content.clear()
-        self._uncertain.clear()
         self.num_copies = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
@@ -151,11 +125,17 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The state after a publisher's events. Removals of `unknown` blocks indicate lost events."""
+    """The state after a publisher's events.
+
+    Attributes:
+        unknown: removals of unknown blocks, which indicate lost events.
+        resets: published resets of the cache since the start of the mirror.
+    """
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
         self.unknown = 0
+        self.resets = 0
 
     def apply(self, batch: EventBatch) -> None:
         """Apply a batch of events."""
@@ -169,6 +149,7 @@ class MirrorState:
             elif isinstance(event, RemovedEvent):
                 self._remove(batch.rank, event)
             else:
+                self.resets += 1
                 for key, pool in self.pools.items():
                     if key.rank == batch.rank:
                         pool.clear()

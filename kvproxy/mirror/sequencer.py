@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import xxhash
 
 from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
-from kvproxy.mirror.pending_resets import PendingResets
 from kvproxy.mirror.pool import MirrorState
 from kvproxy.mirror.status import StreamCounts
 
@@ -70,7 +69,6 @@ class Sequencer:
         replay_from: number from which to request a replay; None if no batch is missing.
         complete: whether all batches since the publisher's start were applied.
         is_unverified: whether the state may belong to an earlier process, because a new connection has no replay yet.
-        resets: published and confirmed resets of the cache.
     """
 
     def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:
@@ -81,7 +79,6 @@ class Sequencer:
         self.replay_from: int | None = None
         self.complete = True
         self.is_unverified = False
-        self.resets = PendingResets()
         self.counts = StreamCounts()
         self._timestamp = float("-inf")
         self._applied = AppliedBatches()
@@ -89,7 +86,6 @@ class Sequencer:
         self._replayed_all = False
         self._replay: Replay | None = None
         self._num_failures = 0
-        self._max_number = -1
 
     def on_connected(self) -> None:
         """Handle a new connection: the publisher may be another process, or may have published before."""
@@ -108,7 +104,6 @@ class Sequencer:
 
     def on_batch(self, number: int, payload: bytes) -> None:
         """Handle a published batch."""
-        self._max_number = max(self._max_number, number)
         if self._replay is not None or self.replay_from is not None:
             # Hold batches until the replay is complete.
             self._held[number] = payload
@@ -247,16 +242,9 @@ class Sequencer:
             self._timestamp = batch.timestamp
             # After a reset, and at the start of a run, earlier losses do not matter.
             self.complete = self.complete or batch.has_reset or number == 0
-            if self.resets.is_before_reset(number, batch):
-                self._state.clear()
         self._applied.add(number, payload)
         self.next = number + 1
         self.counts.batches += 1
-
-    def confirm_reset(self, mark: int) -> None:
-        """Handle a reset that the engine confirmed; `mark` is `resets.mark()` before the request."""
-        if self.resets.confirm(mark, max(self.next, self._max_number + 1)):
-            self._state.clear()
 
     def discard_state(self) -> None:
         """Handle an unexpected error in a batch: start again after it with an empty state."""
@@ -267,8 +255,6 @@ class Sequencer:
 
     def _on_restart(self) -> None:
         self.counts.restarts += 1
-        self._max_number = -1
-        self.resets.restart()
         self._clear()
         self.complete = True
         self._replayed_all = False

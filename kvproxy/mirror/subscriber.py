@@ -28,28 +28,6 @@ RESTART_DELAY = 0.5
 _log = logging.getLogger(__name__)
 
 
-class StreamLog:
-    """Rate-limited log of one stream."""
-
-    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.last_error: str | None = None
-        self._endpoint = endpoint
-        self._clock = clock
-        self._logged_at = float("-inf")
-        self._num_suppressed = 0
-
-    def warn(self, message: str, error: BaseException | None = None) -> None:
-        """Log a warning, or count it if the last one is recent."""
-        self.last_error = message
-        now = self._clock()
-        if now - self._logged_at < LOG_INTERVAL:
-            self._num_suppressed += 1
-            return
-        more = f" ({self._num_suppressed} more since the last line)" if self._num_suppressed else ""
-        _log.warning("KV events of %s: %s%s", self._endpoint, message, more, exc_info=error)
-        self._logged_at, self._num_suppressed = now, 0
-
-
 class EventSubscriber:
     """Follows one publisher.
 
@@ -63,8 +41,7 @@ class EventSubscriber:
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
         self.endpoint = endpoint
         self.state = MirrorState()
-        self._stream_log = StreamLog(endpoint)
-        self.sequencer = Sequencer(self.state, has_replay=replay is not None, on_error=self._stream_log.warn)
+        self.sequencer = Sequencer(self.state, has_replay=replay is not None, on_error=self._warn)
         self.is_connected = False
         self._is_disconnected = False
         self._replay_fails = False
@@ -72,6 +49,8 @@ class EventSubscriber:
         self._topic = topic.encode()
         self._idle = idle
         self._received_at: float | None = None
+        self._last_error: str | None = None
+        self._next_log = 0.0
         self._context: zmq.asyncio.Context | None = None
         self._monitor: Any = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,7 +95,7 @@ class EventSubscriber:
             complete=self.sequencer.complete,
             silent_seconds=None if self._received_at is None else round(time.monotonic() - self._received_at, 1),
             unknown_removals=self.state.unknown,
-            error=self._stream_log.last_error,
+            error=self._last_error,
             replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),
         )
@@ -127,7 +106,7 @@ class EventSubscriber:
             try:
                 await loop()
             except Exception as error:
-                self._stream_log.warn(f"cannot process events: {type(error).__name__} {error}", error)
+                self._warn(f"cannot process events: {type(error).__name__} {error}", error)
                 self.sequencer.discard_state()
                 await asyncio.sleep(RESTART_DELAY)
 
@@ -201,9 +180,17 @@ class EventSubscriber:
                 else:
                     self._on_malformed("a message of a replay is not a number and a batch")
         self._replay_fails = True
-        self._stream_log.warn(f"{self._replay} did not answer a replay request: check the replay endpoint")
+        self._warn(f"{self._replay} did not answer a replay request: check the replay endpoint")
         self.sequencer.fail_replay()
+
+    def _warn(self, message: str, error: BaseException | None = None) -> None:
+        """Log a warning, unless the last one is recent."""
+        self._last_error = message
+        now = time.monotonic()
+        if now >= self._next_log:
+            self._next_log = now + LOG_INTERVAL
+            _log.warning("KV events of %s: %s", self.endpoint, message, exc_info=error)
 
     def _on_malformed(self, message: str) -> None:
         self.sequencer.counts.malformed += 1
-        self._stream_log.warn(message)
+        self._warn(message)

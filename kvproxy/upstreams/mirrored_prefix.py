@@ -98,7 +98,7 @@ class MirroredPrefix(ReportedPrefix):
         return ResetReport(all(each.reset for each in done), engines=done)
 
     async def _reset(self, engine: FleetEngine) -> EngineReset:
-        mark = engine.mirror.mark_reset() if engine.mirror is not None else ()
+        resets = engine.mirror.num_resets() if engine.mirror is not None else []
         for path in _RESET_PATHS:
             try:
                 status, reply = await engine.client.call("POST", path)
@@ -108,7 +108,7 @@ class MirroredPrefix(ReportedPrefix):
                 continue
             failure = _reset_failure(status, reply)
             if failure is None and engine.mirror is not None:
-                engine.mirror.confirm_reset(mark)
+                engine.mirror.confirm_reset(resets)
             return EngineReset(engine.url, failure is None, failure)
         raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
 

@@ -43,13 +43,6 @@ class Model:
         } | more
         return ["BlockStored", *fields.values()] if self.positional else {"type": "BlockStored"} | fields
 
-    def report(self, hashes: list[int]) -> Any:
-        """Publish reused blocks as stored, as vLLM does with `kv_cache_report_mode: full`."""
-        held = self.held.copy()
-        event = self.store(hashes, parent=None)
-        self.held = held
-        return event
-
     def remove(self, hashes: list[int]) -> Any:
         self.held.subtract(hashes)
         self.held += Counter()

@@ -194,6 +194,19 @@ def test_the_best_rank_counts_without_other_media() -> None:
     assert (best[0], best[1].matched_tokens, best[1].hashes_match) == (1, 12, True)
 
 
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_confirmed_reset_clears_the_ranks_that_have_not_published_it(is_published: bool) -> None:
+    mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
+    state, stored = mirror.state(), StoredEvent([7], None, (1, 2), 2)
+    state.apply(EventBatch(1.0, [stored], 0))
+    before = mirror.num_resets()
+    if is_published:
+        # A block of the next step is kept.
+        state.apply(EventBatch(2.0, [ClearedEvent(), stored], 0))
+    mirror.confirm_reset(before)
+    assert mirror.report().cached == is_published
+
+
 async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine([GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], 60)
     tokens = list(range(30))

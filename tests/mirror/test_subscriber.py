@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from kvproxy.mirror.mirror import Mirror, expand_endpoint
-from kvproxy.mirror.subscriber import LOG_INTERVAL, EventSubscriber, StreamLog
+from kvproxy.mirror.subscriber import EventSubscriber
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until_async
 
@@ -158,7 +158,7 @@ async def test_tasks_survive_unexpected_errors(
         await until_async(lambda: not broken)
         sockets.send(sockets.model.store([2]))
         await until_async(lambda: held(subscriber) == sockets.model.held and subscriber.status().complete)
-        # The first error is logged with its traceback, the second is counted.
+        # The first error is logged with its traceback, and the second is not logged within a minute.
         (record,) = [record for record in caplog.records if "broke" in record.getMessage()]
         assert record.exc_info is not None
         assert "broke" in (subscriber.status().error or "")
@@ -222,26 +222,6 @@ async def test_a_new_connection_to_the_same_process_needs_one_replay(sockets: So
         subscriber._replay_requested.set()
         await until_async(lambda: shown(mirror) == {1, 2})
         assert (subscriber.status().restarts, subscriber.status().losses, mirror.complete) == (0, 0, True)
-
-
-def test_one_line_a_minute_counts_the_suppressed_ones(caplog: pytest.LogCaptureFixture) -> None:
-    now = [1000.0]
-    stream_log = StreamLog("tcp://engine:1", clock=lambda: now[0])
-    assert stream_log.last_error is None
-    for number in range(3):
-        stream_log.warn(f"error {number}")
-    now[0] += LOG_INTERVAL - 0.5
-    stream_log.warn("one more")
-    assert stream_log.last_error == "one more"
-    assert [record.getMessage() for record in caplog.records] == ["KV events of tcp://engine:1: error 0"]
-    for seconds in (0.5, LOG_INTERVAL):
-        now[0] += seconds
-        stream_log.warn("again", ValueError("x"))
-    assert [record.getMessage() for record in caplog.records[1:]] == [
-        "KV events of tcp://engine:1: again (3 more since the last line)",
-        "KV events of tcp://engine:1: again",
-    ]
-    assert caplog.records[1].exc_info is not None
 
 
 @pytest.mark.parametrize(

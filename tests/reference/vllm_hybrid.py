@@ -73,10 +73,9 @@ class Engine:
         self._hasher = get_request_block_hasher(SIZE, sha256_cbor)
         self._started = 0
 
-    def request(self, tokens: list[int], report: bool = False) -> Any:
+    def request(self, tokens: list[int]) -> Any:
         self._started += 1
-        extra = {"kv_cache_report_mode": "full"} if report else None
-        sampling = SamplingParams(max_tokens=1_000_000, extra_args=extra)
+        sampling = SamplingParams(max_tokens=1_000_000)
         return Request(str(self._started), tokens, sampling, None, block_hasher=self._hasher)
 
     def publish(self) -> None:
@@ -84,8 +83,8 @@ class Engine:
         if events:
             self.state.apply(decode_batch(msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events))))
 
-    def start(self, tokens: list[int], report: bool) -> bool:
-        request = self.request(tokens, report)
+    def start(self, tokens: list[int]) -> bool:
+        request = self.request(tokens)
         blocks, hit, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         if self.manager.allocate_slots(request, len(tokens) - hit, hit, blocks) is None:
             return False
@@ -115,7 +114,7 @@ class Engine:
         )
 
 
-def run(windows: list[int | None], interval: int | None, seed: int, reports: bool) -> tuple[int, int, int]:
+def run(windows: list[int | None], interval: int | None, seed: int) -> tuple[int, int, int]:
     """Predictions made, those that were too low and those that were too high."""
     chance = random.Random(seed)
     engine = Engine(windows, chance.choice([30, 60, 120]), interval)
@@ -130,7 +129,7 @@ def run(windows: list[int | None], interval: int | None, seed: int, reports: boo
         else:
             shared = chance.choice(prompts)[: chance.randrange(40)] if prompts else []
             tokens = shared + [chance.randrange(3) for _ in range(chance.randrange(1, 16))]
-            if engine.start(tokens, reports and chance.random() < 0.5):
+            if engine.start(tokens):
                 prompts.append(tokens)
         engine.publish()
         if prompts:
@@ -144,14 +143,12 @@ def run(windows: list[int | None], interval: int | None, seed: int, reports: boo
 
 def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    for reports, interval in itertools.product((False, True), (None, 0)):
-        for windows in SHAPES:
-            runs = [run(windows, interval, seed, reports) for seed in range(seeds)]
-            made, low, high = (sum(column) for column in zip(*runs, strict=True))
-            kinds = "+".join("full" if window is None else f"window {window}" for window in windows)
-            told = "half of the requests ask for reports" if reports else "no reports"
-            kept = "all windows" if interval is None else "last windows"
-            print(f"{kinds}, {kept}, {told}: {made} predictions, {low} too low, {high} too high", flush=True)
+    for interval, windows in itertools.product((None, 0), SHAPES):
+        runs = [run(windows, interval, seed) for seed in range(seeds)]
+        made, low, high = (sum(column) for column in zip(*runs, strict=True))
+        kinds = "+".join("full" if window is None else f"window {window}" for window in windows)
+        kept = "all windows" if interval is None else "last windows"
+        print(f"{kinds}, {kept}: {made} predictions, {low} too low, {high} too high", flush=True)
 
 
 if __name__ == "__main__":

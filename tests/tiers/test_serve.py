@@ -1,12 +1,7 @@
-"""Steps of a test of `kvproxy serve` with a disk tier; `tests/mirror/test_processes.py` runs them around a restart."""
+"""Steps of a test of a proxy with a disk tier; `tests/mirror/test_restart.py` runs them around a restart."""
 
-import contextlib
-import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,43 +9,8 @@ import httpx
 from tests.commands.run import kvproxy, result
 from tests.polling import until
 
-ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "You answer questions about the cache. Be brief, be exact, and say so when you do not know. " * 4
 CHUNK = 32
-
-
-@contextlib.contextmanager
-def serving(data: Path, *flags: str) -> Iterator[str]:
-    """Run `kvproxy serve` in a process that is killed at the end; return its URL."""
-    command = [
-        sys.executable,
-        "-m",
-        "kvproxy.commands",
-        "serve",
-        "--port",
-        "0",
-        "--data",
-        str(data),
-        "--no-semantic",
-        *flags,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"})
-    assert process.stdout is not None
-    try:
-        found = next(filter(None, (re.search(r"API\s+(http\S+)/v1", line) for line in process.stdout)), None)
-        assert found is not None, "the server printed no address"
-
-        def answers() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{found[1]}/health").status_code > 0
-            return False
-
-        until(answers)
-        yield found[1]
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
 
 
 def ask(url: str, question: str) -> httpx.Response:
@@ -77,11 +37,6 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
     while chunks != (chunks := count()):
         time.sleep(0.5)
     return chunks
-
-
-def tier_flags(folder: Path) -> tuple[str, ...]:
-    """Return flags of a persistent tier and a host tier."""
-    return ("--tier-disk", str(folder / "chunks"), "--tier-host", "64MiB", "--chunk-tokens", str(CHUNK))
 
 
 def fill_the_disk(url: str) -> dict[str, str]:

@@ -1,27 +1,27 @@
-"""A proxy that mirrors a `kvproxy serve` process with a disk tier, which is killed and started again."""
+"""A proxy mirrors an embedded engine with a disk tier, which stops and starts again."""
 
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from kvproxy.settings import load_settings
-from tests.commands.test_commands import kvproxy, result
+from tests.commands.run import kvproxy, result
 from tests.polling import until
 from tests.ports import free_port
 from tests.servers import run_proxy
-from tests.tiers.test_serve import SYSTEM, ask, cached, fill_the_disk, find_it_again, serving, tier_flags
+from tests.tiers.test_serve import CHUNK, SYSTEM, ask, cached, fill_the_disk, find_it_again
 
 
-def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(tmp_path: Path) -> None:
     events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-    monkeypatch.setenv("KVPROXY_ENGINE__KV_EVENTS", events)
-    monkeypatch.setenv("KVPROXY_ENGINE__KV_REPLAY", replay)
     port = free_port()
-    behind = ("--port", str(port), "--num-blocks", "256", "--no-semantic", *tier_flags(tmp_path))
+    behind = load_settings(
+        data=tmp_path / "behind",
+        engine={"num_blocks": 256, "kv_events": events, "kv_replay": replay},
+        tiers={"disk": tmp_path / "chunks", "host": "64MiB", "chunk_tokens": CHUNK},
+        cache={"semantic": False},
+    )
     server = {"url": f"http://127.0.0.1:{port}", "kv_events": events, "kv_replay": replay}
     front = load_settings(
         data=tmp_path / "front",
@@ -31,20 +31,20 @@ def test_a_restarted_engine_reloads_its_prefixes_and_is_mirrored_again(
         routing={"health_interval": 0.3},
     )
     with run_proxy(front) as (url, _):
-        with serving(tmp_path / "behind", *behind) as engine:
+        with run_proxy(behind, port) as (engine, _):
             until(lambda: upstream(url)["state"] == "up" and stats(url)["complete"])
             before = fill_the_disk(engine)
             until(lambda: hashes(url) == hashes(engine) != set())
             look_around(url, engine)
         until(lambda: upstream(url)["state"] == "ejected")
         assert "not connected" in kvproxy("upstreams", url=url).stdout
-        with serving(tmp_path / "behind", *behind) as engine:
+        with run_proxy(behind, port) as (engine, _):
             find_it_again(engine, before, tmp_path)
             until(lambda: upstream(url)["state"] == "up")
             ask(url, "What is a pool, a queue, a chain, a leaf, a prefix, a digest, a salt and a seed? " * 3)
             until(lambda: hashes(url) == hashes(engine) != set() and stats(url)["complete"])
             (stream,) = stats(url)["streams"]
-            # A loss where the engine died in the middle of a replay.
+            # A loss where the engine stopped in the middle of a replay.
             assert stream["restarts"] + stream["losses"] == 1, stream
 
 

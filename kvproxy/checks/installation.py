@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from kvproxy.checks.at_rest import check_encryption, check_weights
-from kvproxy.checks.servers import Advised, check_proxy, check_upstream
+from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.checks.stored import opened_store, store_exists
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
@@ -35,10 +35,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
 
 
 def _upstream(server: UpstreamServer, settings: Settings) -> str:
-    found = check_upstream(server, settings)
-    if found.advice:
-        raise Advised(str(found))
-    return str(found)
+    return str(check_upstream(server, settings))
 
 
 def _python() -> str:

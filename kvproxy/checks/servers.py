@@ -26,19 +26,16 @@ class UpstreamCheck:
     Attributes:
         models: names of its models; empty if it does not list them.
         requires_key: it refuses requests without a client's key.
-        advice: missing options of a llama.cpp server; empty for other servers.
     """
 
     url: str
     models: tuple[str, ...] = ()
     requires_key: bool = False
-    advice: str = ""
 
     def __str__(self) -> str:
         names = ", ".join(self.models[:3]) + (", ..." if len(self.models) > 3 else "")
-        parts = [f"{self.url} answers", f", and serves {names}" if names else ""]
-        parts += [", and requires a key from each client" if self.requires_key else ""]
-        return "".join(parts) + (f"; {self.advice}" if self.advice else "")
+        key = ", and requires a key from each client" if self.requires_key else ""
+        return f"{self.url} answers{f', and serves {names}' if names else ''}{key}"
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
@@ -60,7 +57,7 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
         return UpstreamCheck(server.url, requires_key=True)
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
-    return UpstreamCheck(server.url, _models(response), advice=_slots(server, settings))
+    return UpstreamCheck(server.url, _models(response))
 
 
 def check_proxy(url: str, token: str | None) -> str:
@@ -115,27 +112,6 @@ def _models(response: "Response") -> tuple[str, ...]:
         return tuple(str(model["id"]) for model in response.json()["data"])
     except (ValueError, KeyError, TypeError):
         return ()
-
-
-def _slots(server: "UpstreamServer", settings: "Settings") -> str:
-    """Return the missing options of a llama.cpp server; empty for other servers."""
-    seconds, headers = settings.routing.health_timeout, _credentials(server)
-    props = _get(f"{server.url}/props", seconds, headers)
-    if props is None or props.status_code != 200 or b'"default_generation_settings"' not in props.content:
-        return ""
-    slots = _get(f"{server.url}/slots", seconds, headers)
-    if slots is None or slots.status_code != 200:
-        return "llama.cpp does not report its slots: start it with --slots"
-    import httpx
-
-    try:
-        # With a slot folder the server refuses the unknown action; without one it refuses every action with 501.
-        response = httpx.post(f"{server.url}/slots/0?action=none", json={}, timeout=seconds, headers=headers)
-    except httpx.HTTPError:
-        return ""
-    if response.status_code == 501:
-        return "llama.cpp has no folder for slots: start it with --slot-save-path FOLDER to keep them after a restart"
-    return ""
 
 
 def _reason(response: "Response") -> str:

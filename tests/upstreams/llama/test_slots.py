@@ -162,12 +162,12 @@ def test_a_server_without_the_routes_works_and_gets_advice(tmp_path: Path, serve
 
 
 def test_doctor_only_warns_of_possible_improvements(tmp_path: Path) -> None:
-    with run_app(Llama(saves=False).app) as url:
-        done = kvproxy("doctor", "--data", tmp_path, "--upstream", url)
-        assert done.returncode == 0, done.stdout
-        (line,) = [line for line in done.stdout.splitlines() if " upstream " in line]
-        assert line.startswith("warn  ")
-        assert "--slot-save-path FOLDER" in line
+    with llama(tmp_path / "proxy", Llama(saves=False)) as (_, running):
+        done = kvproxy("doctor", "--data", tmp_path / "data", url=running.url)
+    assert done.returncode == 0, done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if " proxy " in line]
+    assert line.startswith("warn  ")
+    assert "--slot-save-path FOLDER" in line
 
 
 def test_a_deleted_file_is_forgotten(tmp_path: Path) -> None:

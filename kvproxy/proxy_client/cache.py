@@ -1,21 +1,23 @@
-"""Access to stored responses: one protocol for a running proxy and for a store."""
+"""Access to stored responses, of a running proxy or of a store."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvproxy.errors import NotFound, ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
+    from kvproxy.proxy_client.cache_file import StoreCache
 
 Document = dict[str, Any]
 Rows = list[Document]
 FilterValues = Mapping[str, str | float]
 """Values by the field names of `index.store.EntryFilter`; empty selects every entry."""
+CacheClient: TypeAlias = "RemoteCache | StoreCache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,62 +28,26 @@ class EntryList:
     total: int
 
 
-class CacheClient(Protocol):
-    """Operations on stored responses. Ids may be abbreviated to a unique prefix."""
-
-    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
-        """Return matching entries, newest first; a limit of 0 means no limit."""
-
-    def eviction_queue(self, limit: int) -> Rows:
-        """Return the entries that are evicted next."""
-
-    def usage(self, by: "UsageKey") -> Rows:
-        """Return name, entries, bytes and hits per group, largest first."""
-
-    def entry(self, id: str) -> Document:
-        """Return an entry with its request and response."""
-
-    def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or expire it if `soft`; return the number of changed entries."""
-
-    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove all matching entries, or expire them if `soft`; return their number."""
-
-    def purges(self, limit: int) -> Rows:
-        """Return the operator's removals, newest first."""
-
-    def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on an entry."""
-
-    def pin(self, id: str, *, pinned: bool) -> Document:
-        """Pin or unpin an entry; pinned entries are evicted last."""
-
-    def stats(self) -> Document:
-        """Return statistics of the store."""
-
-    def export(self) -> Iterator[bytes]:
-        """Stream all entries as lines of JSON, in chunks of any size."""
-
-    def import_(self, lines: bytes) -> dict[str, int]:
-        """Store exported entries; return the numbers of imported and skipped ones."""
-
-
 class RemoteCache:
-    """A `CacheClient` of a running proxy."""
+    """Stored responses of a running proxy. Ids may be abbreviated to a unique prefix."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> EntryList:
+        """Return matching entries, newest first; a limit of 0 means no limit."""
         return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
 
     def eviction_queue(self, limit: int) -> Rows:
+        """Return the entries that are evicted next."""
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
 
-    def usage(self, by: str) -> Rows:
+    def usage(self, by: "UsageKey") -> Rows:
+        """Return name, entries, bytes and hits per group, largest first."""
         return cast("Rows", self._client.get("/admin/cache/usage", by=by))
 
     def entry(self, id: str) -> Document:
+        """Return an entry with its request and response."""
         document = self._client.get(f"/admin/cache/{path_segment(id)}")
         if "request" not in document:
             # The id is the name of another route, such as stats.
@@ -89,30 +55,38 @@ class RemoteCache:
         return cast("Document", document)
 
     def remove(self, id: str, *, soft: bool = False) -> int:
+        """Remove an entry, or expire it if `soft`; return the number of changed entries."""
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+        """Remove all matching entries, or expire them if `soft`; return their number."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def purges(self, limit: int) -> Rows:
+        """Return the operator's removals, newest first."""
         return cast("Rows", self._client.get("/admin/cache/purges", limit=limit))
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
+        """Record a person's verdict on an entry."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
     def pin(self, id: str, *, pinned: bool) -> Document:
+        """Pin or unpin an entry; pinned entries are evicted last."""
         path = f"/admin/cache/{path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 
     def stats(self) -> Document:
+        """Return statistics of the store."""
         return cast("Document", self._client.get("/admin/cache/stats"))
 
     def export(self) -> Iterator[bytes]:
+        """Stream all entries as lines of JSON, in chunks of any size."""
         return self._client.chunks("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
+        """Store exported entries; return the numbers of imported and skipped ones."""
         return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 

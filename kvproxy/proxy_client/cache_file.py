@@ -16,7 +16,7 @@ from kvproxy.proxy_client.cache import EntryList, FilterValues
 
 
 class StoreCache:
-    """A `CacheClient` of an open store. `clear_text` allows words of prompts in purges."""
+    """The methods of `RemoteCache` on an open store. `clear_text` allows words of prompts in purges."""
 
     def __init__(self, store: Store, redact: Redactor | None = None, *, clear_text: bool = True) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Access to the journal: one protocol for a file and for a proxy on another machine."""
+"""Access to the journal, in a file or of a proxy on another machine."""
 
 import contextlib
 import time
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
@@ -35,30 +35,11 @@ class ExplanationReport:
     sentences: list[str]
 
 
-class JournalClient(Protocol):
-    """Queries to the journal. Requests are named by id, by the beginning of their id, or by number."""
-
-    def records(self, query: Query) -> list[QuestionedRecord]:
-        """Return matching records, newest first."""
-
-    def record(self, request: str) -> Record:
-        """Return the record of a request."""
-
-    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
-        """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
-
-    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
-        """Return groups of requests, largest first; prompts are named by their question."""
-
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        """Return the milliseconds to the first byte of each response, by layer."""
-
-    def savings(self, by: By, since: float | None) -> SavingsReport:
-        """Return the savings of whole days within the last `since` seconds."""
-
-
 class JournalFile:
-    """The journal in a data folder on this machine. Raises NotFound."""
+    """The journal in a data folder on this machine. Raises NotFound.
+
+    Requests are named by id, by the beginning of their id, or by number.
+    """
 
     def __init__(self, data: Path) -> None:
         from kvproxy.settings import load_settings
@@ -67,6 +48,7 @@ class JournalFile:
         self._reader = Reader(data / FILE)
 
     def records(self, query: Query) -> list[QuestionedRecord]:
+        """Return matching records, newest first."""
         records = self._reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
 
@@ -74,6 +56,7 @@ class JournalFile:
         return self._reader.find(request)
 
     def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
+        """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.flow.explain import texts
         from kvproxy.journal.causes import explain_record
@@ -86,6 +69,7 @@ class JournalFile:
         return ExplanationReport(record, asdict(found), sentences(found, moment))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        """Return groups of requests, largest first; prompts are named by their question."""
         rows = self._reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
@@ -93,9 +77,11 @@ class JournalFile:
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
 
     def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
+        """Return the milliseconds to the first byte of each response, by layer."""
         return self._reader.milliseconds(query)
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
+        """Return the savings of whole days within the last `since` seconds."""
         from kvproxy.checks.stored import store_exists
         from kvproxy.index.store.opening import open_observations
 
@@ -137,7 +123,7 @@ class JournalFile:
 
 
 class RemoteJournal:
-    """The journal of a proxy on another machine, through its admin routes."""
+    """The journal of a proxy on another machine, through its admin routes; see `JournalFile`."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
@@ -194,6 +180,9 @@ class RemoteJournal:
 
     def _unsupported(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"{what} needs the journal's file: run it on the machine of {self._client.url}")
+
+
+JournalClient: TypeAlias = JournalFile | RemoteJournal
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:

@@ -29,9 +29,6 @@ def pin(
 ) -> Output:
     """Protect the blocks of a prompt from eviction.
 
-    In front of upstreams with KV events, the proxy recomputes blocks that an engine evicts, within
-    routing.pinned_tokens_per_minute.
-
     Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
     client, body = proxy.client(), None
@@ -53,7 +50,9 @@ def pins(proxy: ProxyOptions) -> Output:
     Example: kvproxy blocks pins
     """
     found = proxy.client().get("/admin/blocks/pins")
-    return Output(found, lambda: _print_pins(found))
+    columns = ("Name", "Blocks#", "Time left#", text("Ids"))
+    rows = [(pin["name"], len(pin["blocks"]), _time_left(pin), ", ".join(map(str, pin["blocks"]))) for pin in found]
+    return Output(found, lambda: print_table(columns, rows, empty="no pins"))
 
 
 @command
@@ -66,23 +65,6 @@ def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: 
     """
     done = proxy.client().delete(f"/admin/blocks/pins/{path_segment(name)}")
     return sentence(done, f"unpinned {name}")
-
-
-def _print_pins(found: list[dict[str, Any]]) -> None:
-    is_embedded = all(pin["tokens"] is None for pin in found)
-    if is_embedded:
-        columns = ("Name", "Blocks#", "Time left#", text("Ids"))
-        rows = [(pin["name"], len(pin["blocks"]), _time_left(pin), ", ".join(map(str, pin["blocks"]))) for pin in found]
-        print_table(columns, rows, empty="no pins")
-    else:
-        names = ("name", "tokens", "held", "computed")
-        print_table(
-            ("Name", "Tokens#", "Cached#", "Recomputed#", "Time left#"),
-            ((*(pin[name] for name in names), _time_left(pin)) for pin in found),
-        )
-    for pin in found:
-        if pin["error"]:
-            typer.echo(f"{pin['name']}: {pin['error']}")
 
 
 def _time_left(pin: dict[str, Any]) -> str:

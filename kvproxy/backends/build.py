@@ -59,17 +59,18 @@ def _build_fleet(settings: Settings) -> Built:
     from kvproxy.upstreams.mirrored_prefix import MirroredPrefix
     from kvproxy.upstreams.mixed_prefix import MixedPrefix
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
-    from kvproxy.upstreams.recomputed_pins import UpstreamPins
 
     engines = [_build_engine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
-    slots = SlotPrefix(fleet)
+    mirrored, slots = MirroredPrefix(fleet), SlotPrefix(fleet)
+    prefix: PrefixCache = MixedPrefix(mirrored, slots)
     if all(engine.mirror is None for engine in engines):
-        return Built(fleet, slots, fleet=fleet)
-    pins = UpstreamPins(fleet, settings.routing.pinned_tokens_per_minute)
-    return Built(fleet, MixedPrefix(MirroredPrefix(fleet, pins), slots), fleet=fleet)
+        prefix = slots
+    elif all(engine.mirror is not None for engine in engines):
+        prefix = mirrored
+    return Built(fleet, prefix, fleet=fleet)
 
 
 def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":

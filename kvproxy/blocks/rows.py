@@ -75,19 +75,11 @@ class PinRow:
     Attributes:
         blocks: ids of its blocks in the embedded engine's pool.
         seconds_left: remaining lifetime; None for a pin without expiry.
-        tokens: tokens to pin (upstreams only).
-        held: tokens that are cached now.
-        computed: prompt tokens computed again to keep the pin cached.
-        error: the last failure.
     """
 
     name: str
     blocks: tuple[int, ...]
     seconds_left: float | None
-    tokens: int | None = None
-    held: int | None = None
-    computed: int | None = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,23 +124,6 @@ def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: Mirror
     )
 
 
-def chain_to(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[int] | None:
-    """Return the tokens of the chain to the block whose hash starts with `prefix`.
-
-    None if a block's tokens are unknown, or if the chain has extra keys, because its tokens alone do not identify it.
-    """
-    for snapshot in snapshots:
-        pool = snapshot.main_pool()
-        block = next((block for block in pool.blocks.values() if hash_hex(block.hash).startswith(prefix)), None)
-        found: list[tuple[int, ...]] = []
-        while block is not None and block.tokens and block.extra is None and len(found) < len(pool.blocks):
-            found.append(block.tokens)
-            if block.parent is None:
-                return [token for tokens in reversed(found) for token in tokens]
-            block = pool.blocks.get(block.parent)
-    return None
-
-
 def report_pools(state: MirrorState) -> PoolReport:
     """Return the statistics of all pools together."""
     pools = state.pools.values()

@@ -71,11 +71,6 @@ class RoutingSettings(Section):
     health_timeout: Seconds = Field(5.0, gt=0, description="Timeout of a health probe.")
     metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
-    pinned_tokens_per_minute: int = Field(
-        20_000,
-        ge=1,
-        description="Maximum prompt tokens per minute to recompute evicted pinned chains.",
-    )
     prediction_sample_rate: float = Field(
         0.0625,
         ge=0,

@@ -7,17 +7,15 @@ from dataclasses import replace
 from kvproxy.apis.json import Json, field
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, ResetReport, add_branch_texts, spell_divergence
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
 from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
-from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
+from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
 from kvproxy.mirror import view
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.engine_reports.reported_prefix import ReportedPrefix
-from kvproxy.upstreams.fleet import Fleet
-from kvproxy.upstreams.recomputed_pins import UpstreamPins
 
 _MAX_TEXTS = 50
 """Chains shown with their first text, which may cost a request each."""
@@ -29,36 +27,11 @@ _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
 class MirroredPrefix(ReportedPrefix):
     """The blocks of all mirrored engines."""
 
-    def __init__(self, fleet: Fleet, pins: UpstreamPins) -> None:
-        super().__init__(fleet)
-        self._pins = pins
-
-    async def pins(self) -> list[PinRow]:
-        return self._pins.rows()
-
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the whole blocks of a prompt, cached or not; see `UpstreamPins`."""
-        if request is not None:
-            prompt = await self._tokenize(request)
-            return self._pins.add(name, prompt.tokens, request.model, prompt.salt, ttl)
-        tokens = await asyncio.to_thread(view.chain_to, self._snapshots(), leaf or "")
-        if tokens is None:
-            raise NotFound(f"no chain with known tokens ends in a block {(leaf or '')[:80]!r}: see blocks chains")
-        return self._pins.add(name, tokens, await self._first_model(), None, ttl)
-
-    async def _first_model(self) -> str:
-        models = field(await self._fleet.models(), "data")
-        first = field(models[0], "id") if isinstance(models, list) and models else None
-        return first if isinstance(first, str) else ""
-
     async def _tokenize(self, request: ApiRequest) -> HashedPrompt:
         return await self._fleet.tokenizer.prompt(request, self._client(), _TOKENIZE_SECONDS)
 
     def _client(self) -> UpstreamClient:
         return self._fleet.mirrored()[0][0].client
-
-    async def unpin(self, name: str) -> bool:
-        return self._pins.remove(name)
 
     async def blocks(self) -> list[BlockRow]:
         return await asyncio.to_thread(view.list_blocks, self._snapshots())

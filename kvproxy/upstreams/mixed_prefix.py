@@ -8,7 +8,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixFigures, PrefixReport, ResetReport
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.blocks.tree import Branch
-from kvproxy.errors import NoPrefixCache, NotFound
+from kvproxy.errors import NoPrefixCache
 from kvproxy.upstreams.llama.slot_prefix import SlotPrefix
 from kvproxy.upstreams.mirrored_prefix import MirroredPrefix
 
@@ -46,7 +46,7 @@ class MixedPrefix(PrefixCache):
         return await self._rows(lambda view: view.chains())
 
     async def pins(self) -> list[PinRow]:
-        return await self._rows(lambda view: view.pins())
+        return await self._slots.pins()
 
     async def show(self, name: str) -> BlockContent | None:
         found = await self._mirrored.show(name)
@@ -74,18 +74,7 @@ class MixedPrefix(PrefixCache):
         return replace(max(known, key=lambda each: each.reusable), engines=engines)
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin a prompt in the view with the longer prefix, or the chain of a leaf."""
-        if not self._slots.active:
-            return await self._mirrored.pin(name, ttl, request, leaf)
-        if request is None:
-            try:
-                return await self._mirrored.pin(name, ttl, None, leaf)
-            except NotFound:
-                return await self._slots.pin(name, ttl, None, leaf)
-        mirrored, slots = await self._mirrored.explain(request), await self._slots.explain(request)
-        in_slots = slots is not None and slots.reusable > (mirrored.reusable if mirrored else 0)
-        return await (self._slots if in_slots else self._mirrored).pin(name, ttl, request, None)
+        return await self._slots.pin(name, ttl, request, leaf)
 
     async def unpin(self, name: str) -> bool:
-        removed = await self._mirrored.unpin(name)
-        return (self._slots.active and await self._slots.unpin(name)) or removed
+        return await self._slots.unpin(name)

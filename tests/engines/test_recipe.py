@@ -86,15 +86,14 @@ class Recipe:
         return "".join(lines)
 
     def _settled(self) -> None:
-        """Wait until events, metrics, and pins are up to date."""
+        """Wait until events and metrics are up to date."""
         before: Any = None
         since, end = time.monotonic(), time.monotonic() + 60
         while time.monotonic() - since < 0.7 and time.monotonic() < end:
             (each,) = httpx.get(f"{self._proxy}/admin/upstreams").raise_for_status().json()
-            pins = httpx.get(f"{self._proxy}/admin/blocks/pins").raise_for_status().json()
             known = each["metrics"] and each["metrics"]["queries"]
-            now = ([stream["next"] for stream in each["streams"]], known, each["reuse"], [pin["held"] for pin in pins])
-            if now != before or not each["complete"] or any(pin["held"] < pin["tokens"] for pin in pins):
+            now = ([stream["next"] for stream in each["streams"]], known, each["reuse"])
+            if now != before or not each["complete"]:
                 before, since = now, time.monotonic()
             time.sleep(0.05)
 

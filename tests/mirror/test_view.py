@@ -3,7 +3,7 @@
 from kvproxy.blocks.rows import BlockLocation
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
 from kvproxy.mirror.pool import MirrorState
-from kvproxy.mirror.view import chain_to, find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
+from kvproxy.mirror.view import find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"
 
@@ -42,25 +42,6 @@ def test_blocks_and_chains_of_one_group() -> None:
     assert first.first_tokens == (1, 2)
     figures = report_pools(state)
     assert (figures.cached, figures.distinct, figures.block_size, figures.evictions) == (4, 3, 2, 0)
-
-
-def test_the_tokens_up_to_a_block() -> None:
-    state = of(
-        StoredEvent([1, 2], None, (1, 2, 3, 4), 2), StoredEvent([3], 1, (5, 6), 2), StoredEvent([4], 9, (7, 8), 2)
-    )
-    held = snapshot_pools(state, URL)
-    assert [chain_to(held, hash_hex(name)) for name in (1, 2, 3)] == [[1, 2], [1, 2, 3, 4], [1, 2, 5, 6]]
-    # The start of the chain is unknown, or there is no such block.
-    assert (chain_to(held, hash_hex(4)), chain_to(held, "f")) == (None, None)
-    salted = of(
-        StoredEvent([1], None, (1, 2), 2, [("salt",)]), StoredEvent([2], 1, (3, 4), 2), StoredEvent([5], None, (), 2)
-    )
-    assert [chain_to(snapshot_pools(salted, URL), hash_hex(name)) for name in (1, 2, 5)] == [None] * 3
-    assert chain_to([], "0") is None
-    circle = of(StoredEvent([1], 2, (1, 2), 2), StoredEvent([2], 1, (3, 4), 2))
-    assert chain_to(snapshot_pools(circle, URL), hash_hex(1)) is None
-    other = of(StoredEvent([6], None, (7, 8), 2), rank=1)
-    assert chain_to([*held, *snapshot_pools(other, URL)], hash_hex(6)) == [7, 8]
 
 
 def test_a_chain_without_its_first_block_is_incomplete() -> None:

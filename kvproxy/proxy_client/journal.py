@@ -50,9 +50,6 @@ class JournalClient(Protocol):
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         """Return groups of requests, largest first; prompts are named by their question."""
 
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        """Return the milliseconds to the first byte of each response, by layer."""
-
     def savings(self, by: By, since: float | None) -> SavingsReport:
         """Return the savings of whole days within the last `since` seconds."""
 
@@ -91,9 +88,6 @@ class JournalFile:
             return rows
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
-
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        return self._reader.milliseconds(query)
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         from kvproxy.checks.stored import store_exists
@@ -174,9 +168,6 @@ class RemoteJournal:
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         raise self._unsupported("log top")
-
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        raise self._unsupported("log hist")
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)

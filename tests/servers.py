@@ -24,10 +24,11 @@ def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
 
 
 @contextlib.contextmanager
-def run_server(server: uvicorn.Server) -> Iterator[str]:
-    """Run a server on a free port; yield its URL."""
+def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
+    """Run a server on a port, or on a free port; yield its URL."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         listener.listen(512)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -47,10 +48,10 @@ def until_stored(services: Services) -> None:
 
 
 @contextlib.contextmanager
-def run_proxy(settings: Settings) -> Iterator[tuple[str, Services]]:
+def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services]]:
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build(settings)
-    with run_server(make_server(services)) as url:
+    with run_server(make_server(services), port) as url:
         yield url, services

@@ -145,10 +145,9 @@ def _is_sound(path: Path) -> bool:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Move a file to its place, without the log and the search index of the file that was there."""
+    """Move a file to its place, without the log of the file that was there."""
     for suffix in ("-wal", "-shm"):
         target.with_name(target.name + suffix).unlink(missing_ok=True)
-    shutil.rmtree(target.with_name(f"{target.name}-index"), ignore_errors=True)
     source.chmod(0o600)
     shutil.move(source, target)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
@@ -47,31 +47,8 @@ class AsyncCache:
         self._ttl = ttl
         self._clock = clock
 
-    def get(self, question: str, namespace: str = "") -> "Pending[CachedAnswer | None]":
+    async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
         """Return the answer to an equal question, or else to one that is similar enough; see `Cache.get`."""
-        return Pending(self._get(question, namespace), "get")
-
-    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> "Pending[bool]":
-        """Store an answer; see `Cache.set`."""
-        return Pending(self._set(question, answer, namespace, ttl), "set")
-
-    def delete(self, question: str, namespace: str = "") -> "Pending[bool]":
-        """Remove the answer to an equal question; see `Cache.delete`."""
-        return Pending(self._delete(question, namespace), "delete")
-
-    async def close(self) -> None:
-        """Close the store."""
-        await asyncio.to_thread(self._cache.close)
-
-    async def __aenter__(self) -> "AsyncCache":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _get(self, question: str, namespace: str) -> CachedAnswer | None:
         cache, similarity = self._cache, None
         entry = await cache.find(_digest(namespace, question))
         if entry is not None and entry.expires <= self._clock():
@@ -84,7 +61,8 @@ class AsyncCache:
         cache.store.record_hit(entry.id)
         return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
-    async def _set(self, question: str, answer: str, namespace: str, ttl: float | None) -> bool:
+    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+        """Store an answer; see `Cache.set`."""
         now = self._clock()
         return await self._cache.insert(
             Entry(
@@ -103,9 +81,22 @@ class AsyncCache:
             )
         )
 
-    async def _delete(self, question: str, namespace: str) -> bool:
+    async def delete(self, question: str, namespace: str = "") -> bool:
+        """Remove the answer to an equal question; see `Cache.delete`."""
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
+
+    async def close(self) -> None:
+        """Close the store."""
+        await asyncio.to_thread(self._cache.close)
+
+    async def __aenter__(self) -> "AsyncCache":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class Cache:
@@ -163,32 +154,6 @@ class Cache:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class Pending(Coroutine[Any, Any, T], Generic[T]):
-    """The result of a method of `AsyncCache`. Every other use than `await` is an error."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
-        self._coroutine = coroutine
-        self._name = name
-
-    def __await__(self) -> Any:
-        return self._coroutine.__await__()
-
-    def send(self, value: Any) -> Any:
-        return self._coroutine.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __bool__(self) -> NoReturn:
-        raise TypeError(f"the result of {self._name} is not awaited: write await cache.{self._name}(...)")
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"the result of {self._name} is not awaited: write (await cache.{self._name}(...)).{name}")
 
 
 def open_async_cache(

@@ -98,7 +98,6 @@ def _semantic(
         model,
         named(settings.policy),
         store.observations,
-        vectors=settings.vectors,
         languages=settings.languages,
         other_policy=cache(named),
         chance=chance,

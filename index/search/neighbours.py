@@ -5,14 +5,11 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.search.faiss_segment import Kind
-from kvproxy.index.search.saved_graphs import SavedGraphs
-from kvproxy.index.search.vector_index import VectorIndex
+from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
 SMALL = 256
@@ -23,17 +20,22 @@ _BATCH = 2_000
 _log = logging.getLogger("kvproxy")
 
 
-class Neighbours(Protocol):
-    """Vector search. Any thread may use it; methods may raise a CacheStoreError."""
+class Neighbours:
+    """Vector search. Any thread may use it; methods may raise a CacheStoreError.
+
+    An implementation without indexes in memory overrides `holds` and `search` only.
+    """
 
     def load(self) -> None:
         """Load the indexes; called once."""
 
     def holds(self, namespace: str) -> bool:
         """Return whether a namespace has any vector."""
+        raise NotImplementedError
 
     def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
         """Return at most `limit` entries of a namespace and their cosines, nearest first."""
+        raise NotImplementedError
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         """Index the entries of a write. Calls must have the order of the writes."""
@@ -48,10 +50,10 @@ class Neighbours(Protocol):
         """Stop background work."""
 
 
-def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighbours:
+def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
     """Return the vector search of a store."""
     if isinstance(store, SqliteStore):
-        return FaissNeighbours(store, embedder, dim, kind)
+        return FaissNeighbours(store, embedder, dim)
     from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
     from kvproxy.index.store.postgres.store import PostgresStore
 
@@ -59,56 +61,37 @@ def open_neighbours(store: Store, embedder: str, dim: int, kind: Kind) -> Neighb
     return PostgresNeighbours(store, embedder, dim)
 
 
-class FaissNeighbours:
+class FaissNeighbours(Neighbours):
     """A FAISS index for each large namespace, derived from the store.
 
     Args:
         embedder: name of the embedder.
-        dim, kind: see `VectorIndex`.
+        dim: width of the vectors.
         small: number of vectors from which a namespace has an index.
         flat_limit: see `VectorIndex`.
-        threads: for background work; by default half of the cores.
     """
 
     def __init__(
-        self,
-        store: SqliteStore,
-        embedder: str,
-        dim: int,
-        kind: Kind = "float32",
-        *,
-        small: int = SMALL,
-        flat_limit: int | None = None,
-        threads: int | None = None,
+        self, store: SqliteStore, embedder: str, dim: int, *, small: int = SMALL, flat_limit: int = FLAT_LIMIT
     ) -> None:
         self._store = store
         self._embedder = embedder
         self._dim = dim
-        self._kind: Kind = kind
         self._small = small
-        self._flat = {} if flat_limit is None else {"flat_limit": flat_limit}
-        self._threads = threads or max(1, (os.cpu_count() or 1) // 2)
-        self._graphs = SavedGraphs(store, embedder, dim, kind)
+        self._flat_limit = flat_limit
         self.indexes: dict[str, VectorIndex] = {}
-        self._saved: dict[str, int] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvproxy-index")
         self._changing = threading.RLock()
         self._scheduled: set[str] = set()
         self._closing = threading.Event()
 
     def load(self) -> None:
-        """Load saved graphs and newer vectors. Missing graphs are built in the background."""
+        """Load the vectors of large namespaces. Graphs are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._small):
             self._open(namespace)
-        self._graphs.sweep(self.indexes)
 
     def _open(self, namespace: str) -> None:
-        index = VectorIndex(self._dim, self._kind, **self._flat)
-        kept = self._graphs.load(namespace)
-        if kept is not None:
-            index.adopt(*kept)
-            self._saved[namespace] = len(kept[0])
-        after = kept[0].last if kept is not None else 0
+        index, after = VectorIndex(self._dim, self._flat_limit), 0
         while len((part := self._stored(namespace, after))[0]):
             index.add(*part)
             after = int(part[0][-1])
@@ -124,17 +107,14 @@ class FaissNeighbours:
     def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
         index = self.indexes.get(namespace)
         if index is not None:
-            exact, cosines = index.exact, dict(index.search(vector, limit))
+            cosines = dict(index.search(vector, limit))
         else:
             stored, vectors = self._store.vectors(namespace, self._embedder)
             nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
-            exact, cosines = True, {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
-        # The store decides which entries exist, and has exact vectors if the index rounds them.
-        near = self._store.near(namespace, self._embedder, list(cosines), vectors=not exact)
-        found = [
-            (head, cosines[number] if kept is None else float(kept @ vector)) for number, (head, kept) in near.items()
-        ]
-        return sorted(found, key=lambda hit: -hit[1])
+            cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
+        # The store decides which entries exist.
+        near = self._store.near(namespace, self._embedder, list(cosines))
+        return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         added: dict[str, list[tuple[int, np.ndarray]]] = {}
@@ -162,32 +142,24 @@ class FaissNeighbours:
             for namespace in touched:
                 if len(self.indexes[namespace]) < self._small // 2:
                     del self.indexes[namespace]
-                    self._graphs.forget(namespace)
                 else:
                     self._schedule(namespace)
 
     def _schedule(self, namespace: str) -> None:
         index = self.indexes.get(namespace)
-        if index is None or namespace in self._scheduled or self._closing.is_set() or index.due() is None:
+        if index is None or namespace in self._scheduled or self._closing.is_set() or not index.is_due():
             return
         self._scheduled.add(namespace)
         self._background.submit(self._maintain_index, namespace)
 
     def _maintain_index(self, namespace: str) -> None:
-        """Maintain an index. Only this thread changes and saves graphs."""
         import faiss
 
-        faiss.omp_set_num_threads(self._threads)  # Applies to this thread only.
+        faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # Applies to this thread only.
         try:
-            while (index := self.indexes.get(namespace)) is not None and (due := index.due()) is not None:
-                if due == "rebuild":
-                    self._saved.pop(namespace, None)
-                    done = index.rebuild(lambda after: self._stored(namespace, after), self._closing.is_set)
-                else:
-                    done = index.merge(self._closing.is_set)
-                if not done:
+            while (index := self.indexes.get(namespace)) is not None and index.is_due():
+                if not index.rebuild(lambda after: self._stored(namespace, after), self._closing.is_set):
                     return
-                self._save(namespace, index, slack=0.05)
         except CacheStoreError:
             # The store logs its failure. The work stays due.
             pass
@@ -195,18 +167,6 @@ class FaissNeighbours:
             _log.exception("the index of namespace %s was not brought up to date", namespace[:12])
         finally:
             self._scheduled.discard(namespace)
-
-    def _save(self, namespace: str, index: VectorIndex, slack: float) -> None:
-        graph = index.graph
-        if graph is None or len(graph) <= (1 + slack) * self._saved.get(namespace, 0):
-            return
-        try:
-            self._graphs.save(namespace, graph)
-        except (OSError, RuntimeError, CacheStoreError) as error:
-            # The disk may be full. The next start builds the graph again.
-            _log.warning("the index of namespace %s was not saved: %s", namespace[:12], error)
-            return
-        self._saved[namespace] = len(graph)
 
     def maintain(self) -> None:
         for namespace in list(self.indexes):
@@ -216,8 +176,5 @@ class FaissNeighbours:
         self._background.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Stop background work, and save the graphs that have grown."""
         self._closing.set()
         self._background.shutdown()
-        for namespace, index in self.indexes.items():
-            self._save(namespace, index, slack=0.0)

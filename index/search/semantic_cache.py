@@ -22,7 +22,6 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
-from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.neighbours import open_neighbours
@@ -52,7 +51,6 @@ class SemanticCache:
         policy: decides over neighbours.
         observations: the log of correct and wrong responses; None disables learning.
         chance: uniform numbers below 1, by which the policy explores.
-        vectors: format of vectors in memory.
         languages: codes of the languages of the models; questions in other languages have exact hits only.
         other_policy: creates the policy that a lookup names instead of `policy`.
         threads: number of threads for lookups; by default all cores but one.
@@ -66,7 +64,6 @@ class SemanticCache:
         observations: Observations | None = None,
         chance: Callable[[], float] = random.random,
         *,
-        vectors: Kind = "float32",
         languages: Sequence[str] = (EVERY,),
         other_policy: Callable[[PolicyName], Policy] | None = None,
         threads: int | None = None,
@@ -78,7 +75,7 @@ class SemanticCache:
         self._languages = tuple(languages)
         # The text is checked for the lookup, and again before its response is stored.
         self.reads = lru_cache(256)(self._reads)
-        self._neighbours = open_neighbours(store, embedder.name, embedder.dim, vectors)
+        self._neighbours = open_neighbours(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
         self.pending_writes = PendingWrites()

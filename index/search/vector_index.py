@@ -1,25 +1,97 @@
-"""Nearest vectors in one namespace: a flat index, or a graph (HNSW) with a flat tail.
+"""Nearest vectors in one namespace: a flat FAISS index, or a graph (HNSW) if there are many vectors.
 
-New vectors go into the tail, so that adding one costs no search of the graph. A background thread moves the tail into the graph
-(`merge`), and builds a new graph without the deleted vectors (`rebuild`), while lookups continue.
+A background thread builds the graph, and builds it again without the deleted vectors (`rebuild`), while lookups and writes
+continue.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Set
+from typing import Any
 
 import numpy as np
 
-from kvproxy.index.search.faiss_segment import Kind, Segment
-
 FLAT_LIMIT = 20_000
-TAIL_LIMIT = 1_000
+_LINKS = 32
+_EF_SEARCH = 128  # Graph nodes visited by a search. FAISS's default of 16 misses neighbours of clustered questions.
+# Candidates for the links of a new node. With FAISS's default of 40, no link led to every sixth of 120,000 questions in dense
+# clusters; with 100, to every twentieth.
+_EF_CONSTRUCTION = 100
+_MAX_RESULTS = 1_000  # Results of one search, including tombstones. A search of a graph takes time for each.
 _MAX_DEAD_SHARE = 0.3  # Share of tombstones in the index that requires a rebuild.
-_MERGE_STEP = 4  # Vectors added to the graph while lookups wait; each takes 1 ms in a graph of a million.
+_STEP = 4  # Vectors added to a graph while lookups wait; each takes 1 ms in a graph of a million.
+_PAUSE = (
+    0.0005  # Seconds between two steps. Without it, the thread would acquire the lock again before any other thread.
+)
 
 Source = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Returns the next stored vectors beyond a number: rising numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
+
+
+class _Segment:
+    """An append-only FAISS index of unit vectors by rising numbers."""
+
+    def __init__(self, dim: int, *, graph: bool) -> None:
+        import faiss
+
+        self.is_graph = graph
+        self._index: Any
+        if graph:
+            self._index = faiss.IndexHNSWFlat(dim, _LINKS, faiss.METRIC_INNER_PRODUCT)
+            self._index.hnsw.efSearch = _EF_SEARCH
+            self._index.hnsw.efConstruction = _EF_CONSTRUCTION
+        else:
+            self._index = faiss.IndexFlatIP(dim)
+        self._numbers = np.empty(64, np.int64)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Rising numbers, `[n]` int64."""
+        return self._numbers[: self._count]
+
+    @property
+    def last(self) -> int:
+        return int(self._numbers[self._count - 1]) if self._count else 0
+
+    def has(self, number: int) -> bool:
+        place = int(np.searchsorted(self.numbers, number))
+        return place < self._count and int(self._numbers[place]) == number
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Append vectors, `[n, dim]`. Numbers up to the last one are already there, and are skipped."""
+        fresh = numbers > self.last
+        numbers, end = numbers[fresh], self._count + int(fresh.sum())
+        while end > len(self._numbers):
+            self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)])
+        if len(numbers):
+            self._index.add(np.ascontiguousarray(vectors[fresh], dtype=np.float32))
+        self._numbers[self._count : end] = numbers
+        self._count = end
+
+    def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
+        """Return at most `limit` pairs (number, cosine), nearest first, without the dead numbers."""
+        if not self._count:
+            return []
+        # Few tombstones are near a query: search again with more results only if they hide neighbours.
+        farthest = min(max(_MAX_RESULTS, limit), self._count)
+        wanted = min(2 * limit if dead else limit, farthest)
+        while True:
+            _, places = self._index.search(vector[None].astype(np.float32), wanted)
+            # FAISS returns -1 for missing results.
+            found = [place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in dead]
+            if len(found) >= limit or wanted == farthest:
+                break
+            wanted = min(4 * wanted, farthest)
+        near = np.array(found[:limit], np.int64)
+        if not len(near):
+            return []
+        # FAISS and NumPy add in different orders. Decisions must not depend on the rounding.
+        vectors = self._index.reconstruct_batch(near)
+        return [(int(self._numbers[at]), float(row @ vector)) for at, row in zip(near, vectors, strict=True)]
 
 
 class VectorIndex:
@@ -27,48 +99,33 @@ class VectorIndex:
 
     Args:
         dim: width of the vectors.
-        kind: see `Segment`.
         flat_limit: number of vectors from which the index is approximate.
     """
 
-    def __init__(self, dim: int, kind: Kind = "float32", flat_limit: int = FLAT_LIMIT) -> None:
-        self.dim = dim
-        self.kind: Kind = kind
+    def __init__(self, dim: int, flat_limit: int = FLAT_LIMIT) -> None:
+        self._dim = dim
         self._flat_limit = flat_limit
         self._lock = threading.Lock()
-        self.graph: Segment | None = None
-        self._tail = Segment(dim, kind, graph=False)
+        self._segment = _Segment(dim, graph=False)
         self._dead: set[int] = set()
         self._removed: list[int] | None = None
 
     def __len__(self) -> int:
         with self._lock:
-            return self._total() - len(self._dead)
+            return len(self._segment) - len(self._dead)
 
-    def _total(self) -> int:
-        return len(self._tail) + (len(self.graph) if self.graph is not None else 0)
-
-    def _last(self) -> int:
-        return max(self._tail.last, self.graph.last if self.graph is not None else 0)
-
-    def numbers(self) -> set[int]:
-        """Return the numbers of all vectors that are not deleted."""
-        with self._lock:
-            graph = set() if self.graph is None else set(self.graph.numbers.tolist())
-            return (graph | set(self._tail.numbers.tolist())) - self._dead
-
-    def adopt(self, graph: Segment, dead: Iterable[int]) -> None:
-        """Use a loaded graph in an index without one."""
-        with self._lock:
-            self.graph = graph
-            self._dead |= set(dead)
+    @property
+    def is_graph(self) -> bool:
+        return self._segment.is_graph
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Add vectors, `[n, dim]`. Numbers up to the last one are already in the index, and are skipped."""
-        with self._lock:
-            fresh = numbers > self._last()
-            if fresh.any():
-                self._tail.add(numbers[fresh], vectors[fresh])
+        step = _STEP if self.is_graph else max(1, len(numbers))
+        for start in range(0, len(numbers), step):
+            if start:
+                time.sleep(_PAUSE)
+            with self._lock:
+                self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Mark vectors as deleted; unknown numbers are ignored."""
@@ -76,77 +133,39 @@ class VectorIndex:
             for number in numbers:
                 if self._removed is not None:
                     self._removed.append(number)
-                if self._tail.has(number) or (self.graph is not None and self.graph.has(number)):
+                if self._segment.has(number):
                     self._dead.add(number)
 
     def search(self, vector: np.ndarray, limit: int) -> list[tuple[int, float]]:
         """Return at most `limit` pairs (number, cosine), nearest first."""
         with self._lock:
-            if self.graph is None:
-                return self._tail.search(vector, limit, self._dead)
-            near = self.graph.search(vector, limit, self._dead)
-            if len(self._tail):
-                # During a merge a vector is in both.
-                near = list(dict([*near, *self._tail.search(vector, limit, self._dead)]).items())
-        return sorted(near, key=lambda hit: -hit[1])[:limit]
+            return self._segment.search(vector, limit, self._dead)
 
-    @property
-    def exact(self) -> bool:
-        """Whether cosines are bitwise equal to the exact ones."""
-        graph = self.graph
-        return self._tail.exact and (graph is None or graph.exact)
-
-    def due(self) -> Literal["merge", "rebuild"] | None:
-        """Return the maintenance that the background thread should do."""
+    def is_due(self) -> bool:
+        """Return whether the background thread should rebuild the index."""
         with self._lock:
-            if len(self._dead) > 100 and len(self._dead) > _MAX_DEAD_SHARE * self._total():
-                return "rebuild"
-            if self.graph is None:
-                return "rebuild" if len(self._tail) > self._flat_limit else None
-            return "merge" if len(self._tail) > TAIL_LIMIT else None
-
-    def merge(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Move the tail into the graph, and return whether it completed before `stop` returned True."""
-        graph, tail = self.graph, self._tail
-        assert graph is not None
-        with self._lock:
-            numbers = tail.numbers.copy()
-            vectors = tail.vectors(0, len(numbers))
-        done = 0
-        # An index on a GPU has no links, but copies all vectors for each addition.
-        step = len(numbers) if graph.on_gpu else _MERGE_STEP
-        while done < len(numbers) and not stop():
-            with self._lock:
-                began = time.perf_counter()
-                graph.add(numbers[done : done + step], vectors[done : done + step])
-            done += step
-            # Without a pause, this thread would acquire the lock again before any other thread.
-            time.sleep(time.perf_counter() - began)
-        with self._lock:
-            kept = min(done, len(numbers))
-            rest = Segment(self.dim, self.kind, graph=False)
-            rest.add(tail.numbers[kept:], tail.vectors(kept, len(tail)))
-            self._tail = rest
-        return done >= len(numbers)
+            total, dead = len(self._segment), len(self._dead)
+            if dead > 100 and dead > _MAX_DEAD_SHARE * total:
+                return True
+            return not self.is_graph and total > self._flat_limit
 
     def rebuild(self, source: Source, stop: Callable[[], bool] = lambda: False) -> bool:
         """Build a new index from the store, and return whether it completed before `stop` returned True."""
         with self._lock:
             self._removed = []
-            large = self._total() - len(self._dead) > self._flat_limit
-        segment = Segment(self.dim, self.kind, graph=large)
+            large = len(self._segment) - len(self._dead) > self._flat_limit
+        segment = _Segment(self._dim, graph=large)
         try:
             while len((part := source(segment.last))[0]):
                 segment.add(*part)
                 if stop():
                     return False
             with self._lock:
-                # Few vectors were stored since the last part. Later ones are added to the new tail.
+                # Few vectors were stored since the last part. Later ones are added to the new index.
                 while len((part := source(segment.last))[0]):
                     segment.add(*part)
                 self._dead = {number for number in self._removed if segment.has(number)}
-                self.graph = segment if large else None
-                self._tail = Segment(self.dim, self.kind, graph=False) if large else segment
+                self._segment = segment
             return True
         finally:
             with self._lock:

@@ -15,7 +15,6 @@ from kvproxy.apis.request import ApiRequest, requests_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
-from kvproxy.flow.diagnostics import Diagnostics
 from kvproxy.flow.keys import cache_key
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.lookup import CacheLookup
@@ -77,8 +76,6 @@ class Answerer:
         self._single_flight = SingleFlight(backend, writer)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
-        # The response of an upstream reaches the client unchanged.
-        self._diagnostics = Diagnostics() if backend.forwarder is None else None
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -104,13 +101,6 @@ class Answerer:
             Unkeyable: no cache key can be computed for the request.
             KvproxyError: an error of the backend.
         """
-        answer = await self._answer(exchange, watch)
-        request = exchange.api_request
-        if self._diagnostics is None or answer.status != 200 or not self._diagnostics.applies(request):
-            return answer
-        return replace(answer, body=await self._diagnostics.add(request, answer.body))
-
-    async def _answer(self, exchange: Exchange, watch: Watch) -> Answer:
         request = exchange.api_request
         sampled = self._wants_sample(request)
         if sampled:

@@ -25,7 +25,7 @@ from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, paced, whole_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
-from kvproxy.http.openapi.document import openapi
+from kvproxy.http.openapi import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings import Settings
@@ -107,7 +107,7 @@ def _pace(request: ApiRequest, settings: Settings) -> float:
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: of the upstream, or of the embedded engine."""
+    """List the models of the upstream, or of the embedded engine."""
     backend = services(request).answerer.backend
     if backend.forwarder is not None:
         return await other(request)
@@ -115,7 +115,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: the process runs; `degraded` if the store is unavailable, `failed` if the engine is.
+    """Report whether the process works: `degraded` without its store, `failed` without its engine.
 
     Details are for the operator only.
     """
@@ -136,7 +136,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: the backend is available; otherwise 503 with the cause."""
+    """Report whether the backend is available; otherwise 503 with the cause."""
     app = services(request)
     failure = app.answerer.backend.failure()
     if failure is None:
@@ -146,7 +146,7 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: Prometheus' text format, for the operator only, since it names upstreams and clients."""
+    """Return metrics in Prometheus' text format, for the operator only, since they name upstreams and clients."""
     app = services(request)
     refused = app.access.admin(request)
     if refused is not None:
@@ -240,4 +240,4 @@ ROUTES = [
     Route("/openapi.json", openapi, methods=["GET"]),
 ]
 EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-OTHER = Route("/{path:path}", other, methods=EVERY_METHOD)
+OTHER = Route("/{path:path}", other, methods=EVERY_METHOD, include_in_schema=False)

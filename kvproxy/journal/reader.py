@@ -188,15 +188,6 @@ class Reader:
         )
         return [PromptCount(*row) for row in self._rows(sql, [])]
 
-    def milliseconds(self, query: Query) -> dict[str, list[float]]:
-        """Times to first byte in milliseconds, by layer."""
-        condition, values = _where(query)
-        found: dict[str, list[float]] = {}
-        sql = f"select layer, first_ms from requests{condition or ' where true'} and first_ms is not null"
-        for layer, milliseconds in self._rows(sql, values):
-            found.setdefault(layer, []).append(milliseconds)
-        return found
-
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
         """Count and time the requests of clients in each time span."""
         end = start + step * spans

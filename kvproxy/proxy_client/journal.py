@@ -76,10 +76,6 @@ class JournalFile:
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
 
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        """Return the milliseconds to the first byte of each response, by layer."""
-        return self._reader.milliseconds(query)
-
     def savings(self, by: By, since: float | None) -> SavingsReport:
         """Return the savings of whole days within the last `since` seconds."""
         from kvproxy.checks.stored import store_exists
@@ -160,9 +156,6 @@ class RemoteJournal:
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         raise self._unsupported("log top")
-
-    def first_byte_ms(self, query: Query) -> dict[str, list[float]]:
-        raise self._unsupported("log hist")
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)

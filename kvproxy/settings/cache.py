@@ -98,9 +98,6 @@ class CacheSettings(Section):
         ge=1,
         description="Maximum size of requests, responses and vectors; beyond it, the least useful are evicted.",
     )
-    vectors: Literal["float32", "fp16", "int8"] = Field(
-        "float32", description="Number format of vectors in memory; fp16 needs half the memory, int8 a quarter."
-    )
 
     @property
     def least_similarity(self) -> float:

@@ -6,15 +6,12 @@ rewordings of real questions, in clusters and in few directions, which is harder
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import faiss
 import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.index.entries import make_entry
@@ -57,20 +54,10 @@ class QuestionVectors:
         return drawn
 
 
-def prepare_store(folder: Path, entries: int, kind: Kind = "float32") -> Path:
-    """Return the path of a store of one namespace with its graph; create what the folder lacks."""
+def prepare_store(folder: Path, entries: int) -> Path:
+    """Return the path of a store of one namespace; create what the folder lacks."""
     path = folder / f"{entries}.db"
     _fill(folder, path, entries)
-    if kind != "float32":
-        # A link, so that the graphs of this kind are stored under another name.
-        path = folder / f"{entries}-{kind}.db"
-        with contextlib.suppress(FileExistsError):
-            path.symlink_to(f"{entries}.db")
-    with open_neighbours(path, kind, threads=faiss.omp_get_max_threads()) as (_, neighbours):
-        began = time.perf_counter()
-        if neighbours.indexes[NAMESPACE].due() is not None:
-            neighbours.settle()
-            print(f"{entries:,} entries: {kind} graph built in {time.perf_counter() - began:.0f} s", flush=True)
     return path
 
 
@@ -87,13 +74,12 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
 
 
 @contextlib.contextmanager
-def open_neighbours(
-    path: Path, kind: Kind = "float32", *, threads: int | None = None
-) -> Iterator[tuple[SqliteStore, FaissNeighbours]]:
-    """Open a store, and load its vector index."""
+def open_neighbours(path: Path) -> Iterator[tuple[SqliteStore, FaissNeighbours]]:
+    """Open a store, load its vector index, and wait for the graph."""
     store = SqliteStore(path)
-    neighbours = FaissNeighbours(store, EMBEDDER, DIM, kind, threads=threads)
+    neighbours = FaissNeighbours(store, EMBEDDER, DIM)
     neighbours.load()
+    neighbours.settle()
     try:
         yield store, neighbours
     finally:

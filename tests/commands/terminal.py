@@ -9,83 +9,56 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import pyte
 
 from tests.commands.run import ROOT, command, variables
 
-_PATIENCE = 30.0
+_TIMEOUT = 60.0
 
 
 class Terminal:
-    """A command at a terminal of a given size.
+    """A running command at a terminal of a size in columns and lines."""
 
-    Args:
-        command: what to run.
-        size: columns and lines.
-        env: its environment.
-    """
-
-    def __init__(self, command: Sequence[str], size: tuple[int, int], env: Mapping[str, str], cwd: Path = ROOT) -> None:
-        self._screen = pyte.Screen(*size)
+    def __init__(self, command: Sequence[str], size: tuple[int, int], env: dict[str, str]) -> None:
+        columns, lines = size
+        self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.sent = bytearray()
         """Everything that the command wrote."""
         self._end, other = pty.openpty()
-        self.resize(*size)
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
             command,
             stdin=other,
             stdout=other,
             stderr=other,
             env=env,
-            cwd=cwd,
+            cwd=ROOT,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
         )
         os.close(other)
 
-    def resize(self, columns: int, lines: int) -> None:
-        """Resize the terminal; the command receives SIGWINCH."""
-        self._screen.resize(lines, columns)
-        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-    def lines(self) -> list[str]:
-        """Return the lines of the screen without trailing blanks."""
-        self._read(0.0)
-        return [line.rstrip() for line in self._screen.display]
-
     def shows(self, *texts: str) -> str:
         """Wait until the screen shows all texts, and return it; line breaks count as blanks."""
         return self.until(lambda screen: all(text in screen or text in " ".join(screen.split()) for text in texts))
 
-    def until(self, holds: "Callable[[str], bool] | str") -> str:
-        """Wait until the screen contains a text or satisfies a predicate, and return it."""
-        end = time.monotonic() + _PATIENCE
+    def until(self, holds: Callable[[str], bool]) -> str:
+        """Wait until the screen satisfies a predicate, and return it without trailing blanks."""
+        end = time.monotonic() + _TIMEOUT
         while True:
-            text = "\n".join(self.lines())
-            if holds in text if isinstance(holds, str) else holds(text):
+            self._read(0.1)
+            text = "\n".join(line.rstrip() for line in self._screen.display)
+            if holds(text):
                 return text
             assert time.monotonic() < end, f"waited for {holds!r}:\n{text}"
-            self._read(0.1)
 
     def press(self, keys: str) -> None:
-        """Type."""
         os.write(self._end, keys.encode())
 
-    def ended(self) -> int:
-        """Wait for the exit code of the command."""
-        end = time.monotonic() + _PATIENCE
-        while self.process.poll() is None:
-            assert time.monotonic() < end, "\n".join(self.lines())
-            self._read(0.05)
-        self._read(0.0)
-        return self.process.returncode
-
     def close(self) -> None:
-        """End it, should it still run."""
         self.process.kill()
         self.process.wait()
         os.close(self._end)
@@ -101,21 +74,13 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(command: Sequence[str], size: tuple[int, int], env: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run a command at a terminal until the block ends."""
-    opened = Terminal(command, size, env)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-@contextlib.contextmanager
-def top(url: str, columns: int, *, lines: int = 24, colours: bool = False) -> Iterator[Terminal]:
-    """`kvproxy top` at a terminal, once it shows the first figures."""
+def top(url: str, columns: int) -> Iterator[Terminal]:
+    """`kvproxy top` at a terminal of 50 lines, once it shows the first figures."""
     env = variables(url, {"TERM": "xterm-256color"})
-    for name in ("COLUMNS", "LINES", *(("NO_COLOR",) if colours else ())):
-        env.pop(name, None)
-    with terminal(command("top", "--interval", "0.2"), (columns, lines), env) as screen:
-        screen.until("First byte, ms")
+    del env["COLUMNS"]
+    screen = Terminal(command("top", "--interval", "0.2"), (columns, 50), env)
+    try:
+        screen.shows("First byte, ms")
         yield screen
+    finally:
+        screen.close()

@@ -11,7 +11,7 @@ import pytest
 from kvproxy.commands.statistics_text import labelled
 from kvproxy.http.services import Services
 from kvproxy.index.store import NewEntry, SqliteStore
-from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, printed_facts, process, result, variables
+from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
 
 Demo = tuple[str, Services]
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_reported_at_once(demo: Demo, tmp_path: Path) -> None:
 def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:
     away = {"HF_HUB_OFFLINE": "", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path)}
     for flags in (["--model", "nosuch/model", "--no-semantic"], ["--upstream", NOWHERE, "--embedder", "nosuch/model"]):
-        done = process("serve", *flags, "--port", 0, "--data", tmp_path, **away)
+        done = kvproxy("serve", *flags, "--port", 0, "--data", tmp_path, **away)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert "nosuch/model" in done.stderr
         assert f"{NOWHERE} cannot be reached" in done.stderr

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import run
 
 import httpx
 import pytest
@@ -31,7 +30,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def env(home: Path) -> dict[str, str]:
     """An environment with an empty home folder and without any switch against usage reports."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_") and name not in _SWITCHES}
+    kept = {name: value for name, value in os.environ.items() if name not in (*_SWITCHES, "XDG_DATA_HOME")}
     return kept | {"HOME": str(home)}
 
 
@@ -46,9 +45,8 @@ def remote_ports(trace: Path) -> set[int]:
 
 
 def strange_files(home: Path) -> list[str]:
-    own = {Path(".cache/kvproxy"), Path(".local/share/kvproxy")}
     files = [path.relative_to(home) for path in home.rglob("*") if not path.is_dir()]
-    return [str(file) for file in files if not own & set(file.parents)]
+    return [str(file) for file in files if Path(".local/share/kvproxy") not in file.parents]
 
 
 @pytest.fixture
@@ -64,7 +62,6 @@ def test_a_server_connects_to_its_upstream_only(
     port, trace = free_port(), tmp_path / "trace"
     options = ["--num-blocks", "64"] if embedded else ["--upstream", upstream]
     command = [*traced(trace), *KVPROXY, "serve", "--port", str(port), *options]
-    # A first start builds the graphs of the models, and strace slows it down.
     with serve(command, port, tmp_path / "log", env=env, timeout=300.0) as server:
         model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
         for question in ("How do I reset my password?", "How can I reset my password?"):
@@ -75,12 +72,4 @@ def test_a_server_connects_to_its_upstream_only(
         server.process.send_signal(signal.SIGINT)
         server.process.wait(timeout=60)
     assert remote_ports(trace) == (set() if embedded else {int(upstream.rsplit(":", 1)[1])})
-    assert (home / ".cache/kvproxy").is_dir()
-    assert strange_files(home) == []
-
-
-def test_doctor_connects_to_the_proxys_own_port_only(tmp_path: Path, home: Path, env: dict[str, str]) -> None:
-    trace = tmp_path / "trace"
-    run([*traced(trace), *KVPROXY, "doctor"], env=env, check=False, capture_output=True, timeout=120)
-    assert remote_ports(trace) <= {8484}
     assert strange_files(home) == []

@@ -10,7 +10,7 @@ from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.commands.run import kvproxy, process, result
+from tests.commands.run import kvproxy, result
 from tests.servers import run_proxy
 
 
@@ -57,7 +57,7 @@ def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:
         other = locked_folder(tmp_path, "http://127.0.0.1:1235")
         with pytest.raises(SettingsError, match=r"process \d+ at http://127.0.0.1:1234"), other:
             pass
-        second = process("serve", "--upstream", "http://127.0.0.1:9", "--no-semantic", "--port", 0, "--data", tmp_path)
+        second = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--no-semantic", "--port", 0, "--data", tmp_path)
         assert (second.returncode, second.stderr.count("\n")) == (2, 1)
         assert "http://127.0.0.1:1234" in second.stderr
         assert "--data" in second.stderr

@@ -1,4 +1,4 @@
-"""Damaged files: pages, logs, graphs, and chunks with flipped bits, zeroed or exchanged parts, and torn ends.
+"""Damaged files: pages, logs, and chunks with flipped bits, zeroed or exchanged parts, and torn ends.
 
 Only stored content is served.
 """
@@ -16,7 +16,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import NewEntry, SqliteStore
 from kvproxy.tiers.disk import DiskStore
 from tests.faults.harness import Advance, Finding, split
-from tests.faults.victims import SmallGraphs, has_chunk, put_chunk
+from tests.faults.victims import has_chunk, put_chunk
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -30,7 +30,6 @@ def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
     kinds = (
         ("pages of the database", "r.db", _check_database),
         ("log of the database", "r.db-wal", _check_database),
-        ("graphs", "r.db-index/*", _check_graphs),
         ("chunks", "chunks/*/*", _check_chunks),
     )
     with tempfile.TemporaryDirectory(prefix="kvproxy-faults-") as name, _without_logs():
@@ -84,28 +83,24 @@ def harmed(data: bytes, generator: random.Random) -> bytes:
 
 
 def _fill(folder: Path, seed: int) -> list[Entry]:
-    """Store responses with vectors and graphs, the last ones only in the log, and chunks."""
+    """Store responses with vectors, the last ones only in the log, and chunks."""
     folder.mkdir()
     store, embedder = SqliteStore(folder / "open.db"), HashEmbedder()
     entries = [
         make_entry(f"question {seed} {number}", id=f"{number:032x}", namespace="n0", response=b'"%d"' % number * 60)
         for number in range(_ENTRIES)
     ]
-    near = SmallGraphs(store)
     for part in (entries[:100], entries[100:]):
         puts = [NewEntry(entry, embedder.embed([entry.prompt])[0], embedder.name) for entry in part]
-        near.apply(puts, store.put_many(puts))
-        near.settle()
+        store.put_many(puts)
         if part[0] is entries[0]:
             store.database._writer.execute("pragma wal_checkpoint(truncate)")
-    near.close()
     # A killed process leaves the log beside the database.
     for file in folder.glob("open.db*"):
-        copy = shutil.copytree if file.is_dir() else shutil.copy
-        copy(file, folder / file.name.replace("open", "r"))  # type: ignore[operator]
+        shutil.copy(file, folder / file.name.replace("open", "r"))
     store.close()
     for file in [*folder.glob("open.db*"), folder / "r.db-shm"]:
-        shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
     chunks = DiskStore(folder / "chunks", 1 << 30)
     for number in range(_CHUNKS):
         put_chunk(chunks, number, _PAYLOAD)
@@ -138,21 +133,6 @@ def _same(one: Entry, other: Entry) -> bool:
     return (one.key, one.namespace, one.tenant, one.prompt, one.response) == (
         (other.key, other.namespace, other.tenant, other.prompt, other.response)
     )
-
-
-def _check_graphs(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
-    store, embedder = SqliteStore(folder / "r.db"), HashEmbedder()
-    near = SmallGraphs(store)
-    kept = near._graphs.load("n0") is not None
-    finding.counts["used" if kept else "made again"] += 1
-    near.load()
-    near.settle()
-    for entry in entries[::7]:
-        (head, cosine), *_ = near.search("n0", embedder.embed([entry.prompt])[0], 3)
-        assert head.id == entry.id, f"{head.id} is found for {entry.id}"
-        assert cosine > 0.999
-    near.close()
-    store.close()
 
 
 def _check_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:

@@ -21,9 +21,10 @@ from schemathesis import Case
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from kvproxy.http.openapi.document import document
+from kvproxy.http import admin, routes
+from kvproxy.http.openapi import document
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.mutants import Sent, mutant
@@ -69,7 +70,8 @@ async def _complete(request: Request) -> Response:
 def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     """Send requests to a proxy in front of an upstream, and a quarter of them to the embedded engine."""
     findings = []
-    operations = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
+    schema = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(schema).get_all_operations()]
     # A short run generates requests for a sample of the routes only.
     operations = random.Random(seed_).sample(operations, min(len(operations), rounds // 6))
     most = max(1, min(rounds // 150, _GENERATED))

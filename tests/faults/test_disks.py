@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
 from tests.faults import disks
 from tests.faults.harness import passed
 from tests.faults.proxies import ask, health, hit, stored
-from tests.faults.victims import VICTIMS, SmallGraphs
-from tests.index.doubles import HashEmbedder
+from tests.faults.victims import VICTIMS
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
@@ -101,23 +100,6 @@ def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
             assert hit(ask(url, "before"))
             assert not hit(ask(url, "after 0"))
             assert hit(ask(url, "after 0"))
-
-
-def test_an_index_that_cannot_be_saved_is_told_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk filled the log with tracebacks."""
-    store = SqliteStore(tmp_path / "r.db")
-    (tmp_path / "r.db-index").write_text("a file where the folder belongs")
-    near = SmallGraphs(store)
-    entries = [make_entry(f"question {number}", namespace="n0") for number in range(100)]
-    puts = [NewEntry(entry, HashEmbedder().embed([entry.prompt])[0], "hash") for entry in entries]
-    near.apply(puts, store.put_many(puts))
-    near.settle()
-    assert near.search("n0", puts[7].vector, 1)[0][0].id == entries[7].id  # type: ignore[arg-type]
-    near.close()
-    store.close()
-    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert lines
-    assert all("was not saved" in record.getMessage() and not record.exc_info for record in lines), caplog.text
 
 
 @contextlib.contextmanager

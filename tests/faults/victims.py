@@ -13,7 +13,6 @@ import numpy as np
 from kvproxy.clients import add_client, all_clients, remove_client
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search import vector_index as vectors
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
@@ -26,7 +25,7 @@ from kvproxy.settings.journal import JournalSettings
 from kvproxy.tiers.codec import ChunkName, header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.index.doubles import HashEmbedder
-from tests.index.entries import make_entry
+from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.requests import api_request
 
 Report = Callable[[str], None]
@@ -110,7 +109,7 @@ class Responses(Victim):
         else:
             lost = signs["+"] - signs["~"] - ids
             assert not lost, f"{len(lost)} acknowledged responses are lost"
-        assert {id.decode() for id in store.vector_ids("n", "e")[1]} <= ids
+        assert set(stored_vectors(store).values()) <= ids
         questions = [entry for entry in store.list_entries() if entry.prompt.startswith("question")]
         assert all(entry.response == b'"x"' * 700 for entry in questions)
         tagged = sum(entry.prompt.startswith("question") for entry in entries)
@@ -122,17 +121,16 @@ class SmallGraphs(FaissNeighbours):
     """Graphs of 60 vectors or more."""
 
     def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store, HashEmbedder.name, HashEmbedder().dim, small=20, flat_limit=60, threads=1)
+        super().__init__(store, HashEmbedder.name, HashEmbedder().dim, small=20, flat_limit=60)
 
 
 class Graphs(Victim):
-    """Index files: a semantic cache whose namespaces are large enough for graphs, which it saves again and again."""
+    """A semantic cache whose namespaces are large enough for graphs."""
 
-    name, lives, longest, limited_every = "index files", 8, 0.4, 3
+    name, lives, longest, limited_every = "index", 8, 0.4, 3
     _limit, _namespaces = 150, ("n0", "n1")
 
     def work(self, folder: Path, seed: int, report: Report) -> None:
-        vectors.TAIL_LIMIT = 25
         limited = is_limited(folder)
         store = SqliteStore(folder / "r.db", capacity=Capacity(self._limit if limited else None))
         semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
@@ -167,10 +165,10 @@ class Graphs(Victim):
         near.load()
         near.settle()
         for namespace in self._namespaces:
-            numbers, stored = store.vector_ids(namespace, HashEmbedder.name)
-            found |= {id.decode() for id in stored}
+            stored = stored_vectors(store, namespace, HashEmbedder.name)
+            found |= set(stored.values())
             if namespace in near.indexes:
-                assert near.indexes[namespace].numbers() == set(numbers.tolist()), "store and index differ"
+                assert indexed_numbers(near.indexes[namespace]) == set(stored), "store and index differ"
             for entry in store.list_entries(limit=3):
                 if entry.namespace == namespace:
                     best = near.search(namespace, HashEmbedder().embed([entry.prompt])[0], 3)

@@ -3,6 +3,8 @@
 from typing import Any
 
 from kvproxy.index.entry import Entry, new_id
+from kvproxy.index.search.vector_index import VectorIndex
+from kvproxy.index.store import Store
 
 
 def make_entry(prompt: str = "What is a block?", **fields: Any) -> Entry:
@@ -22,3 +24,15 @@ def make_entry(prompt: str = "What is a block?", **fields: Any) -> Entry:
         "completion_tokens": 5,
     }
     return Entry(**(values | fields))
+
+
+def stored_vectors(store: Store, namespace: str = "n", embedder: str = "e") -> dict[int, str]:
+    """Return the ids of the entries with a vector, by its number."""
+    sql = "select number, id from vectors where namespace = :namespace and embedder = :embedder"
+    rows = store.database.query(sql, {"namespace": namespace, "embedder": embedder})
+    return {row["number"]: row["id"] for row in rows}
+
+
+def indexed_numbers(index: VectorIndex) -> set[int]:
+    """Return the numbers of the vectors that an index has not deleted."""
+    return set(index._segment.numbers.tolist()) - index._dead

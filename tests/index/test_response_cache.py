@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import json
 import threading
 from collections.abc import Sequence
@@ -125,24 +124,6 @@ async def test_the_synchronous_cache_works_in_a_running_loop_as_in_a_notebook(tm
     with open_cache(tmp_path / "r.db", EXACT) as cache:
         assert cache.set("a", "b")
         assert cache.get("a") == CachedAnswer("b", "a", None)
-
-
-def forget(cache: AsyncCache) -> None:
-    cache.set("a", "b")
-    gc.collect()
-
-
-async def test_a_forgotten_await_is_an_error(tmp_path: Path) -> None:
-    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
-        forgotten = cache.get("a")
-        with pytest.raises(TypeError, match=r"write await cache\.get"):
-            bool(forgotten)
-        with pytest.raises(AttributeError, match=r"write \(await cache\.get\(\.\.\.\)\)\.answer"):
-            print(forgotten.answer)  # type: ignore[attr-defined]
-        assert await forgotten is None
-        with pytest.warns(RuntimeWarning, match="never awaited"):
-            forget(cache)
-        assert await asyncio.gather(cache.set("a", "b"), asyncio.create_task(cache.get("c"))) == [True, None]
 
 
 def test_public_methods_are_those_of_the_page() -> None:

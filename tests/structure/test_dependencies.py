@@ -59,7 +59,6 @@ def test_each_extra_installs_its_distributions() -> None:
         "engine": {"jinja2", "llguidance", "torch", "transformers"},
         "embedders": {"sentence-transformers", "torch"},
         "plot": {"matplotlib"},
-        "gpu": {"faiss-gpu-cu12"},
         "redis": {"redis"},
         "postgres": {"psycopg"},
         "encryption": {"cryptography"},
@@ -79,4 +78,4 @@ def test_each_extra_installs_its_distributions() -> None:
 def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:
     pinned = names((ROOT / "constraints.txt").read_text().splitlines())
     wanted = ALWAYS.union(names(PROJECT["optional-dependencies"]["dev"]), *EXTRAS.values())
-    assert wanted - pinned - {"kvproxy", "faiss-gpu-cu12", "accelerate", "gguf"} == set()
+    assert wanted - pinned - {"kvproxy", "accelerate", "gguf"} == set()

@@ -6,22 +6,23 @@ The search of a small namespace is exact. A large namespace has a graph (HNSW) o
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
+from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.postgres.store import PostgresStore
-from kvproxy.index.store.values import NewEntry, RemovedEntry, StoredQuestion, WriteResult
+from kvproxy.index.store.values import StoredQuestion
 
 LARGE = 5_000  # Vectors that the server compares in some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
-class PostgresNeighbours:
+class PostgresNeighbours(Neighbours):
     """The `Neighbours` of a store in PostgreSQL.
 
     Args:
@@ -35,9 +36,6 @@ class PostgresNeighbours:
         self._embedder = embedder
         self._dim = int(dim)
         self._large = large
-
-    def load(self) -> None:
-        """Do nothing: the server has all indexes."""
 
     def holds(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
@@ -61,12 +59,6 @@ class PostgresNeighbours:
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
         with self._store.database.connection() as connection:
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
-
-    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
-        """Do nothing: the store wrote the vectors."""
-
-    def remove(self, gone: Iterable[RemovedEntry]) -> None:
-        """Do nothing: the store deleted the vectors."""
 
     def maintain(self) -> None:
         """Create the graphs of large namespaces, and drop those of small ones, while lookups and writes continue."""
@@ -137,6 +129,3 @@ class PostgresNeighbours:
             name=name,
         )
         return bool(rows)
-
-    def close(self) -> None:
-        """Do nothing: there is no background work."""

@@ -5,7 +5,7 @@ from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 VERSION = 1
 """Stored as the file's `user_version`. Increase it with every change of the schema."""
 
-# Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused: an index in memory or on disk is
+# Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused: an index in memory is
 # compared with the store by them.
 SCHEMA = (
     "create table responses (id text primary key, key text not null unique, namespace text not null, tenant text not null,"
@@ -29,8 +29,8 @@ SCHEMA = (
     "create table answers (entry text primary key, namespace text not null, name text not null, text text not null,"
     " vector blob, embedder text not null) without rowid",
     "create index answers_text on answers (namespace, text)",
-    "create table totals (entries integer not null, bytes integer not null, age float not null, identity text not null)",
-    "insert into totals values (0, 0, 0, lower(hex(randomblob(16))))",
+    "create table totals (entries integer not null, bytes integer not null, age float not null)",
+    "insert into totals values (0, 0, 0)",
     "create table tenants (tenant text primary key, entries integer not null, bytes integer not null)",
     "create table purges (number integer primary key autoincrement, time float not null, operator text not null,"
     " filter text not null, soft integer not null, entries integer not null)",

@@ -47,11 +47,6 @@ class SqliteStore(Store):
             self.count()
         return super().failure()
 
-    @property
-    def identity(self) -> str:
-        """Random id of the file, for the graphs that are derived from it."""
-        return str(self.database.query("select identity from totals")[0]["identity"])
-
     def reseal(self) -> int:
         resealed = super().reseal()
         if resealed:
@@ -88,29 +83,14 @@ class SqliteStore(Store):
         numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
         return numbers, np.frombuffer(b"".join(vector for _, vector in rows), np.float32).reshape(len(rows), -1)
 
-    def vector_ids(self, namespace: str, embedder: str) -> tuple[np.ndarray, np.ndarray]:
-        """Rising numbers of a namespace's vectors, `[n]` int64, and the ids of their entries, `[n]` bytes."""
-        sql = "select number, id from vectors where embedder = :embedder and namespace = :namespace order by number"
-        with self.database.checked("read"), self.database.reading() as reader:
-            rows = reader.execute(sql, {"embedder": embedder, "namespace": namespace}).fetchall()
-        numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
-        return numbers, np.array([str(id).encode() for _, id in rows], dtype=np.bytes_)
-
-    def near(
-        self, namespace: str, embedder: str, numbers: Sequence[int], *, vectors: bool
-    ) -> dict[int, tuple[StoredQuestion, np.ndarray | None]]:
-        """The questions of vectors in a namespace, by rising number. Removed vectors are omitted.
-
-        Args:
-            vectors: read the vectors too, which takes longer.
-        """
+    def near(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
+        """The questions of vectors in a namespace, by rising number. Removed vectors are omitted."""
         sql = (
-            f"select v.number, {'v.vector, ' if vectors else ''}{QUESTION} from vectors v join responses r on r.id = v.id"
+            f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"
             " and v.embedder = :embedder order by v.number"
         )
         values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder} | self.now()
         return {
-            row["number"]: (question, np.frombuffer(row["vector"], np.float32) if vectors else None)
-            for row, question in read_questions(self.database.query(sql, values), self._codec)
+            row["number"]: question for row, question in read_questions(self.database.query(sql, values), self._codec)
         }

@@ -21,5 +21,5 @@ ROUTES = [
     *cache.ROUTES,
     *reload.ROUTES,
     *log.ROUTES,
-    Route("/{path:path}", _not_found, methods=_METHODS),
+    Route("/{path:path}", _not_found, methods=_METHODS, include_in_schema=False),
 ]

@@ -20,10 +20,12 @@ _MOST_WAYS = 50
 
 
 async def blocks(request: Request) -> Response:
+    """List the blocks of the prefix cache."""
     return await _rows(await services(request).prefix.blocks())
 
 
 async def queue(request: Request) -> Response:
+    """List the idle blocks in eviction order."""
     return await _rows(await services(request).prefix.queue())
 
 
@@ -33,20 +35,23 @@ async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
 
 
 async def stats(request: Request) -> Response:
+    """Return statistics of the prefix cache."""
     figures = asdict(await services(request).prefix.figures())
     return reply({**figures.pop("pool"), **figures})
 
 
 async def chains(request: Request) -> Response:
+    """List the chains of blocks."""
     return await _rows(await services(request).prefix.chains())
 
 
 async def map(request: Request) -> Response:
+    """Return all blocks in columns."""
     return reply(await services(request).prefix.map())
 
 
 async def tree(request: Request) -> Response:
-    """Children of a block, or the roots of all chains, largest first: `?parent=HASH&offset=N&limit=N`."""
+    """List the children of a block, or the roots of all chains, largest first."""
     query = request.query_params
     start = int(number(query.get("offset", "0"), "offset"))
     limit = int(number(query.get("limit", "50"), "limit"))
@@ -55,6 +60,7 @@ async def tree(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
+    """Show a block with its contents."""
     name: str = request.path_params["id"]
     content = await services(request).prefix.show(name)
     if content is None:
@@ -63,18 +69,19 @@ async def show(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
+    """Reset the prefix cache."""
     return reply(await services(request).prefix.reset())
 
 
 async def pins(request: Request) -> Response:
-    """Pins with their blocks and remaining seconds."""
+    """List the pins with their blocks and remaining seconds."""
     return reply(await services(request).prefix.pins())
 
 
 async def pin(request: Request) -> Response:
-    """Pin the cached blocks of a prompt, or of the chain `&leaf=HASH`: `?name=NAME&ttl=SECONDS`.
+    """Pin the cached blocks of a prompt, or of the chain `leaf`, for the time `ttl`.
 
-    The body is a request to the API `&api=NAME` (default: chat). At a mirrored upstream the whole prompt is pinned: it is
+    The body is a request to the API `api` (default: chat). At a mirrored upstream the whole prompt is pinned: it is
     computed again after its eviction.
     """
     app, query = services(request), request.query_params
@@ -103,7 +110,7 @@ def _ttl(text: str | None) -> float | None:
 
 
 async def unpin(request: Request) -> Response:
-    """Unpin blocks."""
+    """Remove a pin."""
     name: str = request.path_params["name"]
     if not await services(request).prefix.unpin(name):
         raise NotFound(f"no pin {name[:80]!r}: blocks pins lists them")
@@ -111,12 +118,12 @@ async def unpin(request: Request) -> Response:
 
 
 async def tiers(request: Request) -> Response:
-    """Figures of each tier, the fastest first."""
+    """Return statistics of the tiers, the fastest first."""
     return reply(await services(request).prefix.tiers())
 
 
 async def clear(request: Request) -> Response:
-    """Delete the chunks of a tier: `?models=own` (the running model, default), `others`, or `all`."""
+    """Delete the chunks of a tier: of `own` (the running model, default), `others`, or `all` models."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -53,7 +53,7 @@ def _filter(query: QueryParams) -> EntryFilter:
 
 
 async def list_entries(request: Request) -> Response:
-    """`?limit=N` (100 by default, 0 for all), `offset=N` and filters; `x-total-count` has the total."""
+    """List matching responses, newest first; `x-total-count` has the total. A limit of 0 lists all."""
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "100"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
@@ -68,6 +68,7 @@ async def list_entries(request: Request) -> Response:
 
 
 async def stats(request: Request) -> Response:
+    """Return statistics of the stored responses."""
     app = services(request)
     figures = await asyncio.to_thread(app.answerer.store.stats)
     return reply({**figures, "semantic": await asyncio.to_thread(_semantic, app)})
@@ -89,7 +90,7 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
 
 
 async def queue(request: Request) -> Response:
-    """`?limit=N&offset=N`: the responses that are evicted next; `x-total-count` has the total."""
+    """List the responses that are evicted next; `x-total-count` has the total."""
     query, store = request.query_params, services(request).answerer.store
     limit = int(number(query.get("limit", "20"), "limit"))
     offset = int(number(query.get("offset", "0"), "offset"))
@@ -99,7 +100,7 @@ async def queue(request: Request) -> Response:
 
 
 async def usage(request: Request) -> Response:
-    """Stored bytes `?by=tenant`, `model`, `endpoint`, or `tag`."""
+    """Sum the stored bytes by tenant, model, endpoint, or tag."""
     name = request.query_params.get("by", "tenant")
     by = _USAGE_BY.get(name)
     if by is None:
@@ -108,6 +109,7 @@ async def usage(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
+    """Show a response by the beginning of its id."""
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
     pinned = await asyncio.to_thread(app.answerer.store.pinned)
@@ -133,7 +135,7 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 
 
 async def delete(request: Request) -> Response:
-    """Remove an entry. `?soft=true` expires it, so that it may still be served stale."""
+    """Remove a response by the beginning of its id, or expire it if `soft`."""
     entry = await find_entry(services(request), request.path_params["id"])
     return await _purged(request, [entry.id], f"id={entry.id}")
 
@@ -147,13 +149,13 @@ async def _purged(request: Request, ids: list[str], what: str) -> Response:
 
 
 async def purges(request: Request) -> Response:
-    """Purges by the operator, newest first: `?limit=N`."""
+    """List removals by operators, newest first."""
     limit = int(number(request.query_params.get("limit", "20"), "limit"))
     return reply(await asyncio.to_thread(services(request).answerer.store.purges, limit))
 
 
 async def delete_many(request: Request) -> Response:
-    """Remove all entries that match the filters; `?soft=true` expires them."""
+    """Remove all matching responses, or expire them if `soft`."""
     app, query = services(request), request.query_params
     where = _filter(query)
     if where == EVERYTHING and query.get("all") != "true":
@@ -167,7 +169,7 @@ async def delete_many(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Export every entry as a line."""
+    """Export all responses, one line each."""
     return StreamingResponse(export_lines(services(request).answerer.store), media_type="application/jsonl")
 
 
@@ -188,7 +190,7 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Approve or reject an entry: `{"right": bool, "question": text}`. With the question, the policy learns, too."""
+    """Approve or reject a response; with the question, the policy learns, too."""
     app = services(request)
     body = await parsed(await whole_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")
@@ -202,7 +204,7 @@ async def feedback(request: Request) -> Response:
 
 
 async def pins(request: Request) -> Response:
-    """Ids of pinned responses."""
+    """List the ids of pinned responses."""
     return reply(await asyncio.to_thread(services(request).answerer.store.pinned))
 
 

@@ -15,7 +15,10 @@ from kvproxy.http.services import services
 
 
 async def explain_request(request: Request) -> Response:
-    """Explain the request in the body, to the API `?api=NAME` (default: chat), with the credentials of its client."""
+    """Predict which layer answers a request, and explain why earlier layers do not.
+
+    The body is a request to the API `api` (default: chat), with the credentials of its client.
+    """
     app = services(request)
     name = request.query_params.get("api", "chat")
     api = by_name(name)

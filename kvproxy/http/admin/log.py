@@ -97,14 +97,14 @@ def _flat(row: QuestionedRecord) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """The matching records, newest first; `before=N` continues a listing."""
+    """List matching records, newest first; `before` continues a listing."""
     app, query = services(request), _query(request.query_params)
     rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
     return reply([_flat(row) for row in rows])
 
 
 async def live(request: Request) -> Response:
-    """New records as events, from `after=N` on, or from now on.
+    """Stream new records as events, after the record number `after`, or from now on.
 
     The first event, `hello`, has the number of the last record; each `records` event has newer ones. The stream ends when the
     proxy stops.
@@ -138,7 +138,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Requests by layer or reason in each `step` seconds of the `since` seconds before `until`."""
+    """Count and time requests in each `step` of the time `since` before `until`."""
     query = request.query_params
     step = seconds(query.get("step", "60"), "step")
     since = seconds(query.get("since", "3600"), "since")
@@ -152,12 +152,12 @@ async def series(request: Request) -> Response:
 
 
 async def reasons(request: Request) -> Response:
-    """The sentence of each reason token."""
+    """List the sentence of each reason."""
     return reply(REASONS)
 
 
 async def explain(request: Request) -> Response:
-    """Explain a request, by its id, a prefix of it, or its number."""
+    """Explain a request by its id, the beginning of its id, or its number."""
     app, name = services(request), request.path_params["id"]
 
     def read_explanation(reader: Reader) -> RequestExplanation:
@@ -176,7 +176,7 @@ def _moment(seconds: float) -> str:
 
 
 async def saved(request: Request) -> Response:
-    """Savings `?by=layer`, `tenant`, `model`, `tag`, or `day`, `since=DURATION`."""
+    """Report savings by layer, tenant, model, tag, or day."""
     app, query = services(request), request.query_params
     by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
     if by is None:

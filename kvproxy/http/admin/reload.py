@@ -12,7 +12,7 @@ from kvproxy.http.services import services
 
 
 async def reload(request: Request) -> Response:
-    """Reload the rules. An invalid file changes nothing, and the error 400 has the cause."""
+    """Reload the rules; an invalid file changes nothing."""
     rules = services(request).rules
     try:
         restart = await asyncio.to_thread(rules.reload)

@@ -11,16 +11,17 @@ from kvproxy.upstreams.fleet import Fleet
 
 
 async def upstreams(request: Request) -> Response:
+    """List the upstreams."""
     return reply([engine.status() for engine in _fleet(request).engines.values()])
 
 
 async def drain(request: Request) -> Response:
-    """Drain the upstream `?name=URL`: it finishes its requests and receives no new ones."""
+    """Drain an upstream: it finishes its requests and receives no new ones."""
     return _set_draining(request, True)
 
 
 async def undrain(request: Request) -> Response:
-    """Send requests to the upstream `?name=URL` again."""
+    """Send requests to an upstream again."""
     return _set_draining(request, False)
 
 

@@ -61,4 +61,7 @@ class BrowserRedirect:
 def routes() -> list[BaseRoute]:
     """The routes of the dashboard."""
     files = StaticFiles(directory=Path(__file__).parent / "static", html=True)
-    return [Route("/ui", _page, methods=["GET"]), Mount("/ui", app=files, middleware=[Middleware(Strict)])]
+    return [
+        Route("/ui", _page, methods=["GET"], include_in_schema=False),
+        Mount("/ui", app=files, middleware=[Middleware(Strict)]),
+    ]

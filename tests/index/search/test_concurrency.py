@@ -18,15 +18,11 @@ from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
-from tests.index.entries import make_entry
-from tests.index.search.test_vector_index import unit
+from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_concurrent_lookups_and_writes_return_correct_hits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr("kvproxy.index.search.vector_index.TAIL_LIMIT", 40)
+async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=600))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
@@ -67,8 +63,8 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(
     assert served > 20
     assert store.count() <= 600
     for space in ("n0", "n1"):
-        assert near.indexes[space].graph is not None
-        assert near.indexes[space].numbers() == set(store.vector_ids(space, HashEmbedder.name)[0].tolist())
+        assert near.indexes[space].is_graph
+        assert indexed_numbers(near.indexes[space]) == set(stored_vectors(store, space, HashEmbedder.name))
     semantic.close()
     store.close()
 
@@ -84,38 +80,6 @@ def test_reads_run_in_parallel(store: SqliteStore) -> None:
         assert found == [entry]
 
 
-def test_a_merge_does_not_block_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = VectorIndex(16, flat_limit=100)
-    vectors = unit(6000)
-    index.add(np.arange(1, 201), vectors[:200])
-    index.rebuild(lambda after: (np.arange(after + 1, 201), vectors[after:200]))
-    index.add(np.arange(201, 6001), vectors[200:])
-    assert index.graph is not None
-    add, added = index.graph.add, 0
-
-    def slowly(numbers: np.ndarray, vectors: np.ndarray) -> None:
-        nonlocal added
-        time.sleep(0.002)
-        add(numbers, vectors)
-        added += 1
-
-    monkeypatch.setattr(index.graph, "add", slowly)
-    stop = threading.Event()
-    work = threading.Thread(target=index.merge, args=(stop.is_set,))
-    work.start()
-    waits = []
-    for query in unit(150, 1):
-        time.sleep(0.0005)
-        before = added
-        index.search(query, 5)
-        waits.append(added - before)
-    stop.set()
-    work.join()
-    # The merge leaves the lock free half of the time.
-    assert sum(waits) < len(waits)
-    assert max(waits) < 20
-
-
 def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
     generator = np.random.default_rng(0)
     centre = np.eye(32, dtype=np.float32)[0]
@@ -126,9 +90,9 @@ def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
     index = VectorIndex(32, flat_limit=1000)
     index.add(np.arange(1, len(vectors) + 1), vectors)
     index.rebuild(lambda after: (np.arange(after + 1, len(vectors) + 1), vectors[after:]))
-    assert index.graph is not None
+    assert index.is_graph
     wanted: list[int] = []
-    graph, search = index.graph.index, index.graph.index.search
+    graph, search = index._segment._index, index._segment._index.search
 
     class Counting:
         def __getattr__(self, name: str) -> object:
@@ -138,10 +102,10 @@ def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
             wanted.append(limit)
             return search(query, limit)
 
-    index.graph.index = Counting()
+    index._segment._index = Counting()
     index.remove(range(1, 2501))
     found = index.search(vectors[9], 5)
-    index.graph.index = graph
+    index._segment._index = graph
     assert max(wanted) <= 1000
     assert all(number > 2500 for number, _ in found)
     # A new vector at the same place is found.

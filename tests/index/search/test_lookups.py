@@ -15,7 +15,7 @@ from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
-from tests.index.entries import make_entry
+from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.polling import until
 
 
@@ -182,7 +182,7 @@ async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None
         await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}"), None))
     await cache.semantic.deferred.idle()
     index = near.indexes["n"]
-    assert index.numbers() == set(cache.store.vector_ids("n", HashEmbedder.name)[0].tolist())
+    assert indexed_numbers(index) == set(stored_vectors(cache.store, "n", HashEmbedder.name))
     assert len(index) == 60
 
 

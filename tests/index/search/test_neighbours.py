@@ -1,8 +1,6 @@
 """Vector search by namespace in both databases agrees with the stored vectors, also after restarts and damage."""
 
-import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.search.faiss_segment import Kind
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
 from kvproxy.index.store import ClassifiedAnswer, NewEntry, RemovedEntry, SqliteStore, Store
 from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
 from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.conftest import MakeStore
-from tests.index.entries import make_entry
+from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.index.search.test_vector_index import DIM, unit
 
 
@@ -26,7 +23,7 @@ def neighbours_of(store: Store) -> Neighbours:
     if isinstance(store, SqliteStore):
         found: Neighbours = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
     else:
-        found = open_neighbours(store, "e", DIM, "float32")
+        found = open_neighbours(store, "e", DIM)
     found.load()
     return found
 
@@ -142,8 +139,8 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
         store.unindex([f"{number}" for number in gone])
         query = unit(1, seed + 1)[0]
         numbers, kept = store.vectors("a", "e")
-        ids = dict(zip(*(each.tolist() for each in store.vector_ids("a", "e")), strict=True))
-        cosines = {ids[number].decode(): float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
+        ids = stored_vectors(store, "a")
+        cosines = {ids[number]: float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
         best = sorted(cosines, key=lambda id: -cosines[id])
         found = near.search("a", query, limit)
         heads = store.questions(best)
@@ -152,18 +149,6 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
             assert [head.id for head, _ in found] == best[:limit]
         near.close()
         store.close()
-
-
-@pytest.mark.parametrize("kind", ["fp16", "int8"])
-def test_cosines_are_exact_although_the_index_rounds(store: SqliteStore, kind: Kind) -> None:
-    near = FaissNeighbours(store, "e", DIM, kind, small=5)
-    vectors, query = unit(50), unit(1, 9)[0]
-    keep(store, near, vectors, "a")
-    found = near.search("a", query, 10)
-    cosines = [cosine for _, cosine in found]
-    assert cosines == [float(vectors[int(head.id[1:], 16)] @ query) for head, _ in found]
-    assert cosines == sorted(cosines, reverse=True)
-    near.close()
 
 
 Open = Callable[..., tuple[SqliteStore, FaissNeighbours]]
@@ -193,11 +178,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 
 def agree(store: SqliteStore, near: FaissNeighbours, namespace: str = "a") -> bool:
-    return near.indexes[namespace].numbers() == set(store.vector_ids(namespace, "e")[0].tolist())
-
-
-def folder(store: SqliteStore) -> Path:
-    return store.path.with_name(store.path.name + "-index")
+    return indexed_numbers(near.indexes[namespace]) == set(stored_vectors(store, namespace))
 
 
 def test_small_namespaces_have_no_index_in_memory(opened: Open) -> None:
@@ -211,100 +192,12 @@ def test_small_namespaces_have_no_index_in_memory(opened: Open) -> None:
     assert len(near.search("a", unit(1)[0], 9)) == 5
 
 
-def test_a_saved_graph_is_loaded_and_brought_up_to_date(opened: Open) -> None:
-    store, _ = opened(size=300)
-    ids = [f"a{number:031x}" for number in range(10)]
-    store.delete(ids)
-    store.put(make_entry("new", namespace="a"), unit(1, 5)[0], "e")
-    store, again = opened()
-    assert again.indexes["a"].graph is not None
-    assert len(again.indexes["a"].graph) == 300
-    assert agree(store, again)
-    assert again.search("a", unit(1, 5)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
-    assert ids[3] not in [head.id for head, _ in again.search("a", unit(300)[3], 5)]
-
-
-def test_unused_graphs_of_another_embedder_are_removed_after_a_week(opened: Open) -> None:
-    store, _ = opened(size=300)
-    (old,) = folder(store).glob("*.npz")
-
-    def start(age: float, embedder: str) -> None:
-        for file in folder(store).iterdir():
-            os.utime(file, (time.time() - age,) * 2)
-        again = FaissNeighbours(store, embedder, DIM, small=20, flat_limit=100)
-        again.load()
-        again.close()
-
-    # A start with the same embedder is a use, however old the files are.
-    start(30 * 86_400, "e")
-    assert old.stat().st_mtime > time.time() - 60
-    start(86_400, "another")
-    assert len(list(folder(store).iterdir())) == 2
-    start(30 * 86_400, "another")
-    assert list(folder(store).iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["faiss", "npz"])
-@pytest.mark.parametrize("damage", ["flipped", "missing", "empty"])
-def test_a_damaged_graph_is_built_again(opened: Open, kind: str, damage: str) -> None:
-    store, _ = opened(size=300)
-    (file,) = folder(store).glob(f"*.{kind}")
-    content = bytearray(file.read_bytes())
-    for place in (len(content) // 2, len(content) - 3):
-        content[place] ^= 0xFF
-    file.write_bytes(b"" if damage == "empty" else content)
-    if damage == "missing":
-        file.unlink()
-    _, again = opened()
-    assert agree(store, again)
-    again.settle()
-    assert again.indexes["a"].graph is not None
-    assert agree(store, again)
-    assert len(list(folder(store).glob("*.npz"))) == 1
-
-
-def test_a_graph_of_another_database_is_ignored(opened: Open, tmp_path: Path) -> None:
-    store, _ = opened(size=300)
-    other, _ = opened(tmp_path / "other.db", size=300, seed=7)
-    for file in folder(other).iterdir():
-        file.unlink()
-    for file in folder(store).iterdir():
-        file.rename(folder(other) / file.name)
-    _, again = opened(tmp_path / "other.db")
-    again.settle()
-    assert again.search("a", unit(300, 7)[5], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
-    assert agree(other, again)
-
-
-def test_a_restored_backup_ignores_the_later_graph(opened: Open, tmp_path: Path) -> None:
-    store, near = opened()
-    keep(store, near, unit(150), "a")
-    backup = tmp_path / "backup.db"
-    store.database._writer.execute("vacuum into ?", [str(backup)])
-    keep(store, near, unit(150, 3), "a", 150)
-    near.settle()
-    near.close()
-    store.close()
-    for part in store.path.parent.glob("r.db*"):
-        if part.is_file():
-            part.unlink()
-    backup.rename(store.path)
-    # Other vectors get the numbers after those of the backup.
-    again = SqliteStore(store.path)
-    again.put_many([NewEntry(make_entry(f"o {n}", namespace="a"), unit(1, 50 + n)[0], "e") for n in range(150)])
-    again.close()
-    fresh, mine = opened()
-    mine.settle()
-    assert agree(fresh, mine)
-    assert mine.search("a", unit(1, 60)[0], 1)[0][1] == pytest.approx(1.0, abs=1e-5)
-
-
 def test_deleted_vectors_are_removed_from_the_graph_in_the_background(opened: Open) -> None:
     store, near = opened()
     ids = keep(store, near, unit(600), "a")
     near.settle()
     near.remove(store.delete(ids[:300]))
     near.settle()
-    assert near.indexes["a"].graph is not None
-    assert len(near.indexes["a"].graph) == 300
+    assert near.indexes["a"].is_graph
+    assert len(near.indexes["a"]._segment) == 300
     assert agree(store, near)

@@ -36,9 +36,18 @@ def variables(url: str, more: dict[str, str]) -> dict[str, str]:
     return own | {"KVPROXY_URL": url, "NO_COLOR": "1", "COLUMNS": "120"} | more
 
 
-def kvproxy(*arguments: object, url: str = NOWHERE, stdin: bytes = b"", **environment: str) -> Done:
-    """Run a command in this process; it must never print a traceback."""
+class _Screen(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def kvproxy(
+    *arguments: object, url: str = NOWHERE, stdin: bytes = b"", columns: int | None = None, **environment: str
+) -> Done:
+    """Run a command in this process, in a pipe or at a terminal of some columns; it must never print a traceback."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    if columns is not None:
+        out, environment = _Screen(io.BytesIO(), "utf-8", write_through=True), environment | {"COLUMNS": str(columns)}
     code = 0
     with (
         mock.patch.dict(os.environ, variables(url, environment), clear=True),

@@ -11,7 +11,6 @@ import re
 import shlex
 import struct
 import subprocess
-import sys
 import tempfile
 import termios
 import threading
@@ -23,12 +22,12 @@ import pytest
 
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
+from tests.tour.shell import WIDTH, kvproxy_function
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tour.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 MARK = "----- end of command -----"
-WIDTH = 100
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 # What differs from run to run: ids, times, and how often the caches were asked; and a similarity's last digits, from
 # processor to processor (see index/models/minilm).
@@ -90,20 +89,11 @@ def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
         settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
-        with run_proxy(settings) as (url, _), terminal() as (screen, parts):
+        with run_proxy(settings) as (url, _), kvproxy_function(url) as function, terminal() as (screen, parts):
             lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            variables = os.environ | {"KVPROXY_URL": url, "NO_COLOR": "1", "TERM": "xterm", "PATH": path}
-            for name in ("OPENAI_API_KEY", "COLUMNS", "LINES"):
-                variables.pop(name, None)
+            text = "\n".join([function, *lines]).encode()
             done = subprocess.run(
-                ["bash"],
-                input="\n".join(lines).encode(),
-                stdout=screen,
-                stderr=subprocess.PIPE,
-                cwd=ROOT,
-                env=variables,
-                timeout=120,
+                ["bash"], input=text, stdout=screen, stderr=subprocess.PIPE, cwd=ROOT, env=os.environ, timeout=120
             )
     assert done.stderr == b"", done.stderr.decode()
     printed = STYLE.sub("", b"".join(parts).decode().replace("\r", "")).split(f"{MARK}\n")

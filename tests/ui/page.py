@@ -47,7 +47,7 @@ class Page:
                 failure = error
             if time.monotonic() > end:
                 raise AssertionError(f"waited in vain; the page says: {self.text('body')[:1500]}") from failure
-            time.sleep(0.03)
+            time.sleep(0.1)
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)

@@ -122,7 +122,7 @@ def test_it_keeps_up_with_a_proxy_under_load(page: Page, alone: str) -> None:
     def load(number: int) -> None:
         for turn in itertools.count():
             ask(url, "carol", f"Is this load {number}?" if turn % 10 else f"Is this fresh {number} {turn}?")
-            if over.wait(0.01):
+            if over.wait(0.05):
                 return
 
     page.open(url, "journal")

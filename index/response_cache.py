@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import Redactor, redact_entry
-from kvproxy.index.search.deferred_embedding import LookupCallback
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import NewEntry, PurgeRequest, Store
 from kvproxy.index.store.write_batcher import WriteBatcher
@@ -57,12 +56,11 @@ class ResponseCache:
         # Reading a file takes less time than starting a thread.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
-    def begin(self, entry: Entry, *, deferred: bool = False, on_lookup: LookupCallback | None = None) -> PendingWrite:
+    def begin(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
         """Begin to store an entry. From now on it answers equal requests.
 
         Args:
             deferred: embed the question later, because its lookup was skipped.
-            on_lookup: receives the result of that lookup; see `SemanticCache.insert_deferred`.
         """
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -70,22 +68,20 @@ class ResponseCache:
             stored.set_result(entry)
         else:
             stored = asyncio.create_task(asyncio.to_thread(redact_entry, entry, self._redact))
-        task = asyncio.create_task(self._store(stored, deferred, on_lookup))
+        task = asyncio.create_task(self._store(stored, deferred))
         size = _WRITE_OVERHEAD + len(entry.request) + len(entry.response)
         namespace = entry.namespace if entry.semantic and not deferred else None
         pending = PendingWrite(entry.key, namespace, stored, task, size)
         self.pending_writes.add(pending)
         return pending
 
-    async def _store(
-        self, redacted: "asyncio.Future[Entry | None]", deferred: bool, on_lookup: LookupCallback | None
-    ) -> bool:
+    async def _store(self, redacted: "asyncio.Future[Entry | None]", deferred: bool) -> bool:
         entry = await redacted
         if entry is None:
             return False
         if self.semantic is None:
             return await self._writes.put(NewEntry(entry))
-        return await (self.semantic.insert_deferred(entry, on_lookup) if deferred else self.semantic.insert(entry))
+        return await (self.semantic.insert_deferred(entry) if deferred else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry; it is durable and can be found when this returns.

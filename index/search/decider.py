@@ -42,15 +42,10 @@ class Decider:
         self._other = other
         self.chance = chance
 
-    def decide(self, request: LookupRequest, vector: np.ndarray, excluded: str = "") -> Lookup:
-        """Return the result of a lookup.
-
-        Args:
-            vector: of the question.
-            excluded: id of an entry to ignore.
-        """
+    def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
+        """Return the result of the lookup of a question with a vector."""
         policy = self.named(request.policy)
-        near = self.search(request, vector, policy.reach, excluded)
+        near = self.search(request, vector, policy.reach)
         lookup = self.judge(request, near, policy)
         # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
@@ -61,17 +56,13 @@ class Decider:
             return self.policy
         return self._other(name)
 
-    def search(
-        self, request: LookupRequest, vector: np.ndarray, reach: int, excluded: str = ""
-    ) -> list[tuple[StoredQuestion, float]]:
+    def search(self, request: LookupRequest, vector: np.ndarray, reach: int) -> list[tuple[StoredQuestion, float]]:
         """Return the nearest entries and their cosines: the nearest `reach` of all, and the nearest `reach` that are fresh."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
-            found = self._neighbours.search(request.namespace, vector, count + bool(excluded))
+            found = self._neighbours.search(request.namespace, vector, count)
             # An earlier version or an import may have stored a question with hidden text.
-            return [(head, cosine) for head, cosine in found if head.id != excluded and not hides_text(head.prompt)][
-                :count
-            ]
+            return [(head, cosine) for head, cosine in found if not hides_text(head.prompt)]
 
         near = nearest(reach)
         if all(head.freshness in request.served for head, _ in near):

@@ -21,7 +21,7 @@ from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
-from kvproxy.index.search.deferred_embedding import DeferredEmbeddings, DeferredEntry, LookupCallback
+from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.neighbours import open_neighbours
@@ -32,7 +32,7 @@ from kvproxy.index.store.write_batcher import WriteBatcher
 _EMBEDDED_AT_ONCE = 8
 """More texts in one job would delay lookups."""
 _REBUILD_BATCH = 256
-_DEFERRED_BATCH = 32
+_DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
 """Threads that spend most of a lookup waiting for a database server."""
@@ -83,7 +83,7 @@ class SemanticCache:
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
-        self.deferred = DeferredEmbeddings(self._embed_deferred, self._without_vectors)
+        self.deferred = DeferredEmbeddings(self._embed_deferred)
         """Entries that were stored before they had a vector."""
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = (
@@ -204,16 +204,12 @@ class SemanticCache:
             return await self._writes.put(NewEntry(replace(entry, semantic=False)))
         return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
 
-    async def insert_deferred(self, entry: Entry, found: LookupCallback | None) -> bool:
-        """Store an entry whose lookup was skipped: durable when this returns, searchable later.
-
-        Args:
-            found: receives the result of the lookup later. It is dropped if too many entries are deferred.
-        """
-        ready = not entry.semantic or self._embeddings.cached(entry.prompt) is not None
-        stored = await (self.insert(entry) if ready else self._writes.put(NewEntry(entry)))
-        if stored and entry.semantic:
-            self.deferred.add(DeferredEntry(entry, found))
+    async def insert_deferred(self, entry: Entry) -> bool:
+        """Store an entry whose lookup was skipped: durable when this returns, searchable later."""
+        if not entry.semantic or self._embeddings.cached(entry.prompt) is not None:
+            return await self.insert(entry)
+        stored = await self._writes.put(NewEntry(entry))
+        self.deferred.begin()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
@@ -270,20 +266,15 @@ class SemanticCache:
             self._neighbours.apply(added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ()))
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
-    async def _embed_deferred(self, deferred: Sequence[DeferredEntry]) -> None:
-        """Embed deferred entries, deliver what their lookups would have found, and store the vectors."""
+    async def _embed_deferred(self) -> bool:
+        """Embed a few entries without a vector, and return whether there were any."""
+        entries = await asyncio.to_thread(self._store.missing_vectors, self._embedder.name, _DEFERRED_BATCH)
         vectors: dict[str, np.ndarray] = {}
-        for each in deferred:
+        for entry in entries:
             # One entry in each job, so that lookups wait for one at most.
-            vectors |= await self._queue.run_in_background(partial(self._vectors_of, [each.entry]))
-            if each.found is not None and each.entry.id in vectors:
-                request = LookupRequest(each.entry.namespace, each.entry.prompt, explore=False)
-                decide = partial(self.decider.decide, request, vectors[each.entry.id], excluded=each.entry.id)
-                each.found(await self._queue.run_in_background(decide))
-        await asyncio.to_thread(self._store_vectors, [each.entry for each in deferred], vectors)
-
-    def _without_vectors(self) -> list[Entry]:
-        return self._store.missing_vectors(self._embedder.name, _DEFERRED_BATCH)
+            vectors |= await self._queue.run_in_background(partial(self._vectors_of, [entry]))
+        await asyncio.to_thread(self._store_vectors, entries, vectors)
+        return len(entries) > 0
 
     def _write(self, entries: Sequence[NewEntry]) -> WriteResult:
         with self._order:

@@ -122,7 +122,6 @@ class _Comparison:
     request: ApiRequest
     lookup: Lookup
     fresh: Entry
-    late: bool
 
 
 class Observer:
@@ -144,27 +143,18 @@ class Observer:
         self.counts: Counter[str] = Counter()
         """Comparisons by result: right, wrong, undecided, dropped."""
 
-    def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup, *, late: bool = False) -> None:
-        """Queue the comparison of a fresh response with its question's neighbours.
-
-        Args:
-            late: the question was looked up only after its request had been forwarded.
-        """
+    def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
+        """Queue the comparison of a fresh response with its question's neighbours."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            self._queue.put_nowait(_Comparison(request, lookup, fresh, late))
+            self._queue.put_nowait(_Comparison(request, lookup, fresh))
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""
         await self._queue.join()
-
-    def results(self) -> dict[str, int]:
-        """Comparisons by result, including comparisons that were dropped before the queue."""
-        dropped = self.counts["dropped"] + self._semantic.deferred.dropped
-        return dict(self.counts) | ({"dropped": dropped} if dropped else {})
 
     @property
     def is_idle(self) -> bool:
@@ -208,10 +198,7 @@ class Observer:
                 return None
             return await self._judge(comparison.request, fresh.prompt, Cached(id, cached), said)
 
-        # A skipped lookup forwarded its request without a decision.
-        learned = await learning.record_response(
-            comparison.lookup, fresh, said, same, served=self._shadow or comparison.late
-        )
+        learned = await learning.record_response(comparison.lookup, fresh, said, same, served=self._shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"

@@ -74,12 +74,8 @@ class ResponseWriter:
         entry = self._entry(exchange, whole, directives)
         if entry is None:
             return None
-        lookup, observer, is_full = exchange.lookup, self._observer, self._cache.pending_writes.full
-        skipped = lookup is not None and lookup.skipped is not None
-        compare = None
-        if skipped and observer is not None:
-            compare = partial(observer.compare, exchange.api_request, entry, late=True)
-        pending = self._cache.begin(entry, deferred=skipped, on_lookup=compare)
+        lookup, is_full = exchange.lookup, self._cache.pending_writes.full
+        pending = self._cache.begin(entry, deferred=lookup is not None and lookup.skipped is not None)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.lookup_timeout)
         if is_full:

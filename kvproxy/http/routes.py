@@ -160,7 +160,7 @@ async def metrics(request: Request) -> Response:
         for engine in app.built.fleet.engines.values():
             app.metrics.upstream(engine.status())
     observer = app.answerer.observer
-    app.metrics.semantic(app.answerer.outcomes, observer.results() if observer is not None else {}, app.answerer.stale)
+    app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {}, app.answerer.stale)
     semantic = app.answerer.semantic
     overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
     if overall is not None:

@@ -78,7 +78,7 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
-    compared = answerer.observer.results() if answerer.observer is not None else {}
+    compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,

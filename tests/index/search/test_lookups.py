@@ -10,7 +10,6 @@ import pytest
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.lookup import Lookup
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
@@ -109,37 +108,19 @@ async def test_lookups_work_again_after_an_error_of_the_embedder(cache: Cache) -
     assert (await cache.semantic.lookup("n", "what is a block please")).entry is not None
 
 
-async def test_a_deferred_entry_is_embedded_and_its_lookup_reported(cache: Cache) -> None:
-    await cache.semantic.insert(make_entry("what is a block"))
-    reported: list[Lookup] = []
+async def test_a_deferred_entry_is_embedded_later(cache: Cache) -> None:
     entry = make_entry("what is a block please")
     cache.embedder.go.clear()
-    assert await cache.semantic.insert_deferred(entry, reported.append)
+    assert await cache.semantic.insert_deferred(entry)
     # It is stored before it is embedded, and found by equal requests.
     assert cache.store.find(entry.key) == entry
-    cache.embedder.go.set()
-    await cache.semantic.deferred.idle()
-    (lookup,) = reported
-    assert [candidate.prompt for candidate in lookup.candidates] == ["what is a block"]
-    assert lookup.candidates[0].verdict == "accepted"
-    near = await cache.semantic.lookup("n", "what is a block please do")
-    assert near.entry is not None
-    assert near.candidates[0].id == entry.id
-
-
-async def test_entries_beyond_the_limit_are_read_from_the_store(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.search.deferred_embedding._LIMIT", 3)
-    reported: list[Lookup] = []
-    cache.embedder.go.clear()
     for number in range(10):
-        assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"), reported.append)
-        assert len(cache.semantic.deferred) <= 3
-    dropped = cache.semantic.deferred.dropped
-    assert 3 <= dropped <= 7
+        assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"))
     cache.embedder.go.set()
     await cache.semantic.deferred.idle()
-    assert len(reported) == 10 - dropped
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+    near = await cache.semantic.lookup("n", "what is a block please do")
+    assert near.entry == entry
     for number in range(10):
         assert (await cache.semantic.lookup("n", f"what is number {number}")).candidates[0].similarity > 0.999
 
@@ -151,7 +132,7 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please"))
     await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 1)
     for name in ("queue", "chain"):
-        await cache.semantic.insert_deferred(make_entry(f"what is a {name}"), None)
+        await cache.semantic.insert_deferred(make_entry(f"what is a {name}"))
     lookups = [f"what is number {n}" for n in range(3)]
     others = [asyncio.create_task(cache.semantic.lookup("n", text)) for text in lookups]
     await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 3)
@@ -165,11 +146,11 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
 
 async def test_a_failed_embedding_is_repeated_with_the_next_entry(cache: Cache) -> None:
     cache.embedder.broken = True
-    await cache.semantic.insert_deferred(make_entry("what is a block"), None)
+    await cache.semantic.insert_deferred(make_entry("what is a block"))
     await cache.semantic.deferred.idle()
     assert len(cache.store.missing_vectors(HashEmbedder.name, 10)) == 1
     cache.embedder.broken = False
-    await cache.semantic.insert_deferred(make_entry("what is a queue"), None)
+    await cache.semantic.insert_deferred(make_entry("what is a queue"))
     await cache.semantic.deferred.idle()
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
@@ -179,7 +160,7 @@ async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None
     near = cache.semantic._neighbours = FaissNeighbours(cache.store, HashEmbedder.name, 64, small=4)
     for number in range(30):
         insert = cache.semantic.insert(make_entry(f"now {number}"))
-        await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}"), None))
+        await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}")))
     await cache.semantic.deferred.idle()
     index = near.indexes["n"]
     assert indexed_numbers(index) == set(stored_vectors(cache.store, "n", HashEmbedder.name))
@@ -190,9 +171,9 @@ async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     await cache.semantic.lookup("n", "what is a queue")
     cache.embedder.go.clear()
-    assert await cache.semantic.insert_deferred(make_entry("what is a queue"), None)
+    assert await cache.semantic.insert_deferred(make_entry("what is a queue"))
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
-    assert await cache.semantic.insert_deferred(make_entry("what is a stack"), None)
+    assert await cache.semantic.insert_deferred(make_entry("what is a stack"))
     assert [entry.prompt for entry in cache.store.missing_vectors(HashEmbedder.name, 10)] == ["what is a stack"]
     cache.embedder.go.set()
     await cache.semantic.deferred.idle()

@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
-from kvproxy.index.store.observations import Observation
+from kvproxy.index.store.observations import Observation, Observations
 
 Same = Callable[[int, int], bool]
 """Return whether the answers of two lines of the stream are the same."""
@@ -103,6 +103,27 @@ class StoredQuestions:
         self._vectors[place] = self._stream.vectors[line]
         self.lines[place] = line
         self.classes.append(answer)
+
+
+class ReplayObservations(Observations):
+    """The observations of one namespace in memory, without snapshots."""
+
+    def __init__(self) -> None:
+        self._rows: list[Observation] = []
+
+    def add(self, observations: Sequence[Observation]) -> None:
+        self._rows += [replace(each, number=len(self._rows) + place) for place, each in enumerate(observations, 1)]
+
+    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        return self._rows[number : number + limit]
+
+    def snapshot(self, namespace: str) -> str | None:
+        return None
+
+    def save(self, namespace: str, number: int, state: str) -> None: ...
+
+    def pruned(self, namespace: str) -> int:
+        return 0
 
 
 def replay(

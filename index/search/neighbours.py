@@ -55,9 +55,7 @@ def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
     if isinstance(store, SqliteStore):
         return FaissNeighbours(store, embedder, dim)
     from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
-    from kvproxy.index.store.postgres.store import PostgresStore
 
-    assert isinstance(store, PostgresStore)
     return PostgresNeighbours(store, embedder, dim)
 
 

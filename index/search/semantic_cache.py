@@ -86,13 +86,7 @@ class SemanticCache:
         self.deferred = DeferredEmbeddings(self._embed_deferred)
         """Entries that were stored before they had a vector."""
         learned = policy if isinstance(policy, LearnedPolicy) else None
-        self.learning = (
-            None
-            if observations is None
-            else FeedbackRecorder(
-                store, self.embed, self._embeddings.cached, embedder.name, observations, learned, self._unindex
-            )
-        )
+        self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
         """Learns from fresh responses; None without observations."""
 
     @property
@@ -179,6 +173,10 @@ class SemanticCache:
             if cached is not None
             else await self._queue.run_in_background(partial(self._embeddings.vector, text))
         )
+
+    async def similarity(self, one: str, other: str) -> float:
+        """Return the cosine of two texts."""
+        return float(await self.embed(one) @ await self.embed(other))
 
     async def entry(self, id: str) -> Entry | None:
         return await asyncio.to_thread(self._store.get, id)

@@ -6,7 +6,6 @@ from kvproxy.index.store.store import Store
 from kvproxy.index.store.values import (
     EVERYTHING,
     Capacity,
-    ClassifiedAnswer,
     EntryFilter,
     EvictionCandidate,
     NewEntry,
@@ -23,7 +22,6 @@ from kvproxy.index.store.values import (
 __all__ = [
     "EVERYTHING",
     "Capacity",
-    "ClassifiedAnswer",
     "EntryFilter",
     "EvictionCandidate",
     "NewEntry",

@@ -1,7 +1,5 @@
 """The seam between the SQL of the response store and the databases that run it."""
 
-import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
@@ -9,6 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.failure_log import FailureLog
 
 Operation = Literal["read", "write"]
 
@@ -26,11 +25,6 @@ class Transaction(Protocol):
         """Run a statement once for each mapping."""
 
 
-_LOG_INTERVAL = 60.0  # Seconds. With one damaged page, failures and successes alternate.
-
-_log = logging.getLogger("kvproxy")
-
-
 class StoreHealth:
     """The current failures of a store.
 
@@ -41,8 +35,7 @@ class StoreHealth:
     def __init__(self, name: str) -> None:
         self._name = name
         self._failures: dict[Operation, str] = {}
-        self._next_log: dict[Operation, float] = {}
-        self._logged: set[Operation] = set()
+        self._logs: dict[Operation, FailureLog] = {"read": FailureLog(), "write": FailureLog()}
 
     @property
     def failure(self) -> str | None:
@@ -55,21 +48,13 @@ class StoreHealth:
         try:
             yield
         except CacheStoreError as error:
-            if operation not in self._failures:
-                self._log_failure(operation, error)
+            effect = "no response is stored" if operation == "write" else "no stored response is found"
+            self._logs[operation].failed("%s; until it works again, %s", error, effect)
             self._failures[operation] = str(error)
             raise
-        if self._failures.pop(operation, None) is not None and operation in self._logged:
-            self._logged.discard(operation)
-            _log.warning("the store %s can be %s again", self._name, "written" if operation == "write" else "read")
-
-    def _log_failure(self, operation: Operation, error: CacheStoreError) -> None:
-        now = time.monotonic()
-        if now >= self._next_log.get(operation, 0.0):
-            self._next_log[operation] = now + _LOG_INTERVAL
-            self._logged.add(operation)
-            effect = "no response is stored" if operation == "write" else "no stored response is found"
-            _log.error("%s; until it works again, %s", error, effect)
+        self._failures.pop(operation, None)
+        done = "written" if operation == "write" else "read"
+        self._logs[operation].succeeded("the store %s can be %s again", self._name, done)
 
 
 class Database(Protocol):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Database
+from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher
-from kvproxy.index.store.sql_observations import SqlObservations
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
@@ -39,32 +39,22 @@ def open_store(
         CacheStoreError: it cannot be opened.
     """
     if is_url(str(where)):
-        _require_driver()
-        from kvproxy.index.store.postgres.store import PostgresStore
-
-        return PostgresStore(str(where), clock=clock, capacity=capacity, cipher=cipher)
+        return Store(_open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
     return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
-def open_observations(where: str | Path) -> SqlObservations:
+def open_observations(where: str | Path) -> Observations:
     """Open the observations of a store.
 
     Raises:
         CacheStoreError: they cannot be opened.
     """
-    database: Database
-    if is_url(str(where)):
-        _require_driver()
-        from kvproxy.index.store.postgres.database import PostgresDatabase
-
-        database = PostgresDatabase(str(where))
-    else:
-        database = SqliteDatabase(Path(where))
-    return SqlObservations(database)
+    return Observations(_open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
 
 
-def _require_driver() -> None:
+def _open_postgres(url: str) -> Database:
     try:
-        import psycopg  # noqa: F401
+        from kvproxy.index.store.postgres.database import PostgresDatabase
     except ImportError:
         raise CacheStoreError("a store in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None
+    return PostgresDatabase(url)

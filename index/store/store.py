@@ -3,11 +3,10 @@
 import itertools
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
-
-import numpy as np
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
@@ -53,7 +52,12 @@ class Store(StoreWriter):
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.time,
+        capacity: Capacity = Capacity(),
+        cipher: EntryCipher | None = None,
     ) -> None:
         super().__init__(database, clock, capacity, cipher)
         try:
@@ -88,12 +92,12 @@ class Store(StoreWriter):
 
     def _first_entry(self, rows: list[Row]) -> Entry | None:
         with self.database.health.watch("read"):
-            return self._codec.entry(rows[0]) if rows else None
+            return self.codec.entry(rows[0]) if rows else None
 
     def _intact_entries(self, rows: list[Row]) -> Iterator[Entry]:
         for row in rows:
             try:
-                yield self._codec.entry(row)
+                yield self.codec.entry(row)
             except StoreDamaged as error:
                 _log.warning("%s", error)
 
@@ -101,20 +105,13 @@ class Store(StoreWriter):
         """The questions of entries, by id. Missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.now())
-        return {question.id: question for _, question in read_questions(rows, self._codec)}
+        return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         """The class of an answer with the same words in a namespace."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
-
-    def answer_vectors(self, ids: Sequence[str], embedder: str) -> dict[str, np.ndarray]:
-        """Vectors of entries' answers by one embedder, by id. Missing vectors are omitted."""
-        chosen = self.database.is_in("entry", "ids")
-        sql = f"select entry, vector from answers where {chosen} and embedder = :embedder and vector is not null"
-        rows = self.database.query(sql, {"ids": self.database.array(ids), "embedder": embedder})
-        return {row["entry"]: np.frombuffer(row["vector"], np.float32) for row in rows}
 
     def resolve(self, prefix: str) -> list[str]:
         # A range instead of a pattern, so that the index of ids is used.
@@ -190,7 +187,7 @@ class Store(StoreWriter):
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
         """A predicate for prompts; None if the database can evaluate it, since prompts are not encrypted."""
-        if self._codec.cipher is None or (where.prompt is None and where.search is None):
+        if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search
         return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
@@ -205,7 +202,7 @@ class Store(StoreWriter):
         )
         last: dict[str, Any] = {"created": float("inf"), "id": ""}
         while rows := self.database.query(sql, values | last):
-            yield from (row["id"] for row in rows if matches(self._codec.decrypt(row)["prompt"]))
+            yield from (row["id"] for row in rows if matches(self.codec.decrypt(row)["prompt"]))
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def _where(self, where: EntryFilter) -> tuple[str, dict[str, Any]]:
@@ -294,7 +291,7 @@ class Store(StoreWriter):
         return self.database.check()
 
     def _check_keys(self) -> None:
-        names = frozenset[str]() if self._codec.cipher is None else self._codec.cipher.names
+        names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
         sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
         last = ""
         # Reads each distinct name with one step in the index.

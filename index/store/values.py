@@ -131,26 +131,6 @@ class StoredQuestion:
     answer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassifiedAnswer:
-    """The answer of an entry, for comparisons with other answers.
-
-    Attributes:
-        entry: id of the entry.
-        name: the class.
-        text: digest of the answer without case and punctuation.
-        vector: `[dim]` float32.
-        embedder: name of the embedder of `vector`.
-    """
-
-    entry: str
-    namespace: str
-    name: str
-    text: str
-    vector: np.ndarray | None = None
-    embedder: str = ""
-
-
 RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 

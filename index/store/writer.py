@@ -12,10 +12,8 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.sql_observations import SqlObservations
 from kvproxy.index.store.values import (
     Capacity,
-    ClassifiedAnswer,
     NewEntry,
     PurgeRequest,
     RemovalReason,
@@ -38,10 +36,8 @@ _INSERT_VECTOR = (
     " returning number"
 )
 _CLASSIFY = (
-    "insert into answers (entry, namespace, name, text, vector, embedder)"
-    " values (:entry, :namespace, :name, :text, :vector, :embedder)"
-    " on conflict (entry) do update set name = excluded.name, text = excluded.text, vector = excluded.vector,"
-    " embedder = excluded.embedder"
+    "insert into answers (entry, namespace, name, text) values (:entry, :namespace, :name, :text)"
+    " on conflict (entry) do update set name = excluded.name, text = excluded.text"
 )
 _RESEAL = (
     "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed,"
@@ -70,11 +66,11 @@ class StoreWriter:
         self.database = database
         self.name = database.name
         self.remote = database.remote
-        self.observations: Observations = SqlObservations(database)
+        self.observations = Observations(database)
         self.removal_listeners: list[Callable[[Sequence[RemovedEntry]], None]] = []
         self._clock = clock
         self._capacity = capacity
-        self._codec = RowCodec(cipher)
+        self.codec = RowCodec(cipher)
         self._hits: dict[str, tuple[int, float]] = {}
         self._hits_lock = threading.Lock()
 
@@ -116,7 +112,7 @@ class StoreWriter:
         priority = eviction.make_room(run, remove, self._capacity, entry, size, self._clock())
         if any(old["priority"] >= eviction.PINNED for old in replaced):
             priority = eviction.PINNED
-        run(_INSERT, self._codec.encode(row) | {"bytes": size, "priority": priority})
+        run(_INSERT, self.codec.encode(row) | {"bytes": size, "priority": priority})
         tags = [{"tag": text(tag), "id": entry.id} for tag in sorted(set(entry.tags))]
         run.executemany("insert into tags (tag, id) values (:tag, :id)", tags)
         return None if put.vector is None else self._insert_vector(run, entry, put.vector, put.embedder)
@@ -186,13 +182,16 @@ class StoreWriter:
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
-    def classify(self, answer: ClassifiedAnswer) -> None:
-        """Store the class of an entry's answer, unless the entry was removed. Not durable after a power failure."""
-        vector = None if answer.vector is None else answer.vector.astype(np.float32).tobytes()
-        values = {"entry": answer.entry, "namespace": answer.namespace, "name": answer.name, "text": answer.text}
+    def classify(self, id: str, namespace: str, name: str, text: str) -> None:
+        """Store the class of an entry's answer, unless the entry was removed. Not durable after a power failure.
+
+        Args:
+            name: the class.
+            text: digest of the answer without case and punctuation.
+        """
         with self.database.transaction(durable=False) as run:
-            if run("select 1 as found from responses where id = :entry", {"entry": answer.entry}):
-                run(_CLASSIFY, values | {"vector": vector, "embedder": answer.embedder})
+            if run("select 1 as found from responses where id = :id", {"id": id}):
+                run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": name, "text": text})
 
     def reset_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
@@ -202,7 +201,7 @@ class StoreWriter:
             )
 
     def reseal(self) -> int:
-        cipher, resealed = self._codec.cipher, 0
+        cipher, resealed = self.codec.cipher, 0
         if cipher is None:
             return 0
         while True:
@@ -210,7 +209,7 @@ class StoreWriter:
                 rows = run(
                     f"select {COLUMNS} from responses where sealed <> :name limit {_PAGE}", {"name": cipher.name}
                 )
-                encoded = [self._codec.encode(self._codec.decrypt(row)) for row in rows]
+                encoded = [self.codec.encode(self.codec.decrypt(row)) for row in rows]
                 run.executemany(_RESEAL, [{name: row[name] for name in _RESEALED_COLUMNS} for row in encoded])
             if not rows:
                 return resealed

@@ -23,7 +23,7 @@ from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, 
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.journal.journal import Journal, NoJournal
+from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 HOLD_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Answerer:
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
         observer: Observer | None = None,
-        journal: Journal = NoJournal(),
+        journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
     ) -> None:
         self.backend = backend

@@ -34,18 +34,10 @@ _MOST_TOKENS = 200
 _LARGEST = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """The text of a stored response, and the id of its entry."""
-
-    entry: str
-    text: str
-
-
-Judge = Callable[[ApiRequest, str, Cached, str], Awaitable[bool | None]]
+Judge = Callable[[ApiRequest, str, str, str], Awaitable[bool | None]]
 """Decides whether a cached response would have served a request; None if this is undecided.
 
-Its arguments are the request, its question, the cached response, and the text of the fresh response.
+Its arguments are the request, its question, and the texts of the cached and of the fresh response.
 """
 
 
@@ -54,15 +46,12 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
     if settings.judge == "none":
         return None
 
-    async def judge(request: ApiRequest, question: str, cached: Cached, fresh: str) -> bool | None:
-        if normalise(cached.text) == normalise(fresh):
+    async def judge(request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+        if normalise(cached) == normalise(fresh):
             return True
         if settings.judge == "model":
-            return await ask_model(backend, request, question, cached.text, fresh)
-        if settings.judge == "equality" or semantic.learning is None:
-            return False
-        similarity = await semantic.learning.answer_similarity(cached.entry, cached.text, fresh)
-        return similarity >= settings.judge_similarity
+            return await ask_model(backend, request, question, cached, fresh)
+        return settings.judge != "equality" and await semantic.similarity(cached, fresh) >= settings.judge_similarity
 
     return judge
 
@@ -196,7 +185,7 @@ class Observer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self._judge(comparison.request, fresh.prompt, Cached(id, cached), said)
+            return await self._judge(comparison.request, fresh.prompt, cached, said)
 
         learned = await learning.record_response(comparison.lookup, fresh, said, same, served=self._shadow)
         if learned is None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from typing import Protocol
 
 from kvproxy.apis.json import dumps
 from kvproxy.backends.protocol import Backend
@@ -28,19 +27,6 @@ _END_SECONDS = 0.25
 """Time for an upstream to end its response after the last event. A response with events after that is not stored."""
 
 
-class Recorder(Protocol):
-    """Stores the response of a shared request."""
-
-    limit: int
-    """Larger responses, in bytes, are not held for clients that join later."""
-
-    def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk before the clients receive it. True if the response is complete with it."""
-
-    async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the response. Called once, when it is complete or has ended."""
-
-
 class SharedRequest:
     """One request to the backend and its clients.
 
@@ -49,7 +35,7 @@ class SharedRequest:
         recorder: stores the response.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: Recorder) -> None:
+    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: ResponseRecorder) -> None:
         self._open = open
         self._recorder = recorder
         self._chunks: list[bytes] = []

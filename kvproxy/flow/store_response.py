@@ -133,11 +133,14 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Records the response of a shared request; see `single_flight.Recorder`.
+    """Stores the response of a shared request.
 
     Args:
         exchange: of the client that began the request.
         stores: whether the response may be stored.
+
+    Attributes:
+        limit: larger responses, in bytes, are not held for clients that join later.
     """
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
@@ -147,6 +150,7 @@ class ResponseRecorder:
         self._stores = stores
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
+        """Read a chunk before the clients receive it. True if the response is complete with it."""
         if self._reads(response):
             complete = response.reader.push(chunk)
         else:
@@ -165,6 +169,7 @@ class ResponseRecorder:
         return self._stores and response.status == 200 and not response.is_private
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
+        """Begin to store the response. Called once, when it is complete or has ended."""
         try:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import SchemaVersionError
+from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
 from kvproxy.journal.history import ResponseRemoved, ResponseStored
@@ -32,13 +32,11 @@ _BATCH = 256
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
-_LOG_INTERVAL = 60.0
-"""Seconds between two log lines if failures and successes alternate."""
 _log = logging.getLogger("kvproxy")
 
 
-class Journal(Protocol):
-    """Receives finished requests and changes of the store."""
+class Journal:
+    """Receives finished requests and changes of the store. This one keeps nothing."""
 
     def add(self, exchange: Exchange) -> None:
         """Add a finished request. It is written later."""
@@ -51,45 +49,25 @@ class Journal(Protocol):
 
     def latest(self, limit: int) -> list[Record]:
         """The last records, newest first. Reads the file."""
+        return []
 
     def saved(self) -> list[Saving]:
         """Savings by layer. Reads the file."""
+        return []
 
     def reader(self) -> Reader:
         """Open the file; the caller closes it. Raises NotFound without a journal, KvproxyError if it cannot be read."""
+        raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def question(self, number: int) -> str | None:
         """The question of a recent record with a semantic lookup, if it is still in memory."""
+        return None
 
     def close(self) -> None:
         """Write all waiting events."""
 
 
-class NoJournal:
-    """A journal that keeps nothing."""
-
-    def add(self, exchange: Exchange) -> None: ...
-
-    def record_stored(self, entry: Entry) -> None: ...
-
-    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
-
-    def latest(self, limit: int) -> list[Record]:
-        return []
-
-    def saved(self) -> list[Saving]:
-        return []
-
-    def reader(self) -> Reader:
-        raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
-
-    def question(self, number: int) -> str | None:
-        return None
-
-    def close(self) -> None: ...
-
-
-class FileJournal:
+class FileJournal(Journal):
     """A journal in an SQLite file. Safe to use from several threads.
 
     Args:
@@ -127,7 +105,8 @@ class FileJournal:
         self._clock = clock
         self.lost = 0
         """Records that could not be written."""
-        self._failures = FailureLog(path)
+        self._failures = FailureLog()
+        self._lost_since = 0
         self._queue = EventQueue()
         self._wake = threading.Event()
         self._writing = threading.Lock()
@@ -187,10 +166,13 @@ class FileJournal:
         try:
             self._check_file()
             self._writer.write(events)
-            self._failures.succeeded()
+            message = "the journal %s can be written again; %d records were lost"
+            if self._failures.succeeded(message, self.path, self._lost_since):
+                self._lost_since = 0
         except sqlite3.Error as error:
             # The proxy keeps serving, for example with a full disk.
-            self._failures.failed(error, self._count_lost(events))
+            self._lost_since += self._count_lost(events)
+            self._log_failure(error)
         except Exception:
             # One event is invalid. Write the rest without it.
             for event in events:
@@ -199,6 +181,10 @@ class FileJournal:
                 except Exception as error:
                     lost = self._count_lost([event])
                     _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
+
+    def _log_failure(self, error: sqlite3.Error) -> None:
+        message = "the journal %s failed (%s); until it can be written, no records are kept"
+        self._failures.failed(message, self.path, error)
 
     def _check_file(self) -> None:
         """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
@@ -219,7 +205,7 @@ class FileJournal:
                 while self._writer.prune() and not self._closing:
                     pass
         except sqlite3.Error as error:
-            self._failures.failed(error)
+            self._log_failure(error)
         except Exception as error:
             _log.error("the journal could not be pruned, and is tried again: %s", error)
 
@@ -228,38 +214,6 @@ class FileJournal:
         self._wake.set()
         self._thread.join()
         self._connection.close()
-
-
-class FailureLog:
-    """Logs a failing journal once, and its recovery. With a full disk every write fails.
-
-    Args:
-        path: of the journal.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_failing = False
-        self._is_logged = False
-        self._next_log = 0.0
-        self._lost = 0
-
-    def failed(self, error: Exception, records: int = 0) -> None:
-        """A write failed, and its records are lost."""
-        self._lost += records
-        if not self._is_failing and time.monotonic() >= self._next_log:
-            self._next_log = time.monotonic() + _LOG_INTERVAL
-            self._is_logged = True
-            _log.error("the journal %s failed (%s); until it can be written, no records are kept", self._path, error)
-        self._is_failing = True
-
-    def succeeded(self) -> None:
-        """A write succeeded."""
-        if self._is_failing and self._is_logged:
-            self._is_logged = False
-            _log.warning("the journal %s can be written again; %d records were lost", self._path, self._lost)
-            self._lost = 0
-        self._is_failing = False
 
 
 def open_journal(
@@ -282,7 +236,7 @@ def open_journal(
         SettingsError: the file cannot be used.
     """
     if not settings.enabled:
-        return NoJournal()
+        return Journal()
     journal = FileJournal(data / FILE, settings, clock, redact)
 
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:

@@ -288,11 +288,6 @@ class Reader:
         rows = self._rows(sql, [number, prompt])
         return Record(*rows[0]) if rows else None
 
-    def tombstone(self, key: str) -> tuple[str, float] | None:
-        """Reason and time of the last removal of an entry."""
-        rows = self._rows("select reason, time from tombstones where key = ?", [bytes.fromhex(key)])
-        return (str(rows[0][0]), float(rows[0][1])) if rows else None
-
     def stored(self, prompt: int) -> tuple[str, float] | None:
         """Id and expiry of the last stored response to a prompt."""
         rows = self._rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])

@@ -69,9 +69,9 @@ def calibrate_stream(
         NotFound: the file does not exist.
         SettingsError: the file or a setting is invalid.
     """
+    from kvproxy.index.evaluation.replay import ReplayObservations
     from kvproxy.index.policies.checked import CheckedPolicy
     from kvproxy.index.policies.learned.policy import LearnedPolicy
-    from kvproxy.index.store.observations import ReplayObservations
 
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")

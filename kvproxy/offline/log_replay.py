@@ -16,7 +16,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import tenant_of
-from kvproxy.flow.learn import Cached, Judge, Observer, answer_text, make_judge
+from kvproxy.flow.learn import Judge, Observer, answer_text, make_judge
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.responses import open_response_cache
@@ -157,7 +157,7 @@ class _Replayer:
         served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
         if self.judge is None or expected is None or served is None or exchange.hit is None:
             return None
-        return await self.judge(request, "", Cached(exchange.hit.id, served), expected)
+        return await self.judge(request, "", served, expected)
 
 
 class LoggedBackend:

@@ -12,7 +12,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.store import SqliteStore, Store
-from kvproxy.index.store.postgres.store import PostgresStore
+from kvproxy.index.store.opening import open_store
 
 MakeStore = Callable[..., Any]
 CIPHER = Cipher([bytes(32)])
@@ -75,7 +75,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
             url = request.getfixturevalue("postgres")
             if not again:
                 empty(url)
-            store = PostgresStore(url, **options)
+            store = open_store(url, **options)
         opened.append(store)
         return store
 

@@ -5,14 +5,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
 from kvproxy.index.search.lookup import Lookup, PendingObservation
-from kvproxy.index.store import ClassifiedAnswer, Store
+from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
@@ -26,9 +24,6 @@ class FeedbackRecorder:
     """Stores classes of answers and observations, and passes these to the learning policy.
 
     Args:
-        embed: returns the vector of a text.
-        cached_vector: returns it if the text was embedded recently.
-        embedder: name of the embedder.
         policy: None if the policy does not learn.
         unindex: excludes entries from semantic lookups; runs in a thread.
     """
@@ -36,17 +31,11 @@ class FeedbackRecorder:
     def __init__(
         self,
         store: Store,
-        embed: Callable[[str], Awaitable[np.ndarray]],
-        cached_vector: Callable[[str], np.ndarray | None],
-        embedder: str,
         observations: Observations,
         policy: LearnedPolicy | None,
         unindex: Callable[[Sequence[str]], object],
     ) -> None:
         self._store = store
-        self._embed = embed
-        self._cached_vector = cached_vector
-        self._embedder = embedder
         self._observations = observations
         self._policy = policy
         self._unindex = unindex
@@ -55,17 +44,6 @@ class FeedbackRecorder:
         """Count a semantic hit for the bound of the policy."""
         if self._policy is not None and lookup.observation is not None:
             self._policy.record_served(lookup.namespace, lookup.observation.record.risk)
-
-    async def answer_similarity(self, cached: str, cached_text: str, fresh_text: str) -> float:
-        """Return the cosine of a cached answer and a fresh one.
-
-        Args:
-            cached: id of the entry, whose vector is stored if it was compared before.
-        """
-        vector = await self._embed(fresh_text)
-        stored = await asyncio.to_thread(self._store.answer_vectors, [cached], self._embedder)
-        other = stored[cached] if cached in stored else await self._embed(cached_text)
-        return float(vector @ other)
 
     async def record_response(
         self, lookup: Lookup, fresh: Entry, answer: str, same: Compare, *, served: bool = False
@@ -89,9 +67,7 @@ class FeedbackRecorder:
         pending, text = lookup.observation, digest(answer)
         known = self._store.answer_class(fresh.namespace, text)
         joined = known or (assignment.joined if assignment is not None else None) or fresh.id
-        # Most answers are never compared by their vectors, so a vector is stored only if it exists already.
-        vector = self._cached_vector(answer)
-        self._store.classify(ClassifiedAnswer(fresh.id, fresh.namespace, joined, text, vector, self._embedder))
+        self._store.classify(fresh.id, fresh.namespace, joined, text)
         if pending is None or assignment is None:
             return None
         if assignment.odd:

@@ -15,7 +15,9 @@ from psycopg import sql
 
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store.database import Row
-from kvproxy.index.store.postgres.store import PostgresStore
+from kvproxy.index.store.postgres.database import PostgresDatabase
+from kvproxy.index.store.sql_fragments import QUESTION, read_questions
+from kvproxy.index.store.store import Store
 from kvproxy.index.store.values import StoredQuestion
 
 LARGE = 5_000  # Vectors that the server compares in some milliseconds.
@@ -31,8 +33,10 @@ class PostgresNeighbours(Neighbours):
         large: number of vectors from which a namespace gets a graph.
     """
 
-    def __init__(self, store: PostgresStore, embedder: str, dim: int, *, large: int = LARGE) -> None:
+    def __init__(self, store: Store, embedder: str, dim: int, *, large: int = LARGE) -> None:
+        assert isinstance(store.database, PostgresDatabase)
         self._store = store
+        self._database = store.database
         self._embedder = embedder
         self._dim = int(dim)
         self._large = large
@@ -51,13 +55,15 @@ class PostgresNeighbours(Neighbours):
         values = {
             "embedder": self._embedder,
             "namespace": namespace,
-            "near": self._store.database.vector(vector),
+            "near": self._database.vector(vector),
             "limit": limit,
         }
-        return self._store.near(nearest, values)
+        sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
+        rows = self._database.query(sql, values | self._store.now())
+        return [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
-        with self._store.database.connection() as connection:
+        with self._database.connection() as connection:
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
@@ -93,7 +99,7 @@ class PostgresNeighbours(Neighbours):
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
         """A connection without a statement timeout; None if another proxy works on this graph."""
-        with self._store.database.connection() as connection:
+        with self._database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
                 yield None

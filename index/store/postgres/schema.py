@@ -37,8 +37,7 @@ _SCHEMA = (
     "create index on vectors (embedder, namespace)",
     """create table answers (
         entry text collate "C" primary key references responses (id) on delete cascade,
-        namespace text collate "C" not null, name text collate "C" not null, text text collate "C" not null,
-        vector bytea, embedder text not null)""",
+        namespace text collate "C" not null, name text collate "C" not null, text text collate "C" not null)""",
     "create index on answers (namespace, text)",
     "create table totals (entries bigint not null, bytes bigint not null, age float8 not null)",
     "insert into totals values (0, 0, 0)",

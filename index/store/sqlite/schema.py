@@ -26,8 +26,8 @@ SCHEMA = (
     " namespace text not null, vector blob not null)",
     "create unique index vectors_id on vectors (id, embedder)",
     "create index vectors_namespace on vectors (embedder, namespace, number, id)",
-    "create table answers (entry text primary key, namespace text not null, name text not null, text text not null,"
-    " vector blob, embedder text not null) without rowid",
+    "create table answers (entry text primary key, namespace text not null, name text not null, text text not null)"
+    " without rowid",
     "create index answers_text on answers (namespace, text)",
     "create table totals (entries integer not null, bytes integer not null, age float not null)",
     "insert into totals values (0, 0, 0)",

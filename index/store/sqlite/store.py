@@ -39,7 +39,7 @@ class SqliteStore(Store):
         cipher: EntryCipher | None = None,
     ) -> None:
         self.path = path
-        super().__init__(SqliteDatabase(path), clock, capacity, cipher)
+        super().__init__(SqliteDatabase(path), clock=clock, capacity=capacity, cipher=cipher)
 
     def failure(self) -> str | None:
         # Detects a deleted file without waiting for the next request.
@@ -92,5 +92,5 @@ class SqliteStore(Store):
         )
         values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder} | self.now()
         return {
-            row["number"]: question for row, question in read_questions(self.database.query(sql, values), self._codec)
+            row["number"]: question for row, question in read_questions(self.database.query(sql, values), self.codec)
         }

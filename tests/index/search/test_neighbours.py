@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
-from kvproxy.index.store import ClassifiedAnswer, NewEntry, RemovedEntry, SqliteStore, Store
+from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store
+from kvproxy.index.store.opening import open_store
 from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
-from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.conftest import MakeStore
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.index.search.test_vector_index import DIM, unit
@@ -61,7 +61,7 @@ def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, coun
 
 
 def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -> None:
-    one, other = PostgresStore(empty_postgres), PostgresStore(empty_postgres)
+    one, other = open_store(empty_postgres), open_store(empty_postgres)
     mine, theirs = neighbours_of(one), neighbours_of(other)
     vectors = unit(3)
     ids = keep(one, mine, vectors, "a")
@@ -81,7 +81,7 @@ def graphs_in(store: Any) -> int:
 
 
 def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) -> None:
-    store = PostgresStore(empty_postgres)
+    store = open_store(empty_postgres)
     near = PostgresNeighbours(store, "e", DIM, large=100)
     vectors = unit(500)
     keep(store, near, vectors, "a")
@@ -131,7 +131,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
             puts = [NewEntry(entry, vector, "e")]
             near.apply(puts, store.put_many(puts))
             if data.draw(st.booleans()):
-                store.classify(ClassifiedAnswer(entry.id, "a", data.draw(st.sampled_from("xy")), "t"))
+                store.classify(entry.id, "a", data.draw(st.sampled_from("xy")), "t")
         near.settle()
         # As if another process removed entries: the index is not notified.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))

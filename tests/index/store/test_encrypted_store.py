@@ -13,7 +13,6 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_store
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
-from kvproxy.index.store.postgres.store import PostgresStore
 from tests.index.entries import make_entry, stored_vectors
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])
@@ -58,14 +57,14 @@ def test_a_store_cannot_be_opened_without_its_key(tmp_path: Path) -> None:
 
 
 def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
-    store = PostgresStore(empty_postgres, cipher=OLD)
+    store = open_store(empty_postgres, cipher=OLD)
     store.put(ENTRY)
     with store.database.connection() as connection:
         rows = connection.execute("select prompt, request, response from kvproxy.responses").fetchall()
     assert SECRET not in repr(rows)
     store.close()
     with pytest.raises(CacheStoreError, match="not among the keys"):
-        PostgresStore(empty_postgres, cipher=NEW)
+        open_store(empty_postgres, cipher=NEW)
 
 
 def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:

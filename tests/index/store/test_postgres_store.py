@@ -16,7 +16,6 @@ from kvproxy.http.services import build
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
-from kvproxy.index.store.postgres.store import PostgresStore
 from kvproxy.settings import load_settings
 from tests.index.entries import make_entry
 from tests.polling import until
@@ -49,11 +48,11 @@ def test_an_invalid_url_is_an_error() -> None:
     ("change", "version"), [("update schema_version set version = 99", 99), ("drop table schema_version", 0)]
 )
 def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: str, version: int) -> None:
-    PostgresStore(empty_postgres).close()
+    open_store(empty_postgres).close()
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute(f"set search_path = kvproxy; {change}")
     with pytest.raises(SchemaVersionError, match=f"has schema version {version}, .*kvproxy cache export"):
-        PostgresStore(empty_postgres)
+        open_store(empty_postgres)
 
 
 def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
 
 def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 60.0)
-    store = PostgresStore(empty_postgres)
+    store = open_store(empty_postgres)
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
@@ -105,7 +104,7 @@ def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytes
 
 def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
     def work(name: int) -> None:
-        store = PostgresStore(empty_postgres, capacity=Capacity(entries=10))
+        store = open_store(empty_postgres, capacity=Capacity(entries=10))
         for number in range(30):
             store.put(make_entry(f"question {name * number % 17}"))
             store.flush()
@@ -113,13 +112,13 @@ def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(work, range(3)))
-    store = PostgresStore(empty_postgres)
+    store = open_store(empty_postgres)
     assert store.check() == 10
     store.close()
 
 
 def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:
-    store = PostgresStore(empty_postgres)
+    store = open_store(empty_postgres)
     for number in range(4):
         store.put(make_entry(f"question {number}", tags=("even",) if number % 2 == 0 else ()))
     store.close()

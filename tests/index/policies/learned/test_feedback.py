@@ -8,11 +8,12 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import ClassifiedAnswer, Store
-from kvproxy.index.store.observations import Observation, ReplayObservations
+from kvproxy.index.store import Store
+from kvproxy.index.store.observations import Observation
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
+from tests.reference.memory_observations import MemoryObservations
 
 QUESTION = "how do I open my account"
 
@@ -22,8 +23,8 @@ class Shop:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.policy = LearnedPolicy(ReplayObservations(), None, 0.05, 0.1)
-        self.cache = SemanticCache(store, HashEmbedder(), self.policy, ReplayObservations(), chance=lambda: 0.999)
+        self.policy = LearnedPolicy(MemoryObservations(), None, 0.05, 0.1)
+        self.cache = SemanticCache(store, HashEmbedder(), self.policy, MemoryObservations(), chance=lambda: 0.999)
         self.cache.rebuild()
         self.answers: dict[str, str] = {}
 
@@ -72,18 +73,6 @@ async def test_equal_answers_share_a_class(shop: Shop) -> None:
     assert shop.policy.status("n").observations == 2
 
 
-async def test_the_vector_of_an_answer_is_stored_if_it_was_compared(shop: Shop) -> None:
-    first, _ = await shop.answer(QUESTION, "yes one")
-    assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
-    one, two = HashEmbedder().embed(["yes one", "yes two"])
-    assert await shop.learning.answer_similarity(first.id, "yes one", "yes two") == float(two @ one)
-    second, _ = await shop.answer(f"{QUESTION} now", "yes two")
-    vectors = shop.store.answer_vectors([first.id, second.id, "gone"], HashEmbedder.name)
-    assert {id: vector.tolist() for id, vector in vectors.items()} == {second.id: two.tolist()}
-    # The stored vector is used instead of the text.
-    assert await shop.learning.answer_similarity(second.id, "something else", "yes one") == float(one @ two)
-
-
 async def test_an_entry_that_differs_from_its_class_has_exact_hits_only(shop: Shop) -> None:
     entries = [(await shop.answer(f"{QUESTION} {word}", "yes"))[0] for word in ("now", "then")]
     nearest = (await shop.cache.lookup("n", f"{QUESTION} now please")).candidates[0].id
@@ -101,8 +90,7 @@ async def test_a_rejected_entry_leaves_its_class_and_a_removed_one_loses_its_ans
     await shop.cache.feedback(second, right=False, question=f"{QUESTION} now")
     assert shop.answer_class(second) == second.id != shop.answer_class(first)
     shop.store.delete([first.id])
-    assert shop.store.answer_vectors([first.id], HashEmbedder.name) == {}
-    shop.store.classify(ClassifiedAnswer(first.id, "n", "x", "t"))
+    shop.store.classify(first.id, "n", "x", "t")
     assert shop.store.answer_class("n", "t") is None
 
 

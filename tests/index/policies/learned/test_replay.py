@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.evaluation.replay import Outcome, Stream, replay
+from kvproxy.index.evaluation.replay import Outcome, ReplayObservations, Stream, replay
 from kvproxy.index.evaluation.streams import (
     _THRESHOLDS,
     Line,
@@ -22,7 +22,6 @@ from kvproxy.index.evaluation.streams import (
 )
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.store.observations import ReplayObservations
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 

@@ -1,0 +1,32 @@
+"""Logs a lasting failure once."""
+
+import logging
+import time
+
+_INTERVAL = 60.0  # Seconds. With one damaged page, failures and successes alternate.
+_log = logging.getLogger("kvproxy")
+
+
+class FailureLog:
+    """Logs the first of several failures, at most once a minute, and the recovery after it."""
+
+    def __init__(self) -> None:
+        self._is_failing = False
+        self._is_logged = False
+        self._next_log = 0.0
+
+    def failed(self, message: str, *values: object) -> None:
+        if not self._is_failing and time.monotonic() >= self._next_log:
+            self._next_log = time.monotonic() + _INTERVAL
+            self._is_logged = True
+            _log.error(message, *values)
+        self._is_failing = True
+
+    def succeeded(self, message: str, *values: object) -> bool:
+        """Log the recovery if the failure was logged, and return whether it was."""
+        was_logged = self._is_failing and self._is_logged
+        if was_logged:
+            self._is_logged = False
+            _log.warning(message, *values)
+        self._is_failing = False
+        return was_logged

@@ -77,8 +77,8 @@ build: $(VENV)/.dev
 test-wheel: build
 	$(BIN)/python -m tests.supply.wheel dist
 
-# Hours: `make mutants MUTANTS="kvproxy/blocks/pins.py --each 20"` takes minutes. See docs/contributing.md.
-MUTANTS ?= kvproxy/blocks kvproxy/flow kvproxy/apis kvproxy/mirror index kvproxy/engine --each 2
+# See docs/contributing.md.
+MUTANTS ?= kvproxy/blocks --each 2 --tests tests/blocks
 mutants: $(VENV)/.dev
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutants $(MUTANTS)
 

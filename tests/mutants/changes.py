@@ -1,144 +1,102 @@
-"""Small changes to a program's text, each of which some test should notice."""
+"""Small changes to a program, each of which some test should notice."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_COMPARED: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
-    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+_OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+    ast.Break: ast.Continue, ast.Continue: ast.Break,
 }  # fmt: skip
-_COMPUTED: dict[type[ast.operator], str] = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "*",
-    ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<",
-}  # fmt: skip
+_SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.AnnAssign)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Characters `start` to `end` of a text are replaced by `new`; `line` is where."""
+    """A changed program, and a description of the change."""
 
     line: int
-    start: int
-    end: int
-    new: str
-
-    def apply(self, text: str) -> str:
-        return text[: self.start] + self.new + text[self.end :]
-
-    def told(self, text: str) -> str:
-        """The old and the new line's beginning, for a report."""
-        begin = text.rfind("\n", 0, self.start) + 1
-        old, new = text[begin:].splitlines()[0], self.apply(text)[begin:].splitlines()[0]
-        return f"{old.strip()}  ->  {new.strip()}"
+    description: str
+    text: str
 
 
-def changes(text: str) -> list[Change]:
-    """Every change that is tried. What is logged, said, annotated or abstract is left alone."""
-    return sorted({*_Finder(text).found(ast.parse(text))}, key=lambda change: (change.start, change.new))
-
-
-class _Finder:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._starts = [0]
-        for line in text.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
-        self._lines = text.splitlines()
-
-    def _at(self, line: int, column: int) -> int:
-        # The columns of `ast` count bytes.
-        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
-
-    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
-
-    def _made(self, node: ast.expr | ast.stmt, new: str) -> Change:
-        return Change(node.lineno, *self._span(node), new)
-
-    def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
-        start, end = self._span(left)[1], self._span(right)[0]
-        place = self._text.find(old, start, end)
-        if place >= 0:
-            line = self._text.count("\n", 0, place) + 1
-            yield Change(line, place, place + len(old), new)
-
-    def found(self, node: ast.AST) -> Iterator[Change]:
-        if _left_alone(node):
+def changes(text: str) -> Iterator[Change]:
+    """Yield the program with each single change. Log calls, error messages, annotations, and protocols stay."""
+    index = 0
+    while True:
+        changer = _Changer(index)
+        tree = changer.visit(ast.parse(text))
+        if changer.line is None:
             return
-        yield from self._of(node)
+        yield Change(changer.line, changer.description, ast.unparse(ast.fix_missing_locations(tree)))
+        index += 1
+
+
+class _Changer(ast.NodeTransformer):
+    """Applies the change with a given index."""
+
+    def __init__(self, index: int) -> None:
+        self.line: int | None = None
+        self.description = ""
+        self._remaining = index
+        self._position = 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if self.line is not None or _is_skipped(node):
+            return node
+        self._position = getattr(node, "lineno", self._position)
+        for replacement in _replacements(node):
+            if self._remaining == 0:
+                self.line = self._position
+                self.description = f"{_describe(node)}  ->  {_describe(replacement)}"
+                return replacement
+            self._remaining -= 1
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from self.found(child)
-
-    def _of(self, node: ast.AST) -> Iterator[Change]:
-        match node:
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                yield from self._between(left, right, _SIGNS[type(op)], _COMPARED[type(op)])
-            case ast.BoolOp(op=op, values=values):
-                old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
-                yield from self._between(values[0], values[1], old, new)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _COMPUTED and not _is_text(left, right):
-                yield from self._between(left, right, _OPERATORS[type(op)], _COMPUTED[type(op)])
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield self._made(node, f"({ast.unparse(operand)})")
-            case ast.Constant(value=bool(value)):
-                yield self._made(node, str(not value))
-            case ast.Constant(value=int(value)):
-                yield self._made(node, str(value + 1))
-            case ast.Constant(value=float(value)):
-                yield self._made(node, repr(value * 2 + 1))
-            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
-                yield self._made(test, f"(not ({ast.unparse(test)}))")
-            case ast.Expr(value=ast.Call() | ast.Await()):
-                yield self._made(node, "pass")
-            case ast.AugAssign(target=target, op=op, value=value) if type(op) in _COMPUTED:
-                yield from self._between(target, value, f"{_OPERATORS[type(op)]}=", f"{_COMPUTED[type(op)]}=")
-            case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-                yield self._made(value, "None")
-            case ast.Break():
-                yield self._made(node, "continue")
-            case ast.Continue():
-                yield self._made(node, "break")
+            if isinstance(value, list):
+                value[:] = [self.visit(child) if isinstance(child, ast.AST) else child for child in value]
+            elif isinstance(value, ast.AST):
+                setattr(node, name, self.visit(value))
+        return node
 
 
-_SIGNS: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-    ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
-}  # fmt: skip
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Div: "/", ast.Mod: "%",
-    ast.BitAnd: "&", ast.BitOr: "|", ast.LShift: "<<", ast.RShift: ">>",
-}  # fmt: skip
-
-
-def _is_text(*sides: ast.expr) -> bool:
-    """Whether a side is visibly a text, a list or a type; without its operator it would only be an error."""
-    kinds = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set)
-    return any(isinstance(side, kinds) or (isinstance(side, ast.Constant) and not _is_number(side)) for side in sides)
-
-
-def _is_number(side: ast.Constant) -> bool:
-    return isinstance(side.value, int | float)
-
-
-def _left_alone(node: ast.AST) -> bool:
+def _replacements(node: ast.AST) -> Iterator[ast.AST]:
+    if type(node) in _OPPOSITES:
+        yield _OPPOSITES[type(node)]()
     match node:
-        case ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom() | ast.JoinedStr():
-            return True
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield ast.Constant(value + 1)
+        case ast.Constant(value=float(value)):
+            yield ast.Constant(value * 2 + 1)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield operand
+        case ast.If(test=test, body=body, orelse=orelse) if not isinstance(test, ast.UnaryOp):
+            yield ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            yield ast.Pass()
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            yield ast.Return(ast.Constant(None))
+
+
+def _is_skipped(node: ast.AST) -> bool:
+    match node:
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
-        case ast.FunctionDef(name="__repr__"):
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="_log" | "logging" | "warnings")))):
             return True
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=("_log" | "logging" | "warnings"))))):
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__repr__"):
             return True
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-            return True
-        case ast.Assign(targets=[ast.Name(id=("__all__" | "__slots__"))]):
-            return True
-    return False
+    return isinstance(node, _SKIPPED)
+
+
+def _describe(node: ast.AST) -> str:
+    """Return the first line of a statement or expression, or the name of an operator."""
+    if not isinstance(node, ast.stmt | ast.expr):
+        return type(node).__name__
+    return ast.unparse(ast.fix_missing_locations(node)).splitlines()[0]

@@ -13,7 +13,7 @@ from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import compute_hashes
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.affinity import Affinity
+from kvproxy.upstreams.affinity import affinity_key
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, choose
@@ -45,7 +45,6 @@ class Fleet:
         self.forwarder: Forwarder | None = self
         self._settings = settings
         self._ring = Ring({engine.url: engine.weight for engine in engines})
-        self._affinity = Affinity()
         self._owed_predictions = 0.0
         self._tasks: list[asyncio.Future[None]] = []
 
@@ -123,7 +122,7 @@ class Fleet:
         length = len(request.raw) // BYTES_PER_TOKEN
         if len(available) == 1 and not self._must_predict(available[0], request):
             return _Route(available, {available[0].url: length}, {})
-        order = self._ring.order(self._affinity.key(request))
+        order = self._ring.order(affinity_key(request))
         place = {name: index for index, name in enumerate(order)}
         prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length

@@ -14,7 +14,6 @@ _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
 _LEAST_OVERLAP = 0.5
 """Least common share of the shingles of the smaller head."""
-_SIGNATURE_SIZE = 64
 
 
 @dataclass(slots=True)
@@ -31,11 +30,6 @@ class Family:
     head: str
     members: list[int] = field(default_factory=list)
     shingles: set[int] = field(default_factory=set)
-
-    @property
-    def signature(self) -> list[int]:
-        """MinHash-like sample of the shingles, which identifies the family in another run."""
-        return sorted(self.shingles)[:_SIGNATURE_SIZE]
 
 
 def shingles(text: str) -> set[int]:

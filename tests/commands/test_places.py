@@ -22,7 +22,6 @@ PAIRS = json.dumps({"a": "one", "b": "two", "same": True}) + "\n"
         (["calibrate", "--stream"], PAIRS, "--plot"),
         (["estimate"], LOG, "--plot"),
         (["lint"], LOG, "--edits"),
-        (["lint"], LOG, "--baseline"),
     ],
 )
 def test_a_missing_folder_is_reported_before_the_work(

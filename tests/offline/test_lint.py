@@ -126,28 +126,6 @@ def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     assert changed[1]["content"] == "Hello\n\nRequest 17"
 
 
-def test_a_baseline_reports_families_that_share_less(tmp_path: Path) -> None:
-    kept = tmp_path / "baseline.json"
-    good = logs.write(tmp_path / "good.jsonl", logs.agents(3, 3))
-    assert found(good, "--baseline", kept)["code"] == 0
-    assert found(good, "--baseline", kept)["code"] == 0
-    bad = logs.write(tmp_path / "bad.jsonl", logs.agents(3, 3, head="Request {n}. "))
-    told = found(bad, "--baseline", kept)
-    assert told["code"] == 1
-    assert told["worse"][0]["now"]["share"] < told["worse"][0]["before"]["share"] / 2
-    shown = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
-    assert shown.returncode == 1
-    assert "blocks, now 0)" in shown.stderr
-    other = logs.write(tmp_path / "other.jsonl", [logs.line([{"role": "user", "content": "Hello there."}])] * 2)
-    assert found(other, "--baseline", kept)["worse"][0]["now"] is None
-    assert found(bad, "--baseline", kept, "--update")["code"] == 0
-    assert found(bad, "--baseline", kept)["code"] == 0
-    kept.write_text("{}")
-    refused = kvproxy("lint", bad, "--data", tmp_path, "--baseline", kept)
-    assert refused.returncode != 0
-    assert "is not a baseline" in refused.stderr
-
-
 def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
     chance = random.Random(3)
     lines = []

@@ -80,7 +80,7 @@ def decode_and_apply(payload: bytes) -> EventBatch:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
     try:
         decode_and_apply(payload)
@@ -89,7 +89,7 @@ def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_value_in_any_field_is_decoded_or_refused(data: st.DataObject) -> None:
     raw: Any = [data.draw(st.just(1.5) | values), data.draw(st.lists(events(wild=True), max_size=3) | values), None]
     raw[2] = data.draw(st.none() | st.integers(0, 3) | values)
@@ -115,7 +115,7 @@ def test_any_value_in_any_field_is_decoded_or_refused(data: st.DataObject) -> No
 
 
 @given(st.lists(events(wild=False), max_size=4))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_well_formed_events_are_decoded(raw: list[Any]) -> None:
     batch = decode_and_apply(msgpack.packb([1.5, raw, 0]))
     assert batch.rank == 0

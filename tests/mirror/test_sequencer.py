@@ -120,7 +120,7 @@ def play(steps: list[tuple[str, Any]], follower: Follower, model: Model) -> None
 
 
 @given(steps=steps, positional=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]], positional: bool) -> None:
     model = Model(positional)
     follower = Follower(model)
@@ -132,7 +132,7 @@ def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]],
 
 
 @given(steps=steps, buffer=st.integers(1, 4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_short_replay_buffer_never_leads_to_blocks_that_do_not_exist(
     steps: list[tuple[str, Any]], buffer: int
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_clock_that_is_set_back_loses_nothing() -> None:
     assert follower.sequencer.counts.restarts == 0
 
 
-GARBAGE = [b"", b"\xc1", b"\x93\x01", b"\x91\x01", b"\x93\x01\x91\xa1x\x00", b"\x05"]
+GARBAGE = [b"", b"\xc1", b"\x93\x01\x91\xa1x\x00"]
 
 
 @pytest.mark.parametrize("payload", GARBAGE)

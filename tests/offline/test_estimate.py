@@ -44,7 +44,7 @@ def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def reworded() -> list[logs.Line]:
     """Questions and their rewordings, each twice, so that the policy learns and explores."""
-    rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:25]]
+    rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:16]]
     pairs = [(row["a"], f"The answer to: {row['a']}") for row in rows] + [
         (row["b"], f"The answer to: {row['a']}") for row in rows
     ]
@@ -60,7 +60,7 @@ def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: P
 
 
 def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
-    few = reworded[:10] + reworded[25:35]
+    few = reworded[:8] + reworded[16:24]
     requests, settings = logged(few), load_settings(data=tmp_path)
     replays = [asyncio.run(replay(requests, settings, chance=Random(draw).random)) for draw in range(2)]
     hits = sorted(
@@ -70,8 +70,8 @@ def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: l
     assert (found.similar_range, found.similar) == ((hits[0], hits[1]), hits[1])
 
 
-@pytest.mark.parametrize("pool", [40, 400])
-def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path, pool: int) -> None:
+def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path) -> None:
+    pool = 40
     lines = [each | {"response": None} for each in logs.agents(4, 3)]
     found = estimated(lines, tmp_path, [pool]).prefix_alone
     reused, total = live.prefix(lines, tmp_path / "live", pool)

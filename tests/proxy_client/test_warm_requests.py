@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import Json, as_object, loads
@@ -75,6 +75,7 @@ def test_comments_and_lines_of_other_programs_are_skipped(tmp_path: Path) -> Non
         read(tmp_path, common, common)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1), max_size=6))
 def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     prompts = ["a" + text + "z" for text in texts]

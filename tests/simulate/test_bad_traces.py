@@ -37,7 +37,7 @@ def written(lines: list[Any]) -> Path:
     | st.lists(logs, min_size=1, max_size=4)
     | st.lists(values, max_size=3)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_log_is_read_or_refused(lines: list[Any]) -> None:
     trace = written(lines)
     try:

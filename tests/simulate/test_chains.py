@@ -53,14 +53,14 @@ def naive_lru(requests: list[ChainRequest], capacity: int) -> int:
     return hits
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(6, 15))
 def test_lru_is_the_obvious_one(paths: list[list[int]], capacity: int) -> None:
     requests = chains(paths)
     assert simulate(requests, capacity, "lru").hits == naive_lru(requests, capacity)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(7, 15))
 def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
     manager = KVCacheManager(capacity + 1, 2)
@@ -76,7 +76,7 @@ def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
     assert hits == simulate(requests, capacity, "lru").hits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=60), st.integers(1, 6))
 def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
     requests = chains([[key] for key in keys])
@@ -85,7 +85,7 @@ def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
     assert best <= simulate(requests, None, "lru").hits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
 def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
     cache = ChainCache(capacity, ONLINE_POLICIES[policy](capacity))

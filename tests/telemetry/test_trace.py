@@ -1,11 +1,12 @@
 """Trace contexts, as W3C writes them."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.trace import Trace
 
 
+@settings(max_examples=30)
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", fullmatch=True))
 def test_any_header_makes_a_trace_of_the_right_form(header: str) -> None:
     trace = Trace.begin(header)

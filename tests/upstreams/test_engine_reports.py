@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -77,6 +77,7 @@ def test_metrics_of_each_engine(page: str, metrics: EngineMetrics | None) -> Non
     assert read_metrics(page) == metrics
 
 
+@settings(max_examples=40)
 @given(st.text(alphabet='{}"=, \n01eNa#\\', max_size=40), st.sampled_from([VLLM, SGLANG, LLAMA]), st.integers(0, 400))
 @example("=, ", VLLM, 216)
 def test_an_invalid_page_raises_only_a_value_error(odd: str, page: str, cut: int) -> None:
@@ -204,10 +205,10 @@ def proxy(tmp_path: Path) -> Iterator[str]:
 
     app = Starlette(routes=[Route("/metrics", page), Route("/v1/chat/completions", answer, methods=["POST"])])
     with run_app(app) as url:
-        settings = load_settings(
+        options = load_settings(
             data=tmp_path, upstream=url, cache={"enabled": False}, routing={"metrics_interval": 0.05}
         )
-        with run_proxy(settings) as (proxy, _):
+        with run_proxy(options) as (proxy, _):
             yield proxy
 
 

@@ -24,7 +24,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, str]]) -> None:
     ticks = itertools.count(1)
     clock = lambda: float(next(ticks))  # noqa: E731

@@ -315,7 +315,7 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
         running,
     ):
         chats = [conversation(choose.choice("abc") + str(number), choose.choice([1, 3, 5])) for number in range(6)]
-        for step in range(50):
+        for step in range(30):
             chat = choose.choice(chats)
             match choose.randrange(12):
                 case 0:

@@ -18,6 +18,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.flow.edits import edited
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
+from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 from tests.statuses import makes_entry
 
@@ -84,8 +85,11 @@ def test_a_pattern_needs_one_group(tmp_path: Path, pattern: str, fix: str) -> No
 
 def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     edit = {"name": "date", "action": "strip", "pattern": r"Today is (\d{4}-\d\d-\d\d)"}
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, edits=[edit], cache={"lookup_timeout": 30.0})
-    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with (
+        run_plain_upstream() as upstream,
+        run_proxy(load_settings(data=tmp_path, upstream=upstream, edits=[edit], cache={"semantic": False})) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
 
         def ask(day: int) -> httpx.Response:
             messages = [said("system", f"Today is 2026-11-{day}."), said("user", "What is a block?")]

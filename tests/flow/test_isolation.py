@@ -11,7 +11,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.keys import cache_key, tenant_of
 
-PAIRS = 100_000
+PAIRS = 8_000
 Body = dict[str, Any]
 Change = Callable[[Body, random.Random], None]
 
@@ -120,7 +120,7 @@ def test_no_hit_crosses_what_the_answer_depends_on() -> None:
 def test_what_the_answer_does_not_depend_on_keeps_the_namespace() -> None:
     chance = random.Random(1)
     matched = 0
-    for _ in range(2_000):
+    for _ in range(1_000):
         one = draw(chance)
         other = orjson.loads(orjson.dumps(one))
         other["messages"][-1]["content"] = "another question"
@@ -130,4 +130,4 @@ def test_what_the_answer_does_not_depend_on_keeps_the_namespace() -> None:
         if first.text is not None and second.text is not None:
             matched += 1
             assert first.namespace == second.namespace
-    assert matched > 500
+    assert matched > 250

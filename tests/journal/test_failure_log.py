@@ -1,14 +1,10 @@
 """A journal that cannot be written: it is said once, and once more when it works again."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from kvproxy.index import failure_log
-from kvproxy.index.failure_log import FailureLog
 from kvproxy.journal.journal import FileJournal
 from kvproxy.settings.journal import JournalSettings
 from tests.faults.test_disks import on_small_disk
@@ -76,20 +72,3 @@ def test_a_file_that_was_taken_away_is_told_once(
         there = FileJournal(journal.path, JournalSettings())
         assert there.latest(10) == []
         there.close()
-
-
-def test_failure_and_success_that_take_turns_do_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(failure_log, "time", SimpleNamespace(monotonic=lambda: now))
-    failures = FailureLog()
-    caplog.set_level(logging.WARNING)
-    for _ in range(100):
-        failures.failed("the journal failed")
-        failures.succeeded("the journal works again")
-    assert told(caplog) == ["the journal failed", "the journal works again"]
-    now = 100.0
-    failures.failed("the journal failed")
-    assert len(told(caplog)) == 3
-    assert failures.succeeded("the journal works again")

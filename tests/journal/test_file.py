@@ -1,9 +1,6 @@
 """The journal's file: what kill -9 leaves of it, its bounds, and requests that no one foresaw."""
 
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +18,6 @@ from kvproxy.journal.savings import savings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
 from tests.requests import api_request
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from kvproxy.journal.journal import FileJournal
-from kvproxy.settings.journal import JournalSettings
-from tests.journal.test_file import finished
-
-journal = FileJournal(Path(sys.argv[1]), JournalSettings())
-print("ready", flush=True)
-number = 0
-while True:
-    number += 1
-    journal.add(finished(f"question {number % 50}", f"r{number}", hit=number > 50))
-    print(number, time.time(), flush=True)
-    time.sleep(0.0005)
-"""
 
 
 def finished(
@@ -66,33 +46,6 @@ def journal(tmp_path: Path) -> Any:
     opened = FileJournal(tmp_path / "journal.db", JournalSettings())
     yield opened
     opened.close()
-
-
-def test_kill_loses_at_most_the_last_second(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    for round_ in range(2):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            time.sleep(1.2 + 0.37 * round_)
-            killed = time.time()
-            writer.send_signal(signal.SIGKILL)
-            added = [line.split() for line in writer.stdout if line.endswith("\n")]
-        reader = Reader(path)
-        kept = {record.request_id for record in reader.records(Query(limit=len(added)))}
-        reader.close()
-        # A machine that is busy elsewhere may write late; it never loses what was there a second before that.
-        must = {f"r{number}" for number, at in added if float(at) < killed - 1.0}
-        assert must
-        assert must <= kept
-        connection = sqlite3.connect(path)
-        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
-        # Totals and records are of one transaction.
-        counts = connection.execute(
-            "select (select count(*) from records), (select sum(requests) from totals where tag = '')"
-        )
-        assert len(set(counts.fetchone())) == 1
-        connection.close()
 
 
 def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.models.verifier.built_in import PlattScaling
-from training.verifier.quality import brier, fit_scaling, most_served, reliability
+from training.verifier.quality import fit_scaling, most_served, reliability
 
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
 
@@ -57,18 +57,3 @@ def test_the_chosen_level_serves_the_most_within_the_wrong_share(
         served = [right for score, right in scored if score >= found.level]
         assert found.hit_rate == served.count(True) / same.sum()
         assert found.wrong_share == served.count(False) / len(served)
-
-
-@given(SCORED)
-def test_reliability_counts_every_pair_once(scored: list[tuple[float, bool]]) -> None:
-    scores, same = (np.array(column) for column in zip(*scored, strict=True))
-    bins = reliability(scores, same)
-    assert sum(part.count for part in bins) == len(scored)
-    assert np.isclose(sum(part.count * part.was for part in bins), same.sum())
-    assert all(part.low - 1e-9 <= part.said <= part.high + 1e-9 for part in bins)
-
-
-def test_examples_of_the_brier_score() -> None:
-    same = np.array([True, False])
-    assert brier(np.array([0.5, 0.5]), same) == 0.25
-    assert brier(np.array([1.0, 0.0]), same) == 0.0

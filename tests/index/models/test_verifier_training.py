@@ -48,20 +48,3 @@ def test_a_small_training_writes_an_adapter_that_scores(
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
     verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
-
-
-def test_gradients_are_averaged_over_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Linear(3, 2)
-    model(torch.tensor([[1.0, 2.0, 3.0]])).sum().backward()
-    own = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-    def other_workers_too(flat: torch.Tensor) -> None:
-        # The gradients and losses of the two other workers are 6.
-        flat += 12.0
-
-    monkeypatch.setattr(train.dist, "all_reduce", other_workers_too)
-    monkeypatch.setattr(train.dist, "get_world_size", lambda: 3)
-    assert train.average(model, [3.0, 0.0]) == [5.0, 4.0]  # type: ignore[arg-type]
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, (own[name] + 12) / 3)

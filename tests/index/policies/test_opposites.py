@@ -45,7 +45,7 @@ def test_each_guard_has_enough_pairs() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def read_once() -> Iterator[None]:
-    """Let the verifier read each pair once, for all policies and in both orders."""
+    """Let the verifier read each pair once, for all policies."""
     read = functools.cache(BuiltInVerifier._one)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BuiltInVerifier, "_one", lambda self, pair: read(self, tuple(sorted(pair))))
@@ -72,7 +72,7 @@ def cosines(embedder: Embedder) -> Cosines:
 
 
 class Served:
-    """Measures which share of pairs a policy serves, in both orders.
+    """Measures which share of pairs a policy serves. Guards and verifier do not depend on the order of a pair.
 
     Args:
         near_misses, rewordings: the largest share of near-misses, and the least share of rewordings.
@@ -85,9 +85,8 @@ class Served:
 
     def share(self, pairs: list[dict[str, str]]) -> float:
         accepted = [
-            self._policy.decide(pair[one], [Neighbour(pair[other], cosine, "a")]).chosen is not None
+            self._policy.decide(pair["a"], [Neighbour(pair["b"], cosine, "a")]).chosen is not None
             for pair, cosine in zip(pairs, self._cosines(pairs).tolist(), strict=True)
-            for one, other in (("a", "b"), ("b", "a"))
         ]
         return sum(accepted) / len(accepted)
 
@@ -98,7 +97,7 @@ def served(request: pytest.FixtureRequest, embedder: Embedder, cosines: Cosines)
     if request.param == "new":
         return Served(build_policy(CacheSettings(), MemoryObservations(), embedder.name), cosines, 0.005, 0.6)
     log = ReplayObservations()
-    replay(cluster_stream(2000), LearnedPolicy(log, None, 0.05, 0.0, guards=()))
+    replay(cluster_stream(1500), LearnedPolicy(log, None, 0.05, 0.0, guards=()))
     policy = build_policy(CacheSettings(max_error=0.05), log, embedder.name)
     assert isinstance(policy, LearnedPolicy)
     assert policy.status("").serves

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
+from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -78,19 +77,3 @@ def test_equal_texts_are_embedded_once() -> None:
     embeddings.vector("one more")
     assert embeddings.cached("text 3") is not None
     assert embeddings.cached("text 0") is None
-
-
-def test_the_packaged_embedder_puts_rewordings_close() -> None:
-    embedder = load_embedder()
-    one, other, far = embedder.embed(["What is a block?", "Can you tell me what a block is?", "Is coffee healthy?"])
-    assert np.linalg.norm(one) == pytest.approx(1.0, abs=1e-5)
-    assert one @ other > 0.95
-    assert one @ far < 0.3
-    with pytest.raises(EmbedderError, match="no/such"):
-        load_embedder("no/such-model")
-
-
-async def test_the_threshold_policy_reads_the_five_nearest(tmp_path: Path) -> None:
-    semantic = cache(tmp_path)
-    await semantic.insert_many([make_entry(f"what is block number {number} of the pool") for number in range(8)])
-    assert len((await semantic.lookup("n", "what is block number 9 of the pool")).candidates) == 5

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.entry import Entry
 from kvproxy.index.store import Capacity, EntryFilter, NewEntry
-from kvproxy.index.store.export import import_into, read_lines
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.reference.naive_store import NaiveStore
@@ -160,34 +158,6 @@ def test_entries_are_listed_and_deleted_by_a_filter(
     assert {entry.id for entry in store.list_entries(where)} == expected
     assert {gone.id for gone in store.delete(store.ids(where))} == expected
     assert store.count() == 3 - len(expected)
-
-
-def test_export_and_import_keep_everything(make_store: MakeStore) -> None:
-    store = make_store(clock=lambda: 2000.0)
-    entries = [
-        make_entry(
-            f"question {number} \x00é",
-            key=f"k{number}",
-            tags=("b", "a"),
-            backend="up",
-            request_id=f"r{number}",
-            created=number / 7,
-        )
-        for number in range(7)
-    ]
-    for entry in entries:
-        store.put(entry)
-    store.record_hit(entries[0].id)
-    lines = "\n".join(json.dumps(entry.document()) for entry in store.entries()).encode()
-    other = make_store(clock=lambda: 2000.0)
-    assert import_into(other, read_lines(lines)) == 7
-    assert import_into(other, read_lines(lines)) == 0
-    assert other.list_entries() == sorted(
-        map(Entry.from_document, map(json.loads, lines.splitlines())), key=lambda e: -e.created
-    )
-    found = other.get(entries[0].id)
-    assert (found.tags, found.backend, found.request_id, found.hits) == (("b", "a"), "up", "r0", 1)
-    assert other.stats()["tags"] == {"a": 7, "b": 7}
 
 
 def test_the_totals_of_tenants_match_their_entries(make_store: MakeStore) -> None:

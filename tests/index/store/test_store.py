@@ -1,7 +1,5 @@
 """Behaviour of all stores: SQLite, encrypted SQLite, and PostgreSQL."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -31,16 +29,6 @@ def test_an_entry_is_stored_unchanged(make_store: MakeStore) -> None:
     store.put(entry)
     assert store.find(entry.key) == store.get(entry.id) == entry
     assert isinstance(store.get(entry.id).semantic, bool)
-
-
-def test_a_put_replaces_the_entry_with_its_key(make_store: MakeStore) -> None:
-    store = make_store()
-    one, other = make_entry(key="k"), make_entry(key="k")
-    first = store.put(one, np.ones(3, np.float32), "e")
-    second = store.put(other, np.ones(3, np.float32), "e")
-    assert [(gone.id, gone.namespace, gone.numbers) for gone in second.removed] == [(one.id, "n", first.numbers)]
-    assert second.numbers[0] > first.numbers[0]
-    assert store.ids() == [other.id]
 
 
 def test_many_are_put_in_one_transaction_or_not_at_all(make_store: MakeStore) -> None:
@@ -87,24 +75,6 @@ def test_entries_returns_everything_in_pages(make_store: MakeStore) -> None:
     store.put_many([NewEntry(make_entry(f"q {number}", created=float(number // 300))) for number in range(1100)])
     prompts = [Entry.from_document(entry.document()).prompt for entry in store.entries()]
     assert len(prompts) == len(set(prompts)) == 1100
-
-
-def test_threads_can_read_and_write_concurrently(make_store: MakeStore) -> None:
-    store = make_store()
-
-    def work(name: int) -> None:
-        for number in range(20):
-            entry = make_entry(f"{name} {number}")
-            store.put(entry)
-            assert store.find(entry.key) == entry
-            store.record_hit(entry.id)
-            if number % 5 == 0:
-                store.flush()
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(work, range(4)))
-    assert store.count() == 80
-    assert store.stats()["hits"] == 80
 
 
 @pytest.mark.parametrize("where", [EntryFilter(), EntryFilter(search="QUESTION")])

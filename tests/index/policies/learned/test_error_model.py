@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, Prior, compute_features
@@ -33,29 +33,6 @@ def test_features_are_finite_and_rise_with_agreement(near: list[tuple[float, str
     for feature in ("margin", "rivals", "votes", "company"):
         place = FEATURES.index(feature)
         assert -20 < mixed[place] <= agreed[place] < 20
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(VECTORS, st.booleans()), min_size=1, max_size=6))
-def test_the_model_is_a_weighted_logistic_regression(observations: list[tuple[list[float], bool]]) -> None:
-    model = ErrorModel(np.array([0.1, -0.2, 0.3]), np.diag([1.0, 2.0, 0.5]))
-    weights, precision, slipped, sure = model.weights, np.linalg.inv(model.covariance), 0.5, 1000.0
-    for values, right in observations:
-        features = np.array(values)
-        model.learn(features, right)
-        sigmoid = 1 / (1 + math.exp(-float(features @ weights)))
-        # The probability that a wrong answer is a random error.
-        slip = 0.0 if right else (slipped / sure) * sigmoid / ((slipped / sure) * sigmoid + 1 - sigmoid)
-        slipped, sure = slipped + slip, sure + sigmoid**2
-        weight = (1 - slip) * sigmoid**2
-        precision = precision + weight * sigmoid * (1 - sigmoid) * np.outer(features, features)
-        weights = weights + np.linalg.inv(precision) @ features * weight * (float(right) - sigmoid)
-        assert model.weights == pytest.approx(weights)
-        assert model.covariance == pytest.approx(np.linalg.inv(precision))
-        assert (model.slipped, model.sure) == pytest.approx((slipped, sure))
-    spread = float(features @ model.covariance @ features)
-    sigmoid = 1 / (1 + math.exp(-float(features @ weights) / math.sqrt(1 + 0.25 * math.pi * spread / 8)))
-    assert model.error(features) == pytest.approx(1 - (1 - slipped / sure) * sigmoid)
 
 
 def test_extreme_odds_do_not_overflow() -> None:

@@ -1,9 +1,6 @@
 """The learned policy: all proxies on one log have the same state, also after a crash, and the rules of a decision."""
 
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -145,54 +142,6 @@ def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.Mo
         log.prune(0)
     for name in names:
         assert bounded.learner(name).to_json() == whole.learner(name).to_json()
-
-
-WRITER = """
-import random, sys
-from pathlib import Path
-from kvproxy.index.store.opening import open_observations
-from kvproxy.index.policies.learned.policy import LearnedPolicy
-from tests.index.policies.learned.test_learned_policy import observation
-
-log = open_observations(Path(sys.argv[1]))
-policy = LearnedPolicy(log, None, 0.05, 0.5)
-generator = random.Random(7)
-known = policy.learner("n").observed
-for _ in range(known):
-    observation(generator)
-print(known, flush=True)
-while True:
-    policy.record_served("n", 0.01)
-    policy.learn([observation(generator)])
-    known += 1
-    print(known, flush=True)
-    log.prune(0)
-"""
-
-
-def test_a_kill_loses_no_acknowledged_observation(tmp_path: Path) -> None:
-    path, acknowledged = tmp_path / "o.db", 0
-    for round_ in range(3):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            # A snapshot is saved after every 200.
-            for line in writer.stdout:
-                if int(line) >= 197 * (round_ + 1):
-                    break
-            writer.send_signal(signal.SIGKILL)
-            rest = [line for line in writer.stdout if line.endswith("\n")]
-        acknowledged = int([line, *rest][-1])
-    log = open_observations(path)
-    learner = LearnedPolicy(log, None, 0.05, 0.5).learner("n")
-    # The process may have been killed between a write and its acknowledgement.
-    assert acknowledged <= learner.observed <= acknowledged + 1
-    generator, whole = random.Random(7), memory_policy()
-    for _ in range(learner.observed):
-        whole.record_served("n", 0.01)
-        whole.learn([observation(generator)])
-    assert learner.to_json() == whole.learner("n").to_json()
-    log.prune(0)
-    assert len(log.since("n", 0, 10_000)) <= 200
 
 
 class Sure(OverlapVerifier):

@@ -52,30 +52,6 @@ def test_a_digest_ignores_case_and_punctuation() -> None:
     assert digest("2 apples") != digest("3 apples")
 
 
-def test_the_odds_of_a_change_follow_bayes_rule() -> None:
-    errors = ClassErrors()
-    odds = 0.003 * 0.9 / 0.1
-    errors.add_comparison("a", 0.1, right=False)
-    assert errors.odds == {"a": pytest.approx(odds)}
-    assert errors.change_probability("a") == pytest.approx(odds / (1 + odds) - 0.002)
-    assert errors.change_probability("b") == 0.0
-    errors.add_comparison("a", 0.2, right=True)
-    assert errors.odds["a"] == pytest.approx((odds + 0.001) * 0.1 / 0.8)
-    # Even a sure answer may differ at random.
-    errors.add_comparison("b", 0.0, right=False)
-    assert errors.odds["b"] == pytest.approx(0.003 * 0.9 / 0.02)
-    errors.add_member("b")
-    assert errors.odds["b"] == pytest.approx(0.0135)
-    for name in "bc":
-        errors.add_member(name)
-        assert name not in errors.odds
-    errors.odds["d"] = 1e6
-    errors.add_comparison("d", 1.0, right=False)
-    assert errors.odds["d"] == pytest.approx(9e5)
-    errors.add_comparison("d", 1.0, right=True)
-    assert errors.odds["d"] == 1e6
-
-
 def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> None:
     errors = ClassErrors(odds={"b": 1000.0, "c": 999.0})
     assert (errors.is_obsolete("b"), errors.is_obsolete("c")) == (True, False)
@@ -111,23 +87,6 @@ def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[t
 def observation(right: bool = True, **more: object) -> Observation:
     features = tuple(compute_features([0.95, 0.9, 0.5], ["a", "a", "z"]).tolist())
     return Observation("e", right, "answer", True, 0.0, "n", "a", features, 0.01, 1.0, **more)  # type: ignore[arg-type]
-
-
-def test_exploration_decreases_with_evidence() -> None:
-    learner = Learner.new(Prior(), 0.02)
-    assert (learner.ready, learner.checked_chance) == (False, 0.0)
-    for expected, error, chance in ((50.0, 0.25, 0.2), (50.0, 1e-9, 0.01), (200.0, 0.25, 0.1)):
-        learner.level.expected = expected
-        assert learner.chance(error) == pytest.approx(chance)
-    # Without a level that serves, the policy is not ready, however many comparisons there are.
-    assert not learner.ready
-    learner.level.limit = 0.01
-    for expected, ready in ((8.0, True), (7.99, False)):
-        learner.level.expected = expected
-        assert learner.ready is ready
-    for observed, seen, chance in ((49, 30, 0.0), (50, 30, 0.2), (50, 120, 0.1), (50, 100_000, 0.05)):
-        learner.observed, learner.checked_seen = observed, seen
-        assert learner.checked_chance == pytest.approx(chance)
 
 
 def test_checked_may_serve_within_the_bound() -> None:

@@ -1,8 +1,9 @@
-"""The wheel contains only the package, and an installed wheel serves requests."""
+"""The wheel contains only the package, and a proxy from it loads no model library."""
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,8 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.plain_upstream import ANSWER, run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
+from tests.statuses import makes_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "commands", "index", "kvproxy")
@@ -30,6 +33,15 @@ NEEDED = {
     "kvproxy/index/models/minilm/ranges.safetensors",
     "kvproxy/index/models/verifier/adapter.safetensors",
 }
+HEAVY = {"torch", "transformers", "sentence_transformers", "pandas", "sklearn", "scipy", "matplotlib"}
+PROGRAM = """
+import sys
+from kvproxy import commands
+try:
+    commands.main()
+finally:
+    print("loaded:", commands.__file__, *sorted(name for name in sys.modules if "." not in name), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +64,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(built: Path) -> Path:
     (found,) = built.glob("*.whl")
     return found
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bin folder of a venv with the wheel and the dependencies of the test environment."""
-    venv = tmp_path_factory.mktemp("installed") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    python = venv / "bin" / "python"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-    ]
-    subprocess.run([*pip, str(wheel)], check=True)
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
-    return venv / "bin"
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a user with modules named like our top-level folders."""
-    for name in ("index", "commands", "tests"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('the module of a user')")
-    kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": str(tmp_path)}
 
 
 def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
@@ -122,20 +101,31 @@ def test_the_wheel_requires_the_dependencies_of_the_project(wheel: Path) -> None
     assert asked == wanted
 
 
-def test_an_installed_wheel_serves(installed: Path, elsewhere: dict[str, str], tmp_path: Path) -> None:
-    def printed(*command: str) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=elsewhere, cwd=tmp_path).stdout
-
-    program = str(installed / "kvproxy")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert printed(program, "--version") == f"kvproxy {project['version']}\n"
-    where = printed(str(installed / "python"), "-c", "import kvproxy; print(kvproxy.__file__)")
-    assert where.startswith(str(installed.parent))
-    port = free_port()
-    command = [program, "serve", "--port", str(port), "--data", str(tmp_path / "data"), "--num-blocks", "256"]
-    body = {"model": "demo", "temperature": 0, "messages": [{"role": "user", "content": "What is a block?"}]}
-    with serve(command, port, tmp_path / "log", env=elsewhere, cwd=tmp_path) as server:
-        first, second = (httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60) for _ in range(2))
-    assert first.status_code == 200, first.text
-    assert "block" in first.json()["choices"][0]["message"]["content"]
-    assert "hit" in second.headers["cache-status"]
+def test_a_proxy_from_the_wheel_loads_no_model_library(wheel: Path, tmp_path: Path) -> None:
+    """Its folder comes after modules that are named like our top-level folders."""
+    for name in ("index", "commands", "tests"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the module of a user')")
+    unpacked, port = tmp_path / "unpacked", free_port()
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "kvproxy = kvproxy.commands:main" in entry_points.read_text()
+    kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "KVPROXY_CACHE__LOOKUP_TIMEOUT")
+    env = {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": f"{tmp_path}:{unpacked}"}
+    with run_plain_upstream() as upstream:
+        options = ["serve", "--port", str(port), "--data", str(tmp_path / "data"), "--upstream", upstream]
+        with serve([sys.executable, "-c", PROGRAM, *options], port, tmp_path / "log", env=env, cwd=tmp_path) as server:
+            statuses = []
+            for question in ("How do I reset my password?", "How can I reset my password?"):
+                body = {"model": "plain", "temperature": 0, "messages": [{"role": "user", "content": question}]}
+                answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+                assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+                statuses.append(answer.headers["cache-status"])
+            server.process.send_signal(signal.SIGINT)
+            server.process.wait(timeout=30)
+            (line,) = (line for line in server.log.read_text().splitlines() if line.startswith("loaded:"))
+    assert makes_entry(statuses[0])
+    assert "semantic" in statuses[1]
+    _, place, *loaded = line.split()
+    assert place.startswith(str(unpacked))
+    assert {"onnxruntime", "tokenizers", "kvproxy"} <= set(loaded)
+    assert set(loaded) & HEAVY == set()

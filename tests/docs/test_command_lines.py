@@ -13,11 +13,12 @@ from kvproxy.commands import app
 from tests.docs.command_lines import NOT_RUN, PAGES, ROOT, RUN, command_lines, inline_calls
 
 ALL = [line for page in PAGES for line in command_lines(page)]
+ROOT_COMMAND: Any = typer.main.get_command(app)
 
 
 def wrong(arguments: list[str]) -> str | None:
     """What a call of kvproxy names that there is not; None where all is well."""
-    command: Any = typer.main.get_command(app)
+    command = ROOT_COMMAND
     path, known = ["kvproxy"], {"--help", "--version"}
     for word in arguments:
         children = getattr(command, "commands", {})

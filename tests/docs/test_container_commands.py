@@ -3,10 +3,10 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
@@ -34,7 +34,7 @@ def test_the_printed_container_commands_start_a_proxy(tmp_path: Path) -> None:
     data, port = str(tmp_path / "data"), free_port()
     env = os.environ | {"KVPROXY_DATA": data}
     for arguments in before:
-        subprocess.run([*KVPROXY, *(word.replace("/data", data) for word in arguments)], env=env, check=True)
+        assert kvproxy(*(word.replace("/data", data) for word in arguments), KVPROXY_DATA=data).returncode == 0
     with run_plain_upstream() as upstream:
         arguments = [word.replace("http://SERVER:8000", upstream) for word in last]
         with serve([*KVPROXY, *arguments, "--port", str(port)], port, tmp_path / "log", env=env):

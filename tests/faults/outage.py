@@ -38,6 +38,8 @@ _SETTINGS = {
     "cache__judge": "none",
     "routing__health_interval": 0.5,
 }
+_PAUSE = 0.03
+"""Seconds between the requests of a client, so that waiting clients do not fill a processor."""
 _QUESTIONS = {
     "exact": "In which drawer of the archive is the map number {} kept?",
     "semantic": "In which drawer of the archive is map number {} kept now?",
@@ -135,6 +137,7 @@ async def _client(url: str, seed: int, outage: Outage) -> None:
             except (httpx.TransportError, ValueError) as error:
                 response, text = None, repr(error)
             _judge(f"{kind} {'stream' if stream else 'whole'}", began, response, text, answer(question), outage)
+            await asyncio.sleep(_PAUSE)
 
 
 def _judge(what: str, began: float, response: httpx.Response | None, text: str, right: str, outage: Outage) -> None:

@@ -320,41 +320,28 @@ def test_a_client_without_tokens_has_nothing_forwarded(tmp_path: Path, upstream:
         assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/chat/completions/",
-        "//v1/chat/completions",
-        "/x/../v1/chat/completions",
-        "/v1//chat/completions",
-        "/v1/./messages",
-    ],
-)
-def test_other_spellings_of_a_cached_route_are_refused(
-    tmp_path: Path, upstream: tuple[str, Upstream], path: str
-) -> None:
+def test_other_spellings_of_a_cached_route_are_refused(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}'
     with run_proxy(settings(tmp_path, upstream[0])) as (url, _):
         host = httpx.URL(url)
-        with socket.create_connection((host.host, host.port or 0)) as client:
-            body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}'
-            client.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-            answer = client.recv(65_536)
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert b"/v1/" in answer.partition(b"\r\n\r\n")[2]
+        for spelling in ("/chat/completions/", "//chat/completions", "/x/../chat/completions", "/./messages"):
+            with socket.create_connection((host.host, host.port or 0)) as client:
+                head = f"POST /v1{spelling} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+                client.sendall(head.encode() + body)
+                answer = client.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 404 "), spelling
+            assert b"/v1/" in answer.partition(b"\r\n\r\n")[2]
 
 
-@pytest.mark.parametrize(
-    "path", ["/ui", "/ui/", "/ui/app.js", "/health", "/ready", "/metrics", "/openapi.json", "/admin", "/admin/x"]
-)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_nothing_under_the_proxys_own_paths_is_forwarded(
-    tmp_path: Path, upstream: tuple[str, Upstream], path: str, method: str
-) -> None:
+def test_nothing_under_the_proxys_own_paths_is_forwarded(tmp_path: Path, upstream: tuple[str, Upstream]) -> None:
     found = settings(tmp_path, upstream[0])
     add_client(found, "one")
     asked = upstream[1].asked
-    with run_proxy(found) as (url, _):
-        assert httpx.request(method, url + path, content=b"{}").status_code in (401, 403, 404, 405)
+    paths = ("/ui", "/ui/", "/ui/app.js", "/health", "/ready", "/metrics", "/openapi.json", "/admin", "/admin/x")
+    with run_proxy(found) as (url, _), httpx.Client(base_url=url) as client:
+        for path in paths:
+            for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+                assert client.request(method, path, content=b"{}").status_code in (401, 403, 404, 405)
     assert upstream[1].asked == asked
 
 

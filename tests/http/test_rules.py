@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -26,12 +25,10 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
-from tests.http.test_lifetimes import process
 from tests.http.test_upstream import PARTS
 from tests.polling import until
 from tests.requests import api_request
 from tests.servers import run_app, run_proxy, until_stored
-from tests.statuses import makes_entry
 
 WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 FILE = """
@@ -128,18 +125,6 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: tuple[str
     assert lifetime(services, "unchanged") == 70
     file.write_text(FILE)
     assert result("config", "check", "--data", file.parent) == {"rules": ["never", "short", "long"]}
-
-
-def test_sighup_reads_them_again(upstream: str, tmp_path: Path) -> None:
-    with process(tmp_path, upstream, 0.0) as (url, run):
-        file = tmp_path / "kvproxy.toml"
-        before = file.read_text()
-        file.write_text(f"{before}[[rules]]\nname = 'off'\ncache = 'maybe'\n")
-        run.send_signal(signal.SIGHUP)
-        assert makes_entry(ask(url, "one").headers["cache-status"])
-        file.write_text(f"{before}[[rules]]\nname = 'off'\ncache = false\n")
-        run.send_signal(signal.SIGHUP)
-        until(lambda: ask(url, "one").headers["cache-status"] == "kvproxy; fwd=request")
 
 
 def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None:

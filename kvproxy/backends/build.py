@@ -55,22 +55,14 @@ def _build_embedded(settings: Settings) -> Built:
 
 def _build_fleet(settings: Settings) -> Built:
     from kvproxy.upstreams.fleet import Fleet
-    from kvproxy.upstreams.llama.slot_prefix import SlotPrefix
-    from kvproxy.upstreams.mirrored_prefix import MirroredPrefix
-    from kvproxy.upstreams.mixed_prefix import MixedPrefix
+    from kvproxy.upstreams.fleet_prefix import FleetPrefix
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
 
     engines = [_build_engine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
-    mirrored, slots = MirroredPrefix(fleet), SlotPrefix(fleet)
-    prefix: PrefixCache = MixedPrefix(mirrored, slots)
-    if all(engine.mirror is None for engine in engines):
-        prefix = slots
-    elif all(engine.mirror is not None for engine in engines):
-        prefix = mirrored
-    return Built(fleet, prefix, fleet=fleet)
+    return Built(fleet, FleetPrefix(fleet), fleet=fleet)
 
 
 def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":

@@ -1,0 +1,166 @@
+"""The prefix caches of a fleet: mirrored engines, llama.cpp servers, and reported metrics."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix_cache import (
+    EngineMetrics,
+    EngineReset,
+    PrefixCache,
+    PrefixFigures,
+    PrefixReport,
+    ResetReport,
+    add_branch_texts,
+    no_events,
+)
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow, PoolReport
+from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
+from kvproxy.errors import InvalidRequest, NoPrefixCache
+from kvproxy.upstreams.fleet import Fleet
+from kvproxy.upstreams.llama.slot_view import SlotView, pin_prefix
+from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
+
+
+class FleetPrefix(PrefixCache):
+    """All engines together. Without a mirror or a llama.cpp server, only reported metrics are known."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def _mirrors(self) -> list[MirrorView]:
+        return [MirrorView(engine, mirror, self._fleet.tokenizer) for engine, mirror in self._fleet.mirrored()]
+
+    def _slots(self) -> list[SlotView]:
+        engines = self._fleet.engines.values()
+        return [SlotView(engine.llama) for engine in engines if engine.llama is not None and engine.llama.active]
+
+    def _views(self) -> list[MirrorView | SlotView]:
+        views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
+        if not views:
+            raise no_events()
+        return views
+
+    async def blocks(self) -> list[BlockRow]:
+        return [row for view in self._views() for row in await view.blocks()]
+
+    async def queue(self) -> list[BlockRow]:
+        """List the files of llama.cpp slots in eviction order."""
+        self._views()
+        slots = self._slots()
+        if not slots:
+            raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
+        return [row for view in slots for row in await view.queue()]
+
+    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        """List branches of mirrored blocks; slots have no blocks of one size."""
+        mirrors = self._mirrors()
+        if not mirrors:
+            raise no_events()
+        rows = [row for view in mirrors for row in await view.blocks()]
+        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_rows(rows), parent, start, limit))
+        return await add_branch_texts(self, found), total
+
+    async def chains(self) -> list[ChainRow]:
+        return [row for view in self._views() for row in await view.chains()]
+
+    async def show(self, name: str) -> BlockContent | None:
+        found = [(view, content) for view in self._views() for content in await view.find(name)]
+        if len({content.block.hash for _, content in found}) > 1:
+            raise InvalidRequest(f"{len(found)} blocks match {name[:80]!r}: give more of the hash")
+        if not found:
+            return None
+        view, content = found[0]
+        return replace(content, text=await view.text(content.tokens))
+
+    async def figures(self) -> PrefixFigures:
+        """Return the pool of the mirrored engines, or else the number of prefixes in slots and files."""
+        mirrors, slots = [mirror for _, mirror in self._fleet.mirrored()], self._slots()
+        metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
+        if mirrors or (metrics and not slots):
+            pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
+        else:
+            pool = _count_prefixes(await self.blocks())
+        return PrefixFigures(
+            pool,
+            complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
+            streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
+            engines=tuple(self._fleet.engines),
+            reported=metrics,
+            slots=bool(slots),
+        )
+
+    async def reset(self) -> ResetReport:
+        """Reset all engines. Raises NoPrefixCache if an engine has no route for it."""
+        self._views()
+        engines: tuple[EngineReset, ...] = ()
+        if self._fleet.mirrored():
+            others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
+            engines = tuple(await asyncio.gather(*map(reset_engine, others)))
+        engines += tuple([await view.reset() for view in self._slots()])
+        return ResetReport(all(each.reset for each in engines), engines=engines)
+
+    async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        """Return the report of the engine with the longest prefix, with the reusable tokens of all."""
+        views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
+        reports = await asyncio.gather(*(view.explain(request) for view in views))
+        known = [report for report in reports if report.engine is not None]
+        if not known:
+            return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
+        engines = {report.engine: report.reusable for report in known if report.engine is not None}
+        return replace(max(known, key=lambda report: report.reusable), engines=engines)
+
+    async def pins(self) -> list[PinRow]:
+        slots = self._slots()
+        return [pin for view in slots for pin in view.pins()] if slots else await super().pins()
+
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
+        slots = self._slots()
+        return await (pin_prefix(slots, name, ttl, request, leaf) if slots else super().pin(name, ttl, request, leaf))
+
+    async def unpin(self, name: str) -> bool:
+        # Each server may have a pin of this name.
+        removed = [view.unpin(name) for view in self._slots()]
+        return any(removed) if removed else await super().unpin(name)
+
+
+def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:
+    cached = [row for row in rows if row.num_tokens]
+    return PoolReport(
+        num_blocks=None, block_size=None, free=None, cached=len(cached), used=None, usage=None, queries=None, hits=None,
+        hit_rate=None, evictions=0, pinned=None, distinct=len({row.hash for row in cached}),
+    )  # fmt: skip
+
+
+def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
+    """Sum all pools. A sum of reported metrics is None unless every engine reports the metric."""
+
+    def values(name: str) -> list[float] | None:
+        found = [value for each in metrics if (value := getattr(each, name)) is not None]
+        return found if len(found) == num_engines else None
+
+    def total(name: str) -> int | None:
+        found = values(name)
+        return None if found is None else round(sum(found))
+
+    def count(name: str) -> int | None:
+        return sum(getattr(pool, name) or 0 for pool in mirrored) if mirrored else None
+
+    blocks, queries, hits, usages = total("num_blocks"), total("queries"), total("hits"), values("usage")
+    usage = None if usages is None else sum(usages) / len(usages)
+    sizes = [pool.block_size for pool in mirrored] + [each.block_size for each in metrics]
+    return PoolReport(
+        num_blocks=blocks,
+        block_size=next((size for size in sizes if size is not None), None),
+        free=None,
+        cached=count("cached"),
+        used=None if usage is None or blocks is None else round(usage * blocks),
+        usage=usage,
+        queries=queries,
+        hits=hits,
+        hit_rate=hits / queries if queries and hits is not None else None,
+        evictions=count("evictions"),
+        pinned=None,
+        distinct=count("distinct"),
+    )

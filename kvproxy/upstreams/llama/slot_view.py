@@ -1,0 +1,196 @@
+"""The slots and slot files of a llama.cpp upstream as a prefix cache: a block is the contents of one slot or file."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, SpelledDivergence
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow, PinRow
+from kvproxy.errors import KvproxyError, NoPrefixCache, NotFound
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack
+from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.llama.slot_choice import reusable_tokens
+
+_FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12
+"""Tokens shown of a prefix, and around a divergence."""
+_DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedPrefix:
+    """The contents of one slot, or of one file if `slot` is None."""
+
+    url: str
+    place: str
+    tokens: Tokens
+    count: int
+    state: BlockState
+    slot: int | None
+    used: float
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.tokens).hexdigest()[:32]
+
+
+class SlotView:
+    """The slots and files of one server; see `MirrorView`."""
+
+    def __init__(self, server: LlamaServer) -> None:
+        self.server = server
+
+    async def prefixes(self) -> list[_CachedPrefix]:
+        """Return all prefixes, slots first."""
+        with contextlib.suppress(KvproxyError):
+            await self.server.refresh()
+        found, url, saver = [], self.server.url, self.server.saver
+        for slot in sorted(self.server.table.slots.values(), key=lambda slot: slot.id):
+            state: BlockState = "used" if not slot.is_free else "cached" if slot.tokens else "free"
+            found.append(_CachedPrefix(url, f"slot {slot.id}", slot.prefix, slot.tokens, state, slot.id, slot.used))
+        if saver is not None:
+            pinned = {pin.file for pin in saver.files.pins()}
+            for file in saver.files.saved(saver.identity):
+                state = "pinned" if file.name in pinned else "cached"
+                found.append(_CachedPrefix(url, _DISK, file.tokens or b"", file.count, state, None, file.used))
+        return found
+
+    async def blocks(self) -> list[BlockRow]:
+        return [_row(prefix) for prefix in await self.prefixes()]
+
+    async def queue(self) -> list[BlockRow]:
+        """List files in eviction order."""
+        files = [prefix for prefix in await self.prefixes() if prefix.slot is None and prefix.state != "pinned"]
+        return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
+
+    async def chains(self) -> list[ChainRow]:
+        found = [prefix for prefix in await self.prefixes() if prefix.tokens]
+        texts = await asyncio.gather(*(self._text(first(each.tokens, _FIRST_TOKENS)) for each in found))
+        return [
+            ChainRow(
+                each.digest, None, 1, each.count, True, int(each.state == "used"), None,
+                tuple(unpack(first(each.tokens, _FIRST_TOKENS))), text, BlockLocation(each.url, medium=each.place),
+            )
+            for each, text in zip(found, texts, strict=True)
+        ]  # fmt: skip
+
+    async def find(self, name: str) -> list[BlockContent]:
+        prefixes = await self.prefixes()
+        found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
+        found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
+        return [BlockContent(_row(each), tuple(unpack(each.tokens))) for each in found]
+
+    async def text(self, tokens: Sequence[int] | None) -> str:
+        return await self._text(pack(tokens or ()))
+
+    async def _text(self, tokens: Tokens) -> str:
+        try:
+            return await self.server.client.text(tokens) if tokens else ""
+        except KvproxyError:
+            return " ".join(map(str, unpack(tokens)))
+
+    async def explain(self, request: ApiRequest) -> PrefixReport:
+        server, prefixes = self.server, await self.prefixes()
+        try:
+            prompt = await server.client.prompt(request)
+        except KvproxyError as error:
+            return PrefixReport(reason=error.message)
+        choice = server.choose(prompt, list(server.table.slots.values()))
+        if choice is None:
+            return PrefixReport(reason="the server reported no slot")
+        in_slot = reusable_tokens(choice.kept, prompt)
+        closest = max(prefixes, key=lambda each: common_prefix(each.tokens, prompt))
+        restored = f", restored from a file with {choice.reused:,} tokens of the prompt" if choice.restore else ""
+        return PrefixReport(
+            prompt_tokens=count(prompt),
+            matched_tokens=in_slot,
+            tiers={_DISK: choice.reused - in_slot} if choice.restore else {},
+            divergence=await self._divergence(closest, prompt),
+            reason=f"it would go to slot {choice.slot}{restored}",
+            engine=server.url,
+            slots=True,
+            complete=all(slot.is_known and not slot.locked for slot in server.table.slots.values()),
+        )
+
+    async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> SpelledDivergence | None:
+        position = common_prefix(prefix.tokens, prompt)
+        if not position or position >= min(count(prefix.tokens), count(prompt)):
+            return None
+        parts = ((prefix.tokens, position), (prompt, position), (prompt, position - _CONTEXT_TOKENS))
+        texts = [
+            await self._text(first(tokens, start + _CONTEXT_TOKENS)[len(first(tokens, max(0, start))) :])
+            for tokens, start in parts
+        ]
+        return SpelledDivergence(position, *texts)
+
+    async def reset(self) -> EngineReset:
+        """Clear all slots, and discard all files without a pin."""
+        server, slots = self.server, list(self.server.table.slots.values())
+        for slot in slots:
+            await server.table.wait_until_saved(slot)
+        if not all(slot.is_free for slot in slots):
+            return EngineReset(server.url, False, "its slots are in use: try again when no request is running")
+        if server.saver is not None:
+            server.saver.files.evict(0)
+        try:
+            for slot in slots:
+                slot.lock()
+                try:
+                    await server.client.erase(slot.id)
+                    slot.prefix, slot.tokens = b"", 0
+                finally:
+                    server.table.release(slot)
+        except KvproxyError as error:
+            return EngineReset(server.url, False, error.message)
+        return EngineReset(server.url, True)
+
+    def pins(self) -> list[PinRow]:
+        now, saver = time.time(), self.server.saver
+        found = saver.files.pins() if saver else []
+        return [PinRow(pin.name, (), None if pin.expires is None else pin.expires - now) for pin in found]
+
+    def unpin(self, name: str) -> bool:
+        return self.server.saver is not None and self.server.saver.files.unpin(name)
+
+    async def find_or_save(self, prefix: _CachedPrefix) -> str | None:
+        """Return the file of a prefix; save the slot if there is none."""
+        server, slot = self.server, self.server.table.slots.get(-1 if prefix.slot is None else prefix.slot)
+        if slot is not None:
+            await server.table.wait_until_saved(slot)
+        files = server.saver.files.saved(server.saver.identity) if server.saver else []
+        name = next((file.name for file in files if (file.tokens or b"").startswith(prefix.tokens)), None)
+        if name is not None or slot is None or not slot.is_free or server.saver is None:
+            return name
+        return await server.save(slot, server.saver)
+
+
+async def pin_prefix(
+    views: Sequence[SlotView], name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None
+) -> int:
+    """Pin the file with the longest common prefix; save its slot first if there is no file. Return its tokens."""
+    prefixes = [(view, prefix) for view in views if view.server.saver for prefix in await view.prefixes()]
+    prompt = await views[0].server.client.prompt(request) if request is not None else b""
+
+    def matched(prefix: _CachedPrefix) -> int:
+        if leaf is not None:
+            return count(prefix.tokens) if prefix.digest.startswith(leaf) else 0
+        return common_prefix(prefix.tokens, prompt)
+
+    view, best = max(prefixes, key=lambda each: (matched(each[1]), each[1].slot is None), default=(None, None))
+    if view is None or best is None or view.server.saver is None or matched(best) < view.server.settings.min_tokens:
+        raise NotFound("no slot or file has this prompt: send a request with it, then pin it")
+    file = await view.find_or_save(best)
+    if file is None:
+        raise NoPrefixCache("the slot was not saved: see the log, or try again when its request is complete")
+    view.server.saver.files.pin(name, file, None if ttl is None else time.time() + ttl)
+    return matched(best)
+
+
+def _row(prefix: _CachedPrefix) -> BlockRow:
+    return BlockRow(
+        prefix.slot, prefix.state, None, prefix.digest if prefix.tokens else None, None, bool(prefix.tokens), prefix.count,
+        None, None, None, copies=1 if prefix.count else 0, place=BlockLocation(prefix.url, medium=prefix.place),
+    )  # fmt: skip

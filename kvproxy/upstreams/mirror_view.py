@@ -1,0 +1,115 @@
+"""The prefix cache of an engine as its mirror shows it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvproxy.apis.json import Json, field
+from kvproxy.apis.request import ApiRequest
+from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, spell_divergence
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
+from kvproxy.errors import KvproxyError, NoPrefixCache
+from kvproxy.mirror import view
+from kvproxy.mirror.match import compute_hashes
+from kvproxy.upstreams.engine import FleetEngine
+from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+_MAX_TEXTS = 50
+"""Chains shown with their first text, which may cost a request each."""
+_TOKENIZE_SECONDS = 5.0
+_RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
+"""Routes of vLLM (in its development mode) and SGLang."""
+
+
+class MirrorView:
+    """The blocks of one mirrored engine."""
+
+    def __init__(self, engine: FleetEngine, mirror: "Mirror", tokenizer: PromptTokenizer) -> None:
+        self._engine = engine
+        self._mirror = mirror
+        self._tokenizer = tokenizer
+
+    def _snapshots(self) -> list[view.LocationSnapshot]:
+        return view.snapshot_pools(self._mirror.state(), self._engine.url)
+
+    async def blocks(self) -> list[BlockRow]:
+        return await asyncio.to_thread(view.list_blocks, self._snapshots())
+
+    async def find(self, name: str) -> list[BlockContent]:
+        """Return the blocks whose hash begins with a name, without their text."""
+        return await asyncio.to_thread(view.find_blocks, self._snapshots(), name)
+
+    async def chains(self) -> list[ChainRow]:
+        rows = await asyncio.to_thread(view.list_chains, self._snapshots())
+        texts = await asyncio.gather(*(self.text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
+        spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
+        return spelled + rows[_MAX_TEXTS:]
+
+    async def text(self, tokens: Sequence[int] | None) -> str:
+        """Return the text of tokens, or their ids if no tokenizer is available."""
+        if not tokens:
+            return ""
+        try:
+            return await self._tokenizer.text(tokens, self._engine.client, _TOKENIZE_SECONDS)
+        except KvproxyError:
+            return " ".join(map(str, tokens))
+
+    async def explain(self, request: ApiRequest) -> PrefixReport:
+        try:
+            prompt = await self._tokenizer.prompt(request, self._engine.client, _TOKENIZE_SECONDS)
+        except KvproxyError as error:
+            return PrefixReport(reason=error.message)
+        await compute_hashes(prompt, [self._mirror])
+        # A request is not routed to an engine that is draining or failing.
+        found = self._mirror.match_prefix(prompt) if self._engine.health.is_sound else None
+        if found is None:
+            return PrefixReport(
+                prompt_tokens=len(prompt.tokens), matched_tokens=0, reason="no block of the upstream is known yet"
+            )
+        rank, match = found
+        reason = (
+            "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
+            if match.hashes_match is False
+            else None
+        )
+        return PrefixReport(
+            prompt_tokens=match.prompt_tokens,
+            matched_tokens=match.matched_tokens,
+            blocks=tuple(view.hash_hex(block.hash) for block in match.blocks),
+            divergence=await spell_divergence(match.divergence, self.text),
+            reason=reason,
+            engine=self._engine.url,
+            rank=rank,
+            complete=self._mirror.complete,
+            hashes_match=match.hashes_match,
+            digests=tuple(digest.hex() for digest in match.digests),
+        )
+
+
+async def reset_engine(engine: FleetEngine) -> EngineReset:
+    """Reset the prefix cache of an engine, and its mirror. Raises NoPrefixCache if the engine has no route for it."""
+    resets = engine.mirror.num_resets() if engine.mirror is not None else []
+    for path in _RESET_PATHS:
+        try:
+            status, reply = await engine.client.call("POST", path)
+        except KvproxyError as error:
+            return EngineReset(engine.url, False, error.message)
+        if status in (404, 405):
+            continue
+        failure = _reset_failure(status, reply)
+        if failure is None and engine.mirror is not None:
+            engine.mirror.confirm_reset(resets)
+        return EngineReset(engine.url, failure is None, failure)
+    raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
+
+
+def _reset_failure(status: int, reply: Json) -> str | None:
+    """Return the reason why a reset failed. vLLM reports a failure with status 200 and `"success": false`."""
+    if status >= 400:
+        return f"it answered {status}"
+    is_busy = field(reply, "success") is False
+    return "its prefix cache is in use: try again when no request is running" if is_busy else None

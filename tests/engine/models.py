@@ -19,8 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     Qwen2Config,
@@ -68,7 +66,6 @@ _HYBRID_MAKERS: dict[str, Any] = {
     "gpt-oss": lambda: GptOssForCausalLM(
         GptOssConfig(sliding_window=9, num_local_experts=4, num_experts_per_tok=2, **_HYBRID)
     ),
-    "phi3-window": lambda: Phi3ForCausalLM(Phi3Config(sliding_window=17, **_without_head_dim(_HYBRID))),
     "mistral-window": lambda: MistralForCausalLM(MistralConfig(sliding_window=6, **_HYBRID)),
     "qwen2-window": lambda: Qwen2ForCausalLM(
         Qwen2Config(sliding_window=8, use_sliding_window=True, max_window_layers=1, **_without_head_dim(_HYBRID))

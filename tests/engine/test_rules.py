@@ -1,8 +1,7 @@
 """Small rules of the engine, one by one: bounds of requests, division into pieces, whose turn it is, and when it fails."""
 
 import asyncio
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,45 +11,17 @@ import torch
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.health import FAILURE_THRESHOLD, EngineHealth, client_error, first_line
-from kvproxy.engine.limits import EngineLimits, validate_sampling
+from kvproxy.engine.limits import EngineLimits
 from kvproxy.engine.models.layer_groups import group_layers, layer_kinds, pool_slots
 from kvproxy.engine.sampler.sampler import UniformStream
-from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
-from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.scheduler.request_queue import RequestQueue
-from kvproxy.engine.scheduler.sequence import NgramProposer
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.errors import ContextTooLong, InvalidRequest, SettingsError
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
-from tests.engine.tiered import Driven, tiny
+from tests.engine.tiered import tiny
 
 LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("max_tokens", (0, 2**53, None)),
-        ("top_k", (-1, 2**31 - 1)),
-        ("seed", (-(2**63), 2**64 - 1, None)),
-        ("logprobs", (0, 20, None)),
-        ("prompt_logprobs", (0, 20, None)),
-        ("n", (1, 128)),
-        ("temperature", (0, 100, 0.0, 100.0)),
-        ("top_p", (0, 1, 1.0)),
-        ("stop", ((), ("x" * 1024,) * 32)),
-    ],
-)
-def test_values_at_their_bounds_are_taken(name: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        validate_sampling(replace(SamplingParams(), **{name: value}))
-
-
-@pytest.mark.parametrize("name", ["top_k", "n"])
-def test_what_has_a_value_always_may_not_be_left_out(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=name):
-        validate_sampling(replace(SamplingParams(), **{name: None}))
 
 
 def request(length: int, most: int | None, **fields: Any) -> GenerationRequest:
@@ -81,12 +52,6 @@ def test_who_draws_with_a_seed_draws_the_same_in_every_version() -> None:
     assert UniformStream(SamplingParams(), 0).peek(1) != UniformStream(SamplingParams(), 0).peek(1)
 
 
-def test_guesses_need_three_equal_tokens() -> None:
-    assert NgramProposer().propose([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
-    assert NgramProposer().propose([1, 2, 3, 4, 9, 2, 3], 2) == []
-    assert NgramProposer().propose([1, 2], 2) == []
-
-
 def test_almost_no_temperature_is_none() -> None:
     assert SamplingParams(temperature=9e-6).is_greedy
     assert not SamplingParams(temperature=1e-5).is_greedy
@@ -106,31 +71,6 @@ class Sequence:
 def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0, tokens: int = 0, prompt: int = 0) -> Any:
     source = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, own_priority=own)
     return Sequence(source, CacheRequest(id, [1] * tokens), prompt)
-
-
-def test_strict_pieces_begin_and_end_at_multiples() -> None:
-    ordinary, strict = ChunkedPrefill(16, 100, strict=False), ChunkedPrefill(16, 100, strict=True)
-    assert (ordinary.is_strict, ordinary.alignment, ordinary.max_step_tokens) == (False, 16, 100)
-    assert (strict.is_strict, strict.alignment, strict.max_step_tokens) == (True, 96, 100)
-    assert ChunkedPrefill(16, 10, strict=True).max_step_tokens == 16
-    strict = ChunkedPrefill(16, 64, strict=True)
-    one = sequence("a", tokens=210, prompt=200)
-    assert [ordinary.num_new_tokens(one, start, 100) for start in (0, 150, 205)] == [100, 60, 5]
-    assert [strict.num_new_tokens(one, start, 5) for start in (0, 10, 64, 191, 192, 199, 200, 209)] == [
-        64,
-        54,
-        64,
-        1,
-        8,
-        1,
-        1,
-        1,
-    ]
-    assert [ordinary.num_cacheable_tokens(one, computed) for computed in (10, 205)] == [10, 205]
-    assert [strict.num_cacheable_tokens(one, computed) for computed in (64, 192, 200, 210)] == [64, 192, 192, 192]
-    assert strict.num_cacheable_tokens(sequence("b", tokens=128, prompt=128), 128) == 128
-    assert ChunkedPrefill(16, 10, strict=True).alignment == 16
-    assert not ChunkedPrefill(16, 100, strict=False).is_strict
 
 
 def waiting(line: RequestQueue, *sequences: Any) -> None:
@@ -186,16 +126,6 @@ def test_who_comes_back_begins_level_with_who_got_least() -> None:
         line.unregister(each)
     waiting(line, sequence("5", "b"))
     assert line._service == {"b": 0}
-
-
-def test_where_keys_and_values_go() -> None:
-    span = TokenSpan([7, 8, 9], 3, [[5, 2], [1, 4]], num_draft_tokens=1, lora_id=2)
-    assert (span.end, span.slot_mapping(4), span.slot_mapping(4, 1)) == (6, [23, 8, 9], [7, 16, 17])
-    assert [(row.tokens, row.start, row.num_draft_tokens, row.lora_id) for row in span.rows()] == [
-        ([7], 3, 0, 2),
-        ([8], 4, 0, 2),
-        ([9], 5, 0, 2),
-    ]
 
 
 def test_an_engine_fails_after_so_many_steps_and_is_dead_for_good() -> None:
@@ -265,55 +195,12 @@ def test_layers_share_tables_in_groups_of_a_size(types: str, groups: list[tuple[
     assert all(groups[group][slot] == layer for layer, (group, slot) in placed.items())
 
 
-def test_a_chunk_has_the_name_of_its_last_block() -> None:
-    driven = Driven(tiny(), {"host": "1MiB"})
-    tokens = list(range(40))
-    chain = driven.engine.manager.hasher.chain(tokens, 4)
-    names = driven.tiers._transfer.names(CacheRequest("r", tokens), 0, 2)
-    assert [(name.digest, list(name.tokens)) for name in names] == [
-        (chain[3], tokens[:16]),
-        (chain[7], tokens[16:32]),
-    ]
-    assert driven.tiers._transfer.names(CacheRequest("r", tokens), 1, 2) == names[1:]
-
-
-def test_in_strict_mode_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NgramProposer, "propose", lambda lookup, tokens, count: [1] * count)
-    drafts: dict[bool, set[int]] = {}
-    for strict in (False, True):
-        driven = Driven(tiny(), {}, batch_invariant=strict, num_speculative_tokens=3)
-        seen = drafts[strict] = set()
-        forward = driven.engine._runner.execute_model
-
-        def watched(plan: Any, seen: set[int] = seen, forward: Any = forward) -> Any:
-            seen.update(span.num_draft_tokens for _, span in [*plan.prefills, *plan.decodes])
-            return forward(plan)
-
-        driven.engine._runner.execute_model = watched  # type: ignore[method-assign]
-        driven.submit("a", [1, 2, 3, 4] * 6, 24)
-        driven.run()
-    assert drafts[True] == {0}
-    assert max(drafts[False]) > 0
-
-
 def test_a_pool_beyond_all_memory_is_refused_with_its_size() -> None:
     shape = tiny().shape
     blocks = 2**40
     size = blocks * shape.block_bytes(16, torch.float32) / 2**30
     with pytest.raises(SettingsError, match=rf"needs {size:.1f} GiB, more than cpu has: lower num_blocks"):
         KVPool(shape, blocks, 16, torch.float32, torch.device("cpu"))
-
-
-def test_queries_that_grow_with_their_place_do_so_once_and_by_the_batchs_positions() -> None:
-    model = tiny("llama4").model
-    layers = [module for module in model.modules() if hasattr(module, "attn_temperature_tuning")]
-    assert [
-        (layer.attn_temperature_tuning, hasattr(layer, "query_temperature")) for layer in layers if not layer.use_rope
-    ] == [(False, True)]
-    assert not any(hasattr(layer, "query_temperature") for layer in layers if layer.use_rope)
-    (tuned,) = (layer for layer in layers if not layer.use_rope)
-    found = tuned.query_temperature(torch.tensor([0, 18, 19, 38, 39, 59]))
-    assert found.tolist() == pytest.approx([1 + 0.1 * math.log1p(steps) for steps in (0, 0, 1, 1, 2, 3)])
 
 
 async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:

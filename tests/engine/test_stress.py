@@ -20,7 +20,7 @@ from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.store import ChunkStore
-from tests.engine.models import ARCHITECTURES, VOCABULARY, random_model, reference
+from tests.engine.models import VOCABULARY, random_model, reference
 from tests.engine.tiered import Driven, tiny
 from tests.reference.integrity import check_integrity
 from tests.tiers.doubles import DictStore
@@ -173,17 +173,10 @@ class Stress:
         self.driven.engine.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_storm_leaves_every_answer_exact_and_nothing_behind(seed: int, tmp_path: Path) -> None:
     stress = Stress("llama", seed, tmp_path)
     stress.run(60)
-    stress.check()
-
-
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
-def test_a_storm_over_other_architectures(architecture: str, tmp_path: Path) -> None:
-    stress = Stress(architecture, 11, tmp_path, num_blocks=60)
-    stress.run(30)
     stress.check()
 
 

@@ -77,7 +77,7 @@ def test_stretches_are_merged(lengths: list[int]) -> None:
         assert error(output, exact) < TOLERANCE[torch.float32]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (7, 1), (20, 1)]),
     st.integers(1, 40),
@@ -95,39 +95,21 @@ def test_any_shape(
     assert error(output, exact) < TOLERANCE[torch.float32]
 
 
-def test_a_row_does_not_depend_on_the_rest_nor_on_the_width_of_the_table() -> None:
-    heads = Heads(2, 1, 16)
-    pool = poisoned_pool(heads, 40, 16, torch.float32, CPU)
-    pool.data.normal_()
-    query = torch.randn(1, 2, 16)
-
-    def first_row(lengths: list[int], width: int) -> torch.Tensor:
-        table = torch.arange(1, 1 + width, dtype=torch.int32).expand(len(lengths), width).contiguous()
-        attend = TritonDecode().prepare(table, torch.tensor(lengths), pool)
-        rows = query.expand(len(lengths), 2, 16).contiguous()
-        return attend(rows, pool.layer(0), pool.layer(0), DEFAULT_SCORES)[0]
-
-    alone = first_row([300], 19)
-    assert torch.equal(first_row([300, 1, 129], 19), alone)
-    assert torch.equal(first_row([300], 39), alone)
-
-
 def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
     """A step captured for long sequences launches as many programs as keep the GPU busy, not one for each stretch."""
     heads = Heads(4, 2, 16)
     pool = poisoned_pool(heads, 41, 16, torch.float32, CPU)
     pool.data.normal_()
-    lengths = [1, 130, 500, 640]
-    table = (torch.arange(40, dtype=torch.int32) + 1).expand(4, 40).contiguous()
-    query = torch.randn(4, 4, 16)
+    lengths = [1, 130, 500]
+    table = (torch.arange(40, dtype=torch.int32) + 1).expand(3, 40).contiguous()
+    query = torch.randn(3, 4, 16)
 
     def rows(programs: int) -> torch.Tensor:
         backend = TritonDecode(8, num_programs=programs)
         return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
 
     one_each = rows(10_000)
-    # 4 rows of 2 heads: one program for all stretches of a row and head, then 3, then 5.
-    for programs in (1, 8, 24, 40):
+    for programs in (1, 12):
         assert torch.equal(rows(programs), one_each)
 
 
@@ -158,7 +140,7 @@ def test_sdpa_is_right_on_the_same_cases() -> None:
         assert error(output, exact) < TOLERANCE[torch.float32]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["full", "sliding_window", "chunked_local"]),
     st.integers(1, 50),

@@ -10,6 +10,7 @@ from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, ToolCall
@@ -66,14 +67,8 @@ class ResponsesEncoder:
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
         first = len(self._output.first.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
-            item = self._call(place, call)
-            at: JsonObject = {"item_id": item["id"], "output_index": place}
-            start: JsonObject = {**item, "arguments": "", "status": "in_progress"}
-            yield self._event("response.output_item.added", {"output_index": place, "item": start})
-            yield self._event("response.function_call_arguments.delta", {**at, "delta": call.arguments})
-            done: JsonObject = {**at, "name": call.name, "arguments": call.arguments}
-            yield self._event("response.function_call_arguments.done", done)
-            yield self._event("response.output_item.done", {"output_index": place, "item": item})
+            for data in item_events(place, self._call(place, call)):
+                yield self._event(str(data["type"]), data)
 
     def _start_text(self) -> Iterator[bytes]:
         self._has_text = True

@@ -13,7 +13,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, ToolCall
+from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
@@ -27,7 +27,7 @@ class ResponsesCodec:
         tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
         return Conversation((*first, *map(_message, items)), tuple(tools))
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         fields.reject(body, _STATEFUL)
         prompt, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
@@ -37,12 +37,8 @@ class ResponsesCodec:
             )
         tools = tool_use(body, prompt.tools)
         check_one_format(grammar, tools, "text.format")
-        return replace(
-            fields.base_request(body, prompt),
-            max_tokens=fields.integer(body, "max_output_tokens"),
-            grammar=grammar,
-            tools=tools,
-        )
+        request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
+        return replace(request, grammar=grammar, tools=tools)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesEncoder":
         return ResponsesEncoder(request, model)

@@ -4,7 +4,7 @@ python -m tests.benchmarks.savings [--upstream URL --model NAME] [--chats 60]
 
 Each chat is sent twice in random order: with a cached prefix, and with a salt of its own, so that all of it is computed. The
 measured saving is the difference of the times to the first chunk; the estimate comes from the journal of these requests. The
-model is the demo model by default.
+model is the demo model by default. llama.cpp knows no salts: `cache_prompt: false` tells it to compute the whole prompt.
 """
 
 import argparse
@@ -36,21 +36,23 @@ def first_chunk(client: httpx.Client, body: dict[str, object]) -> float:
     return seconds
 
 
-def measured_saving(client: httpx.Client, model: str, chats: int, longest: int) -> float:
-    """Send all chats; return the sum of the differences in seconds."""
-    draw, saved = random.Random(0), 0.0
+def measured_saving(client: httpx.Client, model: str, chats: int, longest: int, uncached: dict[str, object]) -> float:
+    """Send all chats; return the sum of the differences in seconds. `uncached` are fields of requests without reuse."""
+    # Another run must not send the same chats: a server with a large cache would still hold them.
+    draw, saved = random.Random(), 0.0
     settings = {"model": model, "stream": True, "max_tokens": 4, "temperature": 0}
     settings["stream_options"] = {"include_usage": True}
     for number in range(chats):
         system = {"role": "system", "content": " ".join(draw.choices(WORDS, k=draw.randrange(60, longest)))}
 
-        def send(question: str, **more: str) -> float:
+        def send(question: str, **more: object) -> float:
             user = {"role": "user", "content": f"{number} {question}?"}  # noqa: B023
             return first_chunk(client, {**settings, **more, "messages": [system, user]})  # noqa: B023
 
         send("first")
-        salts = {"cached": {}, "cold": {"cache_salt": f"{draw.getrandbits(60):x}"}}
-        seconds = {kind: send(kind, **salts[kind]) for kind in draw.sample(list(salts), 2)}
+        cold = {"cache_salt": f"{draw.getrandbits(60):x}", **uncached}
+        fields: dict[str, dict[str, object]] = {"cached": {}, "cold": cold}
+        seconds = {kind: send(kind, **fields[kind]) for kind in draw.sample(list(fields), 2)}
         saved += seconds["cold"] - seconds["cached"]
     return saved
 
@@ -61,13 +63,16 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--chats", type=int, default=60)
     options = parser.parse_args()
-    flags = ("--upstream", options.upstream) if options.upstream else ("--num-blocks", "4096")
+    flags: tuple[str, str] = ("--num-blocks", "4096")
+    longest, uncached = 700, dict[str, object]()
+    if options.upstream:
+        flags, longest, uncached = ("--upstream", options.upstream), 1_200, {"cache_prompt": False}
     with tempfile.TemporaryDirectory() as folder:
         with (
             kvproxy(Path(folder), *flags, KVPROXY_CACHE__ENABLED="false") as server,
             httpx.Client(base_url=server.url, timeout=600) as client,
         ):
-            saved = measured_saving(client, options.model, options.chats, 1_200 if options.upstream else 700)
+            saved = measured_saving(client, options.model, options.chats, longest, uncached)
             time.sleep(1.5)  # The journal writes later.
         with contextlib.closing(Reader(Path(folder) / "journal.db")) as reader:
             row = next(each for each in savings(reader, "layer", {}) if each.name == "prefix")

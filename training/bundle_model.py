@@ -1,24 +1,28 @@
-"""Copies the weights of the default embedder into the source tree, so that wheels contain them.
+"""Writes the weights of the default embedder into the source tree, in float16, so that wheels contain them.
 
 python -m training.bundle_model
 """
 
 import shutil
 
-from kvproxy.index.models.minilm.shipped import check_shipped
-from kvproxy.index.models.minilm.weights import BUNDLED, packaged_model
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-FILES = ("model.safetensors", "tokenizer.json")
+from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.weights import BUNDLED, FLOAT16_FILE, packaged_model, weights_file
 
 
 def main() -> None:
     folder = packaged_model()
     if folder != BUNDLED:
+        check_shipped(weights_file(folder))
+        tensors = load_file(weights_file(folder))
         BUNDLED.mkdir(exist_ok=True)
-        for name in FILES:
-            shutil.copyfile(folder / name, BUNDLED / name)
-    check_shipped(BUNDLED / "model.safetensors")
-    print(f"{BUNDLED}: {', '.join(FILES)}")
+        shutil.copyfile(folder / "tokenizer.json", BUNDLED / "tokenizer.json")
+        halves = {name: value.astype(np.float16) for name, value in tensors.items() if value.dtype == np.float32}
+        save_file(halves, BUNDLED / FLOAT16_FILE)
+    check_shipped(BUNDLED / FLOAT16_FILE)
+    print(f"{BUNDLED}: {', '.join(sorted(file.name for file in BUNDLED.iterdir()))}")
 
 
 if __name__ == "__main__":

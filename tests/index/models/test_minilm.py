@@ -35,12 +35,12 @@ def reference() -> np.ndarray:
     return load_embedder(str(packaged_model())).embed(TEXTS)
 
 
-def test_float_vectors_equal_those_of_sentence_transformers(reference: np.ndarray) -> None:
+def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_of_the_weights(reference: np.ndarray) -> None:
     embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)
     assert vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, reference, atol=2e-6)
+    np.testing.assert_allclose(vectors, reference, atol=5e-4)
     assert embedder.name == "all-MiniLM-L6-v2"
 
 
@@ -53,7 +53,7 @@ def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray
     cosines = (vectors * reference).sum(axis=1)
     assert [text for text, cosine in zip(TEXTS, cosines, strict=True) if text and cosine < 0.995] == []
     assert np.abs(vectors @ vectors.T - reference @ reference.T).max() < 0.05
-    assert embedder.name == "all-MiniLM-L6-v2-int8.2"
+    assert embedder.name == "all-MiniLM-L6-v2-int8.3"
 
 
 async def test_vectors_of_an_older_graph_are_computed_again(store: SqliteStore) -> None:
@@ -82,7 +82,7 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
         hidden = network.encode(ids, segments, mask)
         mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
         vectors = torch.nn.functional.normalize(mean, dim=1).numpy()
-    np.testing.assert_allclose(vectors, reference, atol=2e-6)
+    np.testing.assert_allclose(vectors, reference, atol=5e-4)
 
 
 def test_neither_embedder_nor_verifier_needs_torch() -> None:

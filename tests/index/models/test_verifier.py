@@ -82,7 +82,7 @@ def test_the_adapter_is_small_and_contains_its_calibration() -> None:
 
 def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:
     near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
-    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.2"):
+    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.3"):
         knows = load_verifier(embedder=name)
         assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
     other = load_verifier(embedder="intfloat/e5-small")

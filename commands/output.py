@@ -1,13 +1,19 @@
 """Prints results: facts and sentences for people, JSON for scripts."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvproxy.commands.formatting import json_text, one_line
+
+if TYPE_CHECKING:
+    from kvproxy.charts import Chart
+
+_CHART_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,17 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 def print_note(sentence: str) -> None:
     """Print a sentence on stderr, beside the result."""
     typer.echo(sentence, err=True)
+
+
+def print_charts(charts: "Sequence[Chart]") -> None:
+    """Draw charts, at a terminal only."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    if console.is_terminal and charts:
+        from kvproxy.charts import draw
+
+        typer.echo(draw(charts, min(console.width, _CHART_WIDTH), colours=console.color_system is not None))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Charts of the analyses, saved as files by matplotlib in the colours of the dashboard."""
+"""Charts of the analyses: drawn at a terminal by plotext, and saved as files by matplotlib, in the colours of the dashboard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito, which the dashboard uses: readable for the colour-blind.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _GREY = "#8b94a3"
+_HEIGHT = 14
+_BAR_MARGIN = 12
+"""Characters for the values of bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,8 @@ class ChartLine:
     """A line of a chart.
 
     Attributes:
-        lows, highs: an interval around each value; empty without one.
-        is_dashed: tell it from the others.
+        lows, highs: an interval around each value; empty without one. Terminals do not show it.
+        is_dashed: tell it from the others; terminals do not show it.
     """
 
     name: str
@@ -50,6 +53,11 @@ class Chart:
     is_share: bool = False
 
 
+def draw(charts: Sequence[Chart], width: int, *, colours: bool = True) -> str:
+    """Return charts as text for a terminal of a width in characters."""
+    return "\n".join(_drawn(chart, width, colours) for chart in charts)
+
+
 def save(charts: Sequence[Chart], path: Path) -> None:
     """Save charts below each other; the file's suffix selects the format (png, svg, pdf)."""
     from matplotlib.figure import Figure
@@ -60,6 +68,40 @@ def save(charts: Sequence[Chart], path: Path) -> None:
     for chart, each in zip(charts, axes[:, 0], strict=True):
         _plot(chart, each)
     figure.savefig(path)
+
+
+def _drawn(chart: Chart, width: int, colours: bool) -> str:
+    # Typed as Any: plotext has no types. It draws on one figure of the module.
+    import plotext
+
+    if not chart.bars and not any(line.xs for line in chart.lines):
+        return f"{chart.y_label}: no values"
+    plot: Any = plotext
+    plot.clear_figure()
+    plot.theme("clear")
+    scale = 100 if chart.is_share else 1
+    unit = " in %" if chart.is_share else ""
+    if chart.bars:
+        names, values = zip(*chart.bars, strict=True)
+        room = width - max(map(len, names)) - _BAR_MARGIN
+        plot.simple_bar(names, [value * scale for value in values], width=room, title=f"{chart.x_label}{unit}")
+    else:
+        plot.plotsize(width, _HEIGHT)
+        for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):
+            ys = [y * scale for y in line.ys]
+            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(colour))
+        for name, value in chart.levels:
+            xs = [x for line in chart.lines for x in line.xs] or [0, 1]
+            plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
+        if chart.log_x:
+            plot.xscale("log")
+        if chart.is_share:
+            plot.ylim(0, None)
+        plot.xlabel(chart.x_label)
+        plot.title(f"{chart.y_label}{unit}")
+    text: str = plot.build()
+    lines = (text if colours else plot.uncolorize(text)).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _plot(chart: Chart, axes: "Axes") -> None:
@@ -93,3 +135,7 @@ def _plot(chart: Chart, axes: "Axes") -> None:
 
 def _repeated(count: int) -> list[str]:
     return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))

@@ -7,10 +7,11 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.output import Output, progress_bar
+from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
+    from kvproxy.charts import Chart
     from kvproxy.index.evaluation.calibrate import Calibration, Point
     from kvproxy.index.evaluation.streams import Report
 
@@ -58,17 +59,19 @@ def calibrate(
             report = calibration.calibrate_stream(
                 stream, settings, max_error, judge, judge_error, orders, lambda step, share: progress(share)
             )
-        save_charts(calibration.stream_charts(report), plot)
-        return Output(report.document(), lambda: _print_stream(report))
+        charts = calibration.stream_charts(report)
+        save_charts(charts, plot)
+        return Output(report.document(), lambda: _print_stream(report, charts))
     if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
             result = calibration.calibrate_pairs(pairs, settings, target_error, progress)
-        save_charts(calibration.calibration_charts(result), plot)
-        return Output(result.document(), lambda: _print_pairs(result))
+        charts = calibration.calibration_charts(result)
+        save_charts(charts, plot)
+        return Output(result.document(), lambda: _print_pairs(result, charts))
     raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
 
 
-def _print_pairs(result: "Calibration") -> None:
+def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them equivalent")
     rows = []
     for name, curve in result.curves.items():
@@ -79,6 +82,7 @@ def _print_pairs(result: "Calibration") -> None:
         rows += [(name, *_row(point, used, level)) for point in curve if point.level in (used, level)]
     if None in result.recommended.values():
         typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
+    print_charts(charts)
     columns = ["Policy", "Level#", "Use", "Hits#", "Hit rate#", "95% interval#?", "Wrong#", "95% interval#?"]
     print_table(columns, rows)
 
@@ -96,7 +100,8 @@ def _row(point: "Point", used: float, recommended: float | None) -> list[object]
     ]
 
 
-def _print_stream(report: "Report") -> None:
+def _print_stream(report: "Report", charts: "list[Chart]") -> None:
+    print_charts(charts)
     rows = [
         (
             name if name != "threshold" or report.level is None else f"threshold {report.level}",

@@ -17,7 +17,7 @@ from kvproxy.commands.analyse.options import (
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data
-from kvproxy.commands.output import Output, print_note, progress_bar
+from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -58,10 +58,12 @@ def estimate(
         found = asyncio.run(
             run(content.requests, settings, loaded, block_size, sizes, lambda step, share: progress(share), draws)
         )
-    save_charts(estimate_charts(found), plot)
+    charts = estimate_charts(found)
+    save_charts(charts, plot)
 
     def show() -> None:
         _print(found)
+        print_charts(charts)
         for error in content.errors[:5]:
             print_note(f"line {error.line}: {error.message}")
         if tokenizer is None:

@@ -8,7 +8,7 @@ import typer
 from kvproxy.commands.analyse.options import parse_sizes
 from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
-from kvproxy.commands.output import Output, progress_bar
+from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table, table
 
 if TYPE_CHECKING:
@@ -50,8 +50,14 @@ def simulate(
     result = _sweep(trace, parse_sizes(blocks, 1), policies, block_size)
     if model is not None:
         bytes_per_token = model_bytes_per_token(model)
-    save_charts(sweep_charts(result), plot)
-    return Output(_document(result, bytes_per_token), lambda: _print(result, bytes_per_token))
+    charts = sweep_charts(result)
+    save_charts(charts, plot)
+
+    def show() -> None:
+        _print(result, bytes_per_token)
+        print_charts(charts)
+
+    return Output(_document(result, bytes_per_token), show)
 
 
 def _compare_routing(

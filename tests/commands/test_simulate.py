@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from kvproxy.charts import Chart, save
 from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"
@@ -29,8 +28,3 @@ def test_wrong_usage(tmp_path: Path) -> None:
     bad.write_text("nonsense\n")
     done = kvproxy("simulate", bad)
     assert (done.returncode, "line 1: not JSON" in done.stderr) == (2, True)
-
-
-def test_bars_are_saved(tmp_path: Path) -> None:
-    save([Chart("requests by layer", "", bars=[("exact hits", 12.0), ("engine", 30.0)])], tmp_path / "bars.svg")
-    assert (tmp_path / "bars.svg").read_text().startswith("<?xml")

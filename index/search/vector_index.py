@@ -1,12 +1,15 @@
-"""Nearest vectors in one namespace: a flat FAISS index, or a graph (HNSW) if there are many vectors.
+"""Nearest vectors in one namespace: a flat FAISS index, or if there are many vectors a graph (HNSW), or a flat index on a GPU.
 
 A background thread builds the graph, and builds it again without the deleted vectors (`rebuild`), while lookups and writes
 continue.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Set
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ _EF_SEARCH = 128  # Graph nodes visited by a search. FAISS's default of 16 misse
 _EF_CONSTRUCTION = 100
 _MAX_RESULTS = 1_000  # Results of one search, including tombstones. A search of a graph takes time for each.
 _MAX_DEAD_SHARE = 0.3  # Share of tombstones in the index that requires a rebuild.
+_GPU_SCRATCH = 256 << 20  # Bytes of GPU memory for FAISS; the engine leaves them free.
 _STEP = 4  # Vectors added to a graph while lookups wait; each takes 1 ms in a graph of a million.
 _PAUSE = (
     0.0005  # Seconds between two steps. Without it, the thread would acquire the lock again before any other thread.
@@ -28,22 +32,60 @@ Source = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Returns the next stored vectors beyond a number: rising numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """FAISS's resources on a GPU.
+
+    Attributes:
+        resources: `StandardGpuResources`, shared by all indexes.
+        lock: required for each call of an index on the GPU, since even searches are not thread-safe.
+    """
+
+    resources: Any
+    lock: Any
+
+
+@functools.cache
+def gpu() -> Gpu | None:
+    """Return the GPU; None if FAISS finds no GPU or does not support it."""
+    import faiss
+
+    if faiss.get_num_gpus() == 0:
+        return None
+    resources = faiss.StandardGpuResources()
+    # The default is 1.5 GiB, which the engine's blocks need.
+    resources.setTempMemory(_GPU_SCRATCH)
+    return Gpu(resources, threading.RLock())
+
+
 class _Segment:
     """An append-only FAISS index of unit vectors by rising numbers."""
 
-    def __init__(self, dim: int, *, graph: bool) -> None:
-        import faiss
-
-        self.is_graph = graph
-        self._index: Any
-        if graph:
-            self._index = faiss.IndexHNSWFlat(dim, _LINKS, faiss.METRIC_INNER_PRODUCT)
-            self._index.hnsw.efSearch = _EF_SEARCH
-            self._index.hnsw.efConstruction = _EF_CONSTRUCTION
-        else:
-            self._index = faiss.IndexFlatIP(dim)
+    def __init__(self, dim: int, *, large: bool) -> None:
+        self.large = large
+        self.gpu = gpu() if large else None
+        self._lock: Any = self.gpu.lock if self.gpu is not None else nullcontext()
+        self._index = self._make(dim)
         self._numbers = np.empty(64, np.int64)
         self._count = 0
+
+    def _make(self, dim: int) -> Any:
+        import faiss
+
+        if self.gpu is not None:
+            with self._lock:
+                return faiss.GpuIndexFlatIP(self.gpu.resources, dim)
+        if not self.large:
+            return faiss.IndexFlatIP(dim)
+        index = faiss.IndexHNSWFlat(dim, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efSearch = _EF_SEARCH
+        index.hnsw.efConstruction = _EF_CONSTRUCTION
+        return index
+
+    def __del__(self) -> None:
+        # FAISS's resources are not thread-safe when the index returns its memory.
+        with getattr(self, "_lock", nullcontext()):
+            self._index = None
 
     def __len__(self) -> int:
         return self._count
@@ -68,7 +110,8 @@ class _Segment:
         while end > len(self._numbers):
             self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)])
         if len(numbers):
-            self._index.add(np.ascontiguousarray(vectors[fresh], dtype=np.float32))
+            with self._lock:
+                self._index.add(np.ascontiguousarray(vectors[fresh], dtype=np.float32))
         self._numbers[self._count : end] = numbers
         self._count = end
 
@@ -80,7 +123,8 @@ class _Segment:
         farthest = min(max(_MAX_RESULTS, limit), self._count)
         wanted = min(2 * limit if dead else limit, farthest)
         while True:
-            _, places = self._index.search(vector[None].astype(np.float32), wanted)
+            with self._lock:
+                _, places = self._index.search(vector[None].astype(np.float32), wanted)
             # FAISS returns -1 for missing results.
             found = [place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in dead]
             if len(found) >= limit or wanted == farthest:
@@ -90,7 +134,8 @@ class _Segment:
         if not len(near):
             return []
         # FAISS and NumPy add in different orders. Decisions must not depend on the rounding.
-        vectors = self._index.reconstruct_batch(near)
+        with self._lock:
+            vectors = self._index.reconstruct_batch(near)
         return [(int(self._numbers[at]), float(row @ vector)) for at, row in zip(near, vectors, strict=True)]
 
 
@@ -106,7 +151,7 @@ class VectorIndex:
         self._dim = dim
         self._flat_limit = flat_limit
         self._lock = threading.Lock()
-        self._segment = _Segment(dim, graph=False)
+        self._segment = _Segment(dim, large=False)
         self._dead: set[int] = set()
         self._removed: list[int] | None = None
 
@@ -116,7 +161,11 @@ class VectorIndex:
 
     @property
     def is_graph(self) -> bool:
-        return self._segment.is_graph
+        return self._segment.large and not self.on_gpu
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._segment.gpu is not None
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Add vectors, `[n, dim]`. Numbers up to the last one are already in the index, and are skipped."""
@@ -147,14 +196,14 @@ class VectorIndex:
             total, dead = len(self._segment), len(self._dead)
             if dead > 100 and dead > _MAX_DEAD_SHARE * total:
                 return True
-            return not self.is_graph and total > self._flat_limit
+            return not self._segment.large and total > self._flat_limit
 
     def rebuild(self, source: Source, stop: Callable[[], bool] = lambda: False) -> bool:
         """Build a new index from the store, and return whether it completed before `stop` returned True."""
         with self._lock:
             self._removed = []
             large = len(self._segment) - len(self._dead) > self._flat_limit
-        segment = _Segment(self._dim, graph=large)
+        segment = _Segment(self._dim, large=large)
         try:
             while len((part := source(segment.last))[0]):
                 segment.add(*part)

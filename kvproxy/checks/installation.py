@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from importlib import metadata
 
 from kvproxy.checks.at_rest import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
@@ -49,9 +50,17 @@ def _torch() -> str:
 
 
 def _faiss() -> str:
+    found = {}
+    for name in ("faiss-cpu", "faiss-gpu-cu12"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise KvproxyError("faiss-cpu and faiss-gpu-cu12 overwrite each other: uninstall both, then install one again")
     import faiss
 
-    return str(faiss.__version__)
+    return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
 
 
 def _data(settings: Settings) -> str:

@@ -74,13 +74,20 @@ class Terminal:
 
 
 @contextlib.contextmanager
+def terminal(command: Sequence[str], size: tuple[int, int], env: dict[str, str]) -> Iterator[Terminal]:
+    """Run a command at a terminal of a size in columns and lines."""
+    screen = Terminal(command, size, env)
+    try:
+        yield screen
+    finally:
+        screen.close()
+
+
+@contextlib.contextmanager
 def top(url: str, columns: int) -> Iterator[Terminal]:
     """`kvproxy top` at a terminal of 50 lines, once it shows the first figures."""
     env = variables(url, {"TERM": "xterm-256color"})
     del env["COLUMNS"]
-    screen = Terminal(command("top", "--interval", "0.2"), (columns, 50), env)
-    try:
+    with terminal(command("top", "--interval", "0.2"), (columns, 50), env) as screen:
         screen.shows("First byte, ms")
         yield screen
-    finally:
-        screen.close()

@@ -3,8 +3,8 @@
 python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--interpret | --rehearse]
 
 It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports (pydantic,
-pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash). A check whose package is missing says so and
-is not run; with --require-all that is a failure.
+pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of the index faiss with GPU support. A check whose package
+is missing says so and is not run; with --require-all that is a failure.
 Exit codes: 0 all passed, 1 something failed or missed its goal, 3 there is no GPU.
 """
 
@@ -52,9 +52,9 @@ def main() -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Check]:
-    from tests.gpu import bandwidth, engine, first_token, graphs, kernels, memory, steps
+    from tests.gpu import bandwidth, engine, first_token, graphs, index, kernels, memory, steps
 
-    parts = (kernels, engine, graphs, bandwidth, first_token, steps, memory)
+    parts = (kernels, engine, graphs, bandwidth, first_token, steps, memory, index)
     checks = [check for part in parts for check in part.CHECKS if arguments.only in check.name]
     if arguments.rehearse:
         return [check for check in checks if check.rehearsed]

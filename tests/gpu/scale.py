@@ -32,6 +32,7 @@ class Scale:
         rows: sequences that decode together.
         suffixes: tokens behind a shared prefix.
         chunk: tokens of a chunk in a tier.
+        vectors: in the index of questions.
         repeat: measurements of each figure.
         judged: whether goals count.
     """
@@ -42,12 +43,15 @@ class Scale:
     rows: tuple[int, ...]
     suffixes: tuple[int, ...]
     chunk: int
+    vectors: int
     repeat: int
     judged: bool
 
 
-FULL = Scale(Shape(32_000, 4096, 14_336, 32, 32, 8), 16_384, 8192, (1, 8, 64), (64, 256), 256, repeat=20, judged=True)
-REHEARSAL = Scale(Shape(300, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, repeat=2, judged=False)
+FULL = Scale(
+    Shape(32_000, 4096, 14_336, 32, 32, 8), 16_384, 8192, (1, 8, 64), (64, 256), 256, 1_000_000, repeat=20, judged=True
+)
+REHEARSAL = Scale(Shape(300, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, 30_000, repeat=2, judged=False)
 
 
 def scale_of(device: torch.device) -> Scale:

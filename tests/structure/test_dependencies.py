@@ -62,7 +62,8 @@ def test_each_extra_installs_its_distributions() -> None:
         "redis": {"redis"},
         "postgres": {"psycopg"},
         "encryption": {"cryptography"},
-        "gguf": {"accelerate", "gguf"},
+        "gpu": {"faiss-gpu-cu12"},
+        "gguf": {"accelerate", "gguf", "kvproxy"},
         "telemetry": {"opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
     } == EXTRAS
     text = "".join(path.read_text() for path in sources())
@@ -78,4 +79,4 @@ def test_each_extra_installs_its_distributions() -> None:
 def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:
     pinned = names((ROOT / "constraints.txt").read_text().splitlines())
     wanted = ALWAYS.union(names(PROJECT["optional-dependencies"]["dev"]), *EXTRAS.values())
-    assert wanted - pinned - {"kvproxy", "accelerate", "gguf"} == set()
+    assert wanted - pinned - {"kvproxy", "faiss-gpu-cu12", "accelerate", "gguf"} == set()

@@ -130,7 +130,9 @@ def _packaged_tensors(folder: Path) -> Weights:
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, "r", 8 + length)
     return {
-        name: np.asarray(content[slice(*tensor["data_offsets"])]).view(_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        name: np.asarray(content[slice(*tensor["data_offsets"])])
+        .view(_DTYPES[tensor["dtype"]])
+        .reshape(tensor["shape"])
         for name, tensor in header.items()
         if tensor.get("dtype") in _DTYPES
     }

@@ -35,7 +35,9 @@ def reference() -> np.ndarray:
     return load_embedder(str(packaged_model())).embed(TEXTS)
 
 
-def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_of_the_weights(reference: np.ndarray) -> None:
+def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_of_the_weights(
+    reference: np.ndarray,
+) -> None:
     embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)

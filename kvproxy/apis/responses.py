@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn, openai_error, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.fields import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import (
     JsonMap,
@@ -17,7 +17,7 @@ from kvproxy.apis.json import (
     text_of,
 )
 from kvproxy.apis.sse import DONE, Event, event, split_words
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import InvalidRequest
 
 _LAST = ("response.completed", "response.incomplete")
 
@@ -45,7 +45,7 @@ class ResponseAssembler:
         return self._whole
 
 
-class Responses:
+class Responses(Api):
     """`/v1/responses`."""
 
     name: ApiName = "responses"
@@ -122,9 +122,6 @@ class Responses:
         end: list[JsonObject] = [{"type": last, "response": whole}]
         for number, part in enumerate(chain(first, items, end)):
             yield event({**part, "sequence_number": number}, as_text(part["type"]))
-
-    def error_body(self, error: KvproxyError) -> JsonObject:
-        return openai_error(error)
 
 
 def is_plain_text(body: JsonMap) -> bool:

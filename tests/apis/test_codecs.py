@@ -145,18 +145,6 @@ def test_chunks_of_a_chat() -> None:
     assert (whole["object"], told[0]["object"], whole["model"]) == ("chat.completion", "chat.completion.chunk", "m")
 
 
-def test_tool_calls_of_a_chat_are_numbered_across_pieces() -> None:
-    _, _, told = streamed(
-        "chat",
-        {},
-        delta(calls=(ToolCall("f", "{}"),)),
-        delta("", "stop", calls=(ToolCall("g", "{}"), ToolCall("h", "{}"))),
-    )
-    calls = [call for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "f"), (1, "g"), (2, "h")]
-    assert [call["id"] for call in calls] == [f"call_chatcmpl-id-0-{place}" for place in range(3)]
-
-
 def test_events_of_a_message() -> None:
     _, _, told = streamed("messages", {}, delta("a", tokens=1), delta("b", tokens=2), delta("", "stop", tokens=3))
     assert [event["type"] for event in told] == [

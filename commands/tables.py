@@ -12,6 +12,7 @@ import typer
 
 from kvproxy.commands.formatting import one_line
 from kvproxy.commands.output import Output
+from kvproxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +39,19 @@ class Column:
     is_optional: bool = False
 
 
-Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")]
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The selection of columns; by default all that fit."""
+
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
+        False
+    )
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")
+    ] = None
+
+
+_FITTED = Layout()
 
 
 def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
@@ -57,7 +70,7 @@ def print_table(
     *,
     title: str | None = None,
     empty: str = "nothing to list",
-    wide: bool = False,
+    layout: Layout = _FITTED,
 ) -> None:
     """Print rows under their column names.
 
@@ -65,11 +78,14 @@ def print_table(
         columns: a string is a column without truncation; a trailing `#` marks numbers, and `?` an optional column.
         rows: values, one per column; None prints as `-`.
         empty: message on stderr if there are no rows.
-        wide: show all columns, also if they do not fit.
+        layout: selection of columns.
+
+    Raises:
+        InvalidRequest: a selected column does not exist.
     """
     from rich.console import Console
 
-    chosen, cells = _parse(columns, rows)
+    chosen, cells = _select(*_parse(columns, rows), layout)
     if not cells:
         typer.echo(empty, err=True)
         return
@@ -80,7 +96,7 @@ def print_table(
         for row in [[column.name for column in chosen], *cells]:
             typer.echo("\t".join(row))
         return
-    hidden = [] if wide else _excess(chosen, cells, console.width)
+    hidden = [] if layout.wide or layout.columns else _excess(chosen, cells, console.width)
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
@@ -98,10 +114,10 @@ def table(
     rows: Iterable[Sequence[object]],
     *,
     empty: str = "nothing to list",
-    wide: bool = False,
+    layout: Layout = _FITTED,
 ) -> Output:
     """Return an output that people read as a table; see `print_table`."""
-    return Output(document, lambda: print_table(columns, rows, empty=empty, wide=wide))
+    return Output(document, lambda: print_table(columns, rows, empty=empty, layout=layout))
 
 
 def build_table(
@@ -119,6 +135,24 @@ def _parse(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) ->
 def _column(name: str) -> Column:
     kept = name.removesuffix("?")
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
+
+
+def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
+    """Return the named columns in the given order, or all."""
+    if layout.columns is None:
+        return columns, cells
+    places = {_normal(column.name): index for index, column in enumerate(columns)}
+    chosen = [_normal(name) for name in layout.columns.split(",") if name.strip()]
+    unknown = next((name for name in chosen if name not in places), None)
+    if unknown is not None or not chosen:
+        names = ", ".join(_normal(column.name) for column in columns)
+        raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
+    indexes = [places[name] for name in chosen]
+    return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
+
+
+def _normal(name: str) -> str:
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:

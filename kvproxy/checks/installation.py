@@ -123,9 +123,7 @@ def _chunk_key_prefix(settings: Settings) -> str | None:
 
     engine = settings.engine
     try:
-        loaded = load_model(
-            settings.model, engine.device, engine.dtype, weights=engine.quantization, cache_dir=settings.data
-        )
+        loaded = load_model(settings.model, engine.device, engine.dtype, weights=engine.quantization)
     except KvproxyError:
         return None
     return key_prefix(model_fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

@@ -10,7 +10,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Layout, print_table, text
+from kvproxy.commands.tables import Wide, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
@@ -31,7 +31,7 @@ def savings(
     *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
     since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
-    layout: Layout,
+    wide: Wide = False,
     source: JournalOptions,
 ) -> Output:
     """Sum the tokens, seconds and money that both caches saved.
@@ -44,16 +44,16 @@ def savings(
     Example: kvproxy savings --by day --since 7d
     """
     report = source.open().savings(by.value, since)
-    return Output(asdict(report), lambda: _print(report, by.value, layout))
+    return Output(asdict(report), lambda: _print(report, by.value, wide))
 
 
-def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
+def _print(report: "SavingsReport", by: str, wide: bool) -> None:
     columns = (
         text(by.capitalize()), "Requests#", "Hits#", "Prompt tokens#?", "Response tokens#?", "Reused tokens#?", "Seconds#",
         f"{report.currency}#", f"At least {report.currency}#",
     )  # fmt: skip
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
-    print_table(columns, map(_row, [*report.rows, *total]), empty="no requests yet", layout=layout)
+    print_table(columns, map(_row, [*report.rows, *total]), empty="no requests yet", wide=wide)
     if report.rows:
         _print_notes(report)
 

@@ -12,7 +12,6 @@ import typer
 
 from kvproxy.commands.formatting import one_line
 from kvproxy.commands.output import Output
-from kvproxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,19 +38,7 @@ class Column:
     is_optional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The selection of columns; by default all that fit."""
-
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
-        False
-    )
-    columns: Annotated[
-        str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")
-    ] = None
-
-
-_FITTED = Layout()
+Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")]
 
 
 def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
@@ -70,7 +57,7 @@ def print_table(
     *,
     title: str | None = None,
     empty: str = "nothing to list",
-    layout: Layout = _FITTED,
+    wide: bool = False,
 ) -> None:
     """Print rows under their column names.
 
@@ -78,14 +65,11 @@ def print_table(
         columns: a string is a column without truncation; a trailing `#` marks numbers, and `?` an optional column.
         rows: values, one per column; None prints as `-`.
         empty: message on stderr if there are no rows.
-        layout: selection of columns.
-
-    Raises:
-        InvalidRequest: a selected column does not exist.
+        wide: show all columns, also if they do not fit.
     """
     from rich.console import Console
 
-    chosen, cells = _select(*_parse(columns, rows), layout)
+    chosen, cells = _parse(columns, rows)
     if not cells:
         typer.echo(empty, err=True)
         return
@@ -96,7 +80,7 @@ def print_table(
         for row in [[column.name for column in chosen], *cells]:
             typer.echo("\t".join(row))
         return
-    hidden = [] if layout.wide or layout.columns else _excess(chosen, cells, console.width)
+    hidden = [] if wide else _excess(chosen, cells, console.width)
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
@@ -114,10 +98,10 @@ def table(
     rows: Iterable[Sequence[object]],
     *,
     empty: str = "nothing to list",
-    layout: Layout = _FITTED,
+    wide: bool = False,
 ) -> Output:
     """Return an output that people read as a table; see `print_table`."""
-    return Output(document, lambda: print_table(columns, rows, empty=empty, layout=layout))
+    return Output(document, lambda: print_table(columns, rows, empty=empty, wide=wide))
 
 
 def build_table(
@@ -135,24 +119,6 @@ def _parse(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) ->
 def _column(name: str) -> Column:
     kept = name.removesuffix("?")
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
-
-
-def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
-    """Return the named columns in the given order, or all."""
-    if layout.columns is None:
-        return columns, cells
-    places = {_normal(column.name): index for index, column in enumerate(columns)}
-    chosen = [_normal(name) for name in layout.columns.split(",") if name.strip()]
-    unknown = next((name for name in chosen if name not in places), None)
-    if unknown is not None or not chosen:
-        names = ", ".join(_normal(column.name) for column in columns)
-        raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
-    indexes = [places[name] for name in chosen]
-    return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
-
-
-def _normal(name: str) -> str:
-    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:

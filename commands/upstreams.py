@@ -8,7 +8,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Layout, print_table
+from kvproxy.commands.tables import Wide, print_table
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="List upstreams, and drain one for maintenance.")
@@ -18,14 +18,14 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 
 @app.callback(invoke_without_command=True)
 @command
-def ls(context: typer.Context, layout: Layout, proxy: ProxyOptions) -> Output | None:
+def ls(*, context: typer.Context, wide: Wide = False, proxy: ProxyOptions) -> Output | None:
     """List upstreams with their state, load and cache.
 
     Example: kvproxy upstreams
     """
     if context.invoked_subcommand is not None:
         return None
-    return _output(proxy.client().get("/admin/upstreams"), layout)
+    return _output(proxy.client().get("/admin/upstreams"), wide)
 
 
 @app.command("drain")
@@ -50,10 +50,10 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
     return _output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 
-def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
+def _output(upstreams: list[dict[str, Any]], wide: bool = False) -> Output:
     def show() -> None:
         columns = _columns(upstreams)
-        print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", layout=layout)
+        print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", wide=wide)
         for each in upstreams:
             for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
                 if note:

@@ -8,7 +8,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import Redactor, redact_entry
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import NewEntry, PurgeRequest, Store
+from kvproxy.index.store import NewEntry, Store
 from kvproxy.index.store.write_batcher import WriteBatcher
 
 _WRITE_OVERHEAD = 12_288  # Bytes of a pending write, its task, and its request, without the texts; measured.
@@ -103,17 +103,13 @@ class ResponseCache:
             await asyncio.gather(*(self._writes.put(NewEntry(entry)) for entry in entries))
         return len(entries)
 
-    async def remove(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
-        """Remove entries, and return how many existed.
+    async def remove(self, ids: Sequence[str]) -> int:
+        """Remove entries, and return how many existed."""
+        return len(await asyncio.to_thread(self.store.delete, ids))
 
-        Args:
-            by: recorded in the list of purges.
-        """
-        return len(await asyncio.to_thread(self.store.delete, ids, by))
-
-    async def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
+    async def expire_now(self, ids: Sequence[str]) -> int:
         """Expire fresh entries, and return their number; see `Store.expire_now`."""
-        return await asyncio.to_thread(self.store.expire_now, ids, by)
+        return await asyncio.to_thread(self.store.expire_now, ids)
 
     def maintain(self) -> None:
         """Write counted hits and remove expired entries; called periodically."""

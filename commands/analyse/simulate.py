@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def simulate(
     trace: Annotated[
         Path,
-        typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, or JSON lines with tokens."),
+        typer.Argument(help="Trace of Mooncake or Qwen-Bailian, or JSON lines with tokens."),
     ],
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",

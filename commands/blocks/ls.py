@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.statistics_text import labelled
-from kvproxy.commands.tables import Column, Layout, digest, table, text
+from kvproxy.commands.tables import Column, Wide, digest, table, text
 from kvproxy.errors import NotFound
 from kvproxy.proxy_client.client import path_segment
 
@@ -28,23 +28,23 @@ def ls(
     *,
     proxy: ProxyOptions,
     state: Annotated[State | None, typer.Option(help="Only blocks in this state.")] = None,
-    layout: Layout,
+    wide: Wide = False,
 ) -> Output:
     """List blocks by id.
 
     Example: kvproxy blocks ls --state cached
     """
     blocks = [block for block in proxy.client().get("/admin/blocks") if state is None or block["state"] == state]
-    return _block_table(blocks, "no block" if state is None else f"no block is {state}", layout)
+    return _block_table(blocks, "no block" if state is None else f"no block is {state}", wide)
 
 
 @command
-def queue(proxy: ProxyOptions, layout: Layout) -> Output:
+def queue(*, proxy: ProxyOptions, wide: Wide = False) -> Output:
     """List unreferenced blocks in eviction order.
 
     Example: kvproxy blocks queue | head
     """
-    return _block_table(proxy.client().get("/admin/blocks/queue"), "all blocks are in use", layout)
+    return _block_table(proxy.client().get("/admin/blocks/queue"), "all blocks are in use", wide)
 
 
 @command
@@ -97,10 +97,10 @@ def _print_stats(found: dict[str, Any]) -> None:
         typer.echo(line)
 
 
-def _block_table(blocks: list[dict[str, Any]], empty: str, layout: Layout) -> Output:
+def _block_table(blocks: list[dict[str, Any]], empty: str, wide: bool) -> Output:
     if blocks and blocks[0].get("copies") is not None:
-        return table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
-    return table(blocks, _COLUMNS, map(_row, blocks), empty=empty, layout=layout)
+        return table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), wide=wide)
+    return table(blocks, _COLUMNS, map(_row, blocks), empty=empty, wide=wide)
 
 
 def _row(block: dict[str, Any]) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, json_text, moment
 from kvproxy.commands.options import Limit, StoreOptions, duration_option
 from kvproxy.commands.output import Output, print_facts, print_note
-from kvproxy.commands.tables import Column, Layout, digest, print_table, table, text
+from kvproxy.commands.tables import Column, Wide, digest, print_table, table, text
 from kvproxy.proxy_client.cache import FilterValues
 from kvproxy.units import format_bytes, format_seconds
 
@@ -46,7 +46,7 @@ def ls(
     *,
     limit: Annotated[int, typer.Option(help="Maximum number of rows; 0 lists all.", min=0)] = 100,
     where: EntryOptions,
-    layout: Layout,
+    wide: Wide = False,
     responses: StoreOptions,
 ) -> Output:
     """List stored responses, newest first.
@@ -58,7 +58,7 @@ def ls(
 
     def show() -> None:
         empty = "no stored response matches these options" if where.values else "no response is stored"
-        print_entries(found.entries, empty, layout)
+        print_entries(found.entries, empty, wide=wide)
         if found.total > len(found.entries):
             print_note(f"{len(found.entries):,} of {found.total:,} responses: list all with --limit 0")
 
@@ -84,7 +84,7 @@ def show(id: Id, responses: StoreOptions) -> Output:
 
 
 @command
-def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
+def queue(*, limit: Limit = 20, wide: Wide = False, responses: StoreOptions) -> Output:
     """List the responses that are evicted next.
 
     Expired responses come first, then those that are expected to save the fewest tokens per byte.
@@ -111,10 +111,10 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
         )
         for entry in entries
     )
-    return table(entries, columns, rows, empty="no response is stored", layout=layout)
+    return table(entries, columns, rows, empty="no response is stored", wide=wide)
 
 
-def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
+def print_entries(entries: Sequence[dict[str, Any]], empty: str, *, wide: bool = False) -> None:
     """Print entries; the tenant and the pin only if they tell entries apart."""
     columns: dict[str | Column, list[object]] = {
         digest("Id"): [entry["id"] for entry in entries],
@@ -129,7 +129,7 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
     for name, usual in (("Tenant?", "public"), ("Pinned?", None)):
         if set(columns[name]) <= {usual}:
             del columns[name]
-    print_table(list(columns), zip(*columns.values(), strict=True), empty=empty, layout=layout)
+    print_table(list(columns), zip(*columns.values(), strict=True), empty=empty, wide=wide)
 
 
 def _readable(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""kvproxy cache stats, usage, purges"""
+"""kvproxy cache stats, usage"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import moment
-from kvproxy.commands.options import Limit, StoreOptions
+from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.statistics_text import labelled
 from kvproxy.commands.tables import table, text
@@ -52,20 +51,3 @@ def usage(
         ((row["entries"], format_bytes(row["bytes"]), row["hits"], row["name"]) for row in rows),
         empty="no response is stored",
     )
-
-
-@command
-def purges(*, limit: Limit = 20, responses: StoreOptions) -> Output:
-    """List removals by operators, newest first.
-
-    The last thousand are kept.
-
-    Example: kvproxy cache purges --limit 5
-    """
-    with responses.open() as cache:
-        found = cache.purges(limit)
-    rows = (
-        (moment(row["time"]), row["entries"], "expired" if row["soft"] else "removed", row["operator"], row["filter"])
-        for row in found
-    )
-    return table(found, ("Time", "Responses#", "Action", "Operator", text("Filter")), rows, empty="no removals")

@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import milliseconds, moment, one_line
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.tables import Column, Layout, digest, print_table, text
+from kvproxy.commands.tables import Column, Wide, digest, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.questions import QuestionedRecord
@@ -50,7 +50,7 @@ def log(
     context: typer.Context,
     selection: QueryOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
-    layout: Layout,
+    wide: Wide = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
@@ -75,7 +75,7 @@ def log(
             "Time", "Layer", "Reason", "Model?", digest("Tenant", 16, optional=True), "Tokens#?", "Reused#?", "ms#",
             digest("Request", 8), text("Question"), *([text("Stored question")] if has_stored else []),
         )  # fmt: skip
-        print_table(columns, (_row(row)[: len(columns)] for row in rows), empty=EMPTY, layout=layout)
+        print_table(columns, (_row(row)[: len(columns)] for row in rows), empty=EMPTY, wide=wide)
     if follow:
         _follow(journal, query, rows, as_json)
 

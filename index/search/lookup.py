@@ -81,14 +81,16 @@ class Lookup:
         """The decisive verdict, `no neighbour`, or `skipped`; a label of metrics."""
         if self.skipped is not None:
             return "skipped"
-        considered = [candidate for candidate in self.candidates if candidate.verdict != "not compared"]
-        scored = max(
-            (candidate for candidate in considered if candidate.score is not None),
-            key=lambda candidate: candidate.score or 0.0,
-            default=None,
-        )
-        decisive = self.chosen or scored or next(iter(considered), None)
+        decisive = self.decisive("not compared")
         return decisive.verdict if decisive is not None else "no neighbour"
+
+    def decisive(self, *ignored: Verdict) -> Candidate | None:
+        """Return the chosen neighbour, else the one with the highest score, else the nearest, without some verdicts."""
+        left = [each for each in self.candidates if each.verdict not in ignored]
+        scored = max(
+            (each for each in left if each.score is not None), key=lambda each: each.score or 0.0, default=None
+        )
+        return self.chosen or scored or next(iter(left), None)
 
 
 @dataclass(frozen=True, slots=True)

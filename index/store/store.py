@@ -20,7 +20,6 @@ from kvproxy.index.store.values import (
     EntryFilter,
     EvictionCandidate,
     NewEntry,
-    Purge,
     StorageUsage,
     StoredQuestion,
     UsageKey,
@@ -152,14 +151,6 @@ class Store(StoreWriter):
             EvictionCandidate(entry, _reason(row), float(row["priority"]), int(row["bytes"]))
             for entry in self._intact_entries(list(rows.values()))
             if (row := rows[entry.id])
-        ]
-
-    def purges(self, limit: int) -> list[Purge]:
-        sql = "select time, operator, filter, soft, entries from purges order by number desc limit :limit"
-        rows = self.database.query(sql, {"limit": limit})
-        return [
-            Purge(float(row["time"]), row["operator"], row["filter"], bool(row["soft"]), int(row["entries"]))
-            for row in rows
         ]
 
     def pinned(self) -> list[str]:

@@ -31,41 +31,12 @@ class EntryFilter:
     older_than: float | None = None
     tenant: str | None = None
 
-    def description(self, *, texts: bool = True) -> str:
-        """Return one line for the list of purges.
-
-        Args:
-            texts: include the words of `prompt` and `search`.
-        """
+    def __str__(self) -> str:
+        """Return one line for the log, without the words of `prompt` and `search`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        hidden = () if texts else ("prompt", "search")
+        hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
         return ", ".join(parts) or "all"
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeRequest:
-    """Who removes which entries, as recorded in the list of purges."""
-
-    operator: str
-    filter: str
-
-
-@dataclass(frozen=True, slots=True)
-class Purge:
-    """A removal by an operator.
-
-    Attributes:
-        time: seconds since the epoch.
-        soft: the entries were expired, not removed.
-        entries: their number.
-    """
-
-    time: float
-    operator: str
-    filter: str
-    soft: bool
-    entries: int
 
 
 @dataclass(frozen=True, slots=True)

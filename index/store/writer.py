@@ -15,7 +15,6 @@ from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
 from kvproxy.index.store.values import (
     Capacity,
     NewEntry,
-    PurgeRequest,
     RemovalReason,
     RemovedEntry,
     WriteResult,
@@ -26,7 +25,6 @@ COLUMNS = (
     " prompt_tokens, completion_tokens, tags, backend, request_id, sealed, checksum, stale_while_revalidate,"
     " stale_if_error"
 )
-MAX_PURGES = 1_000
 _INSERT = (
     f"insert into responses ({COLUMNS}, bytes, priority)"
     f" values ({', '.join(':' + name.strip() for name in COLUMNS.split(','))}, :bytes, :priority)"
@@ -121,24 +119,15 @@ class StoreWriter:
         values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.vector(vector)}
         return int(run(_INSERT_VECTOR, values | {"embedder": embedder})[0]["number"])
 
-    def delete(self, ids: Sequence[str], by: PurgeRequest | None = None) -> list[RemovedEntry]:
-        """Remove entries and return the existing ones.
-
-        Args:
-            by: recorded in the list of purges, in the same transaction.
-        """
+    def delete(self, ids: Sequence[str]) -> list[RemovedEntry]:
+        """Remove entries and return the existing ones."""
         with self.database.transaction() as run:
             gone = self._remove(run, ids, "removed")
-            self._record_purge(run, by, len(gone), soft=False)
         self._notify(gone)
         return gone
 
-    def expire_now(self, ids: Sequence[str], by: PurgeRequest | None = None) -> int:
-        """Expire fresh entries and return their number. Their stale periods begin now.
-
-        Args:
-            by: as for `delete`.
-        """
+    def expire_now(self, ids: Sequence[str]) -> int:
+        """Expire fresh entries and return their number. Their stale periods begin now."""
         now, expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
@@ -150,24 +139,7 @@ class StoreWriter:
                         {"now": now, "checksum": expire_row(row, now)["checksum"], "id": row["id"]},
                     )
                 expired += len(rows)
-            self._record_purge(run, by, expired, soft=True)
         return expired
-
-    def _record_purge(self, run: Transaction, by: PurgeRequest | None, entries: int, *, soft: bool) -> None:
-        if by is None:
-            return
-        values = {
-            "time": self._clock(),
-            "operator": by.operator,
-            "filter": by.filter,
-            "soft": int(soft),
-            "entries": entries,
-        }
-        run(
-            "insert into purges (time, operator, filter, soft, entries) values (:time, :operator, :filter, :soft, :entries)",
-            values,
-        )
-        run("delete from purges where number <= (select max(number) from purges) - :max", {"max": MAX_PURGES})
 
     def pin(self, id: str, *, pinned: bool) -> None:
         """Evict an entry after all unpinned ones, or undo that. A pinned entry expires like any other."""

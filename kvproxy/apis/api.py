@@ -39,8 +39,8 @@ class Assembler(Protocol):
         """Return the response; None if the stream is incomplete."""
 
 
-class Api(Protocol):
-    """One API, without state. A body is any JSON object."""
+class Api:
+    """One API, without state. A body is any JSON object. The defaults are those of OpenAI's APIs."""
 
     name: ApiName
     path: str
@@ -49,33 +49,43 @@ class Api(Protocol):
 
     def check(self, body: JsonMap) -> None:
         """Reject a body that no server accepts. Raises InvalidRequest."""
+        raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:
         """Whether a stored response may be served for an equal request."""
+        raise NotImplementedError
 
     def question(self, body: JsonObject) -> Question | None:
         """Return the question for the semantic search; None if only equal requests match."""
+        return None
 
     def display_text(self, body: JsonMap) -> str:
         """Return the text that lists show for the request."""
+        raise NotImplementedError
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
         """Whether a response is complete and successful."""
+        raise NotImplementedError
 
     def output_text(self, whole: JsonMap) -> str | None:
         """Return the generated text; None if the response has anything else."""
+        return None
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
         """Return prompt tokens and completion tokens; 0 if they are not reported."""
+        return token_counts(whole, "prompt_tokens", "completion_tokens")
 
     def assembler(self) -> Assembler:
         """Return an assembler for one stream."""
+        raise NotImplementedError
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         """Return the events of a stored response."""
+        raise NotImplementedError(f"{self.name} are not streamed")
 
     def error_body(self, error: KvproxyError) -> JsonObject:
         """Return an error in the API's format."""
+        return openai_error(error)
 
 
 def last_turn(

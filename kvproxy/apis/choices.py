@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
-from kvproxy.apis.api import openai_error, token_counts
+from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
 from kvproxy.apis.sse import DONE, Event, event
-from kvproxy.errors import KvproxyError
 
 # Finish reasons of complete responses in all supported servers.
 _COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
-class ChoicesApi:
+class ChoicesApi(Api):
     """Base class of APIs with choices."""
 
     ignored_fields = frozenset(
@@ -24,14 +23,8 @@ class ChoicesApi:
         # Streams have no log-probabilities of the prompt.
         return body.get("prompt_logprobs") is None or not body.get("stream")
 
-    def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return token_counts(whole, "prompt_tokens", "completion_tokens")
-
     def assembler(self) -> "ChoiceAssembler":
         return ChoiceAssembler()
-
-    def error_body(self, error: KvproxyError) -> JsonObject:
-        return openai_error(error)
 
 
 class ChoiceAssembler:

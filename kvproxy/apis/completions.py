@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvproxy.apis.api import ApiName, Question
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
 from kvproxy.apis.fields import check_common, check_object
 from kvproxy.apis.json import JsonMap, JsonObject, field, text_of, to_text
@@ -21,9 +21,6 @@ class Completions(ChoicesApi):
         check_object(body, "stream_options")
         if not isinstance(body.get("prompt"), str | list) or not body["prompt"]:
             raise InvalidRequest("prompt is required: a text, or a list of token ids", param="prompt")
-
-    def question(self, body: JsonObject) -> Question | None:
-        return None
 
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("prompt"))

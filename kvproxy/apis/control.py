@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvproxy.errors import InvalidRequest
@@ -71,10 +71,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
     for name in own:
         if name not in _KNOWN:
             raise _unknown_header(name)
-    directives: dict[str, str] = {}
-    for directive in headers.get("cache-control", "").split(","):
-        name, _, value = directive.strip().partition("=")
-        directives[name.lower()] = value.strip('"')
+    directives = parse_directives([headers.get("cache-control", "")])
 
     def age(name: str) -> float | None:
         return None if name not in directives else _seconds(directives[name], f"Cache-Control: {name}", "Cache-Control")
@@ -94,6 +91,15 @@ def read_control(headers: Mapping[str, str]) -> Control:
         pace=_pace(headers),
         namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
     )
+
+
+def parse_directives(values: Iterable[str]) -> dict[str, str]:
+    """Parse the values of Cache-Control headers: directives in lower case, and their arguments."""
+    found: dict[str, str] = {}
+    for directive in ",".join(values).split(","):
+        name, _, value = directive.strip().partition("=")
+        found.setdefault(name.lower(), value.strip('"'))
+    return found
 
 
 def _unknown_header(name: str) -> InvalidRequest:

@@ -1,8 +1,6 @@
 """OpenAI's embeddings. Only equal requests match."""
 
-from collections.abc import Iterator
-
-from kvproxy.apis.api import ApiName, Question
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.choices import ChoicesApi
 from kvproxy.apis.json import JsonMap, JsonObject, field, to_text
 from kvproxy.errors import InvalidRequest
@@ -22,9 +20,6 @@ class Embeddings(ChoicesApi):
     def is_cacheable(self, body: JsonMap) -> bool:
         return not body.get("stream")
 
-    def question(self, body: JsonObject) -> Question | None:
-        return None
-
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))
 
@@ -33,9 +28,3 @@ class Embeddings(ChoicesApi):
         if not isinstance(data, list) or not data or whole.get("error") is not None:
             return False
         return all(bool(field(item, "embedding")) for item in data)
-
-    def output_text(self, whole: JsonMap) -> str | None:
-        return None
-
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        raise NotImplementedError("embeddings are not streamed")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.fields import (
     allows_semantic,
     check_common,
@@ -105,7 +105,7 @@ _ERRORS = {
 }
 
 
-class Messages:
+class Messages(Api):
     """`/v1/messages`."""
 
     name: ApiName = "messages"

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn, openai_error, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.fields import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import (
-    Json,
     JsonMap,
     JsonObject,
     as_list,
@@ -18,7 +17,7 @@ from kvproxy.apis.json import (
     text_of,
 )
 from kvproxy.apis.sse import DONE, Event, event, split_words
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import InvalidRequest
 
 _LAST = ("response.completed", "response.incomplete")
 
@@ -46,7 +45,7 @@ class ResponseAssembler:
         return self._whole
 
 
-class Responses:
+class Responses(Api):
     """`/v1/responses`."""
 
     name: ApiName = "responses"
@@ -117,12 +116,12 @@ class Responses:
         first: list[JsonObject] = [
             {"type": f"response.{name}", "response": start} for name in ("created", "in_progress")
         ]
+        items = chain.from_iterable(
+            item_events(index, as_object(item)) for index, item in enumerate(as_list(whole["output"]))
+        )
         end: list[JsonObject] = [{"type": last, "response": whole}]
-        for number, part in enumerate(chain(first, _items(as_list(whole["output"])), end)):
+        for number, part in enumerate(chain(first, items, end)):
             yield event({**part, "sequence_number": number}, as_text(part["type"]))
-
-    def error_body(self, error: KvproxyError) -> JsonObject:
-        return openai_error(error)
 
 
 def is_plain_text(body: JsonMap) -> bool:
@@ -140,30 +139,22 @@ def _item_text(item: JsonObject) -> str | None:
     return text_of(item.get("content"), "output_text" if item.get("role") == "assistant" else "input_text")
 
 
-def _items(output: list[Json]) -> Iterator[JsonObject]:
-    """Return the events of all items, without sequence numbers."""
-    for index, each in enumerate(output):
-        item = as_object(each)
-        start: JsonObject = {**item, "status": "in_progress"} if "status" in item else item
-        yield {"type": "response.output_item.added", "output_index": index, "item": {**start, **_empty_parts(item)}}
-        at: JsonObject = {"item_id": item.get("id"), "output_index": index}
-        if item.get("type") == "message":
-            for place, part in enumerate(as_list(item["content"])):
-                yield from _content({**at, "content_index": place}, as_object(part))
-        elif item.get("type") == "function_call":
-            yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
-            name: JsonObject = {"name": item["name"]} if "name" in item else {}
-            yield {"type": "response.function_call_arguments.done", **at, **name, "arguments": item["arguments"]}
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-
-
-def _empty_parts(item: JsonObject) -> JsonObject:
-    match item.get("type"):
-        case "message":
-            return {"content": []}
-        case "function_call":
-            return {"arguments": ""}
-    return {}
+def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
+    """Return the events of one item of the output, without sequence numbers."""
+    empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
+    start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
+    if "status" in item:
+        start["status"] = "in_progress"
+    yield {"type": "response.output_item.added", "output_index": index, "item": start}
+    at: JsonObject = {"item_id": item.get("id"), "output_index": index}
+    if item.get("type") == "message":
+        for place, part in enumerate(as_list(item["content"])):
+            yield from _content({**at, "content_index": place}, as_object(part))
+    elif item.get("type") == "function_call":
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
+        name: JsonObject = {"name": item["name"]} if "name" in item else {}
+        yield {"type": "response.function_call_arguments.done", **at, **name, "arguments": item["arguments"]}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _content(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:

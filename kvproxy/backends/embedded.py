@@ -14,7 +14,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
-from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams
+from kvproxy.generation import Delta, GenerationRequest, Grammar
 
 _UNLIMITED = 1_000_000
 
@@ -71,7 +71,7 @@ class EmbeddedBackend:
             raise
 
     async def _generate(self, request: ApiRequest) -> Generated:
-        decoded = self._codec(request).decode(request.body)
+        decoded = self._decode(request)
         generation = await self.generation(request, decoded)
         echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
         form = await self._tool_call_format(decoded)
@@ -96,6 +96,9 @@ class EmbeddedBackend:
 
         return Generated(all_pieces(), first.usage, request.model, echo, close)
 
+    def _decode(self, request: ApiRequest) -> DecodedRequest:
+        return self._codec(request).decode(request.body, self.worker.default_sampling_params)
+
     def _codec(self, request: ApiRequest) -> Codec:
         codec = CODECS.get(request.api.name)
         if codec is None:
@@ -109,13 +112,13 @@ class EmbeddedBackend:
 
     async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
         """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""
-        decoded = decoded or self._codec(request).decode(request.body)
+        decoded = decoded or self._decode(request)
         tokens = await self._tokens(decoded.prompt)
         return GenerationRequest(
             # Clients may repeat a request id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
-            sampling_params(decoded, self.worker.default_sampling_params),
+            decoded.sampling,
             salt=self._salt(request, decoded),
             priority=request.control.priority if self._global_priorities else 0,
             tenant=request.tenant,
@@ -167,19 +170,3 @@ class EmbeddedBackend:
         (first,) = await tokenizer.token_texts(list(tokens[:1]))
         text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.decode(list(tokens))
         return Echo(text, first)
-
-
-def sampling_params(decoded: DecodedRequest, defaults: SamplingParams) -> SamplingParams:
-    """Return a request's sampling parameters, with the model's recommended values as defaults."""
-    return SamplingParams(
-        max_tokens=decoded.max_tokens,
-        temperature=defaults.temperature if decoded.temperature is None else decoded.temperature,
-        top_p=defaults.top_p if decoded.top_p is None else decoded.top_p,
-        top_k=defaults.top_k if decoded.top_k is None else decoded.top_k,
-        seed=decoded.seed,
-        stop=decoded.stop,
-        logprobs=decoded.logprobs,
-        n=decoded.n,
-        ignore_eos=decoded.ignore_eos,
-        prompt_logprobs=decoded.prompt_logprobs,
-    )

@@ -95,7 +95,6 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     tiers, engine = settings.tiers, settings.engine
     if not tiers.enabled:
         return []
-    own = functools.cache(lambda: _chunk_key_prefix(settings))
     host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
     found: list[tuple[str, Check]] = [
         (
@@ -108,22 +107,7 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     if host is not None:
         found.append(("host tier", lambda: checks.check_host(host)))
     if disk is not None:
-        found.append(("disk tier", lambda: checks.check_disk(disk, tiers.disk_size, own())))
+        found.append(("disk tier", lambda: checks.check_disk(disk, tiers.disk_size)))
     if tiers.redis is not None:
-        found.append(("redis tier", lambda: checks.check_redis(tiers, own())))
+        found.append(("redis tier", lambda: checks.check_redis(tiers)))
     return found
-
-
-def _chunk_key_prefix(settings: Settings) -> str | None:
-    """Return the key prefix of the model's chunks; None if the model cannot be loaded, which another check reports."""
-    from kvproxy.blocks.block_hash import BlockHasher
-    from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
-    from kvproxy.engine.models.loader import load_model
-    from kvproxy.tiers.codec import key_prefix
-
-    engine = settings.engine
-    try:
-        loaded = load_model(settings.model, engine.device, engine.dtype, weights=engine.quantization)
-    except KvproxyError:
-        return None
-    return key_prefix(model_fingerprint(loaded, engine, BlockHasher(engine.hash_algorithm)))

@@ -9,6 +9,7 @@ from typing import Protocol
 from kvproxy.apis.api import Api
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
+from kvproxy.apis.control import parse_directives
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.reported_usage import ReuseReader
 from kvproxy.apis.request import ApiRequest
@@ -110,15 +111,9 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
     They do with `Cache-Control: no-store` or `private`, or with a `Vary` on a request header that is not part of the key.
     """
-    directives: set[str] = set()
-    varying: set[str] = set()
-    for name, value in headers:
-        each = {part.strip().lower() for part in value.split(",")}
-        if name == "cache-control":
-            directives |= {part.partition("=")[0] for part in each}
-        elif name == "vary":
-            varying |= each
-    if directives & {"no-store", "private"} or "*" in varying:
+    directives = parse_directives(value for name, value in headers if name == "cache-control")
+    varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
+    if directives.keys() & {"no-store", "private"} or "*" in varying:
         return True
     keyed = request.control.rule.key_headers
     return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))

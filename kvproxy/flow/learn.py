@@ -19,11 +19,11 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import ask
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.policies.learned.answer_classes import digest
 from kvproxy.index.search.lookup import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.settings import CacheSettings
 
-_NOISE = re.compile(r"[\W_]+")
 _INSTRUCTION = (
     "You compare two answers to the same question. Reply with one word: SAME if a reader learns the same from both,"
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
@@ -47,7 +47,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
         return None
 
     async def judge(request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        if normalise(cached) == normalise(fresh):
+        if digest(cached) == digest(fresh):
             return True
         if settings.judge == "model":
             return await ask_model(backend, request, question, cached, fresh)
@@ -84,11 +84,6 @@ def _judging(request: ApiRequest, asked: str) -> ApiRequest:
     headers["content-type"] = "application/json"
     api = request.api if request.api.name in ("messages", "responses") else APIS["chat"]
     return ApiRequest(api, body, dumps(body), headers, request.tenant, f"{request.request_id}-judge")
-
-
-def normalise(text: str) -> str:
-    """Remove case, punctuation, and extra space."""
-    return _NOISE.sub(" ", text.casefold()).strip()
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:

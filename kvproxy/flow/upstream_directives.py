@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, TAGS
+from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, TAGS, parse_directives
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"
@@ -29,14 +29,10 @@ class Directives:
 
 def read_directives(headers: Headers) -> Directives:
     """Parse the headers. Invalid numbers are ignored, as RFC 9111 requires."""
-    directives: dict[str, str] = {}
+    directives = parse_directives(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
-        if name == "cache-control":
-            for directive in value.split(","):
-                key, _, text = directive.strip().partition("=")
-                directives.setdefault(key.lower(), text.strip('"'))
-        elif name == TAGS:
+        if name == TAGS:
             tags |= {tag.strip() for tag in value.split(",")}
         elif name == _SURROGATE_KEY:
             tags |= set(value.split())

@@ -120,7 +120,6 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "delete /admin/blocks/tiers/{name}": {"models": _one_of("own", "others", "all")},
     "get /admin/cache": _PAGE | _FILTERS,
     "delete /admin/cache": {"all": _YES, "soft": _YES} | _FILTERS,
-    "get /admin/cache/purges": {"limit": _number(0)},
     "get /admin/cache/queue": _PAGE,
     "get /admin/cache/usage": {"by": _one_of("tenant", "model", "endpoint", "tag")},
     "delete /admin/cache/{id}": {"soft": _YES},

@@ -108,7 +108,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Totals of a group, layer, and model; see `totals.Total`."""
+    """Sums over the requests of a group, with one layer and model.
+
+    Attributes:
+        saved_seconds: durations of the computed responses that hits replaced, less the durations of the hits.
+    """
 
     name: str
     layer: str
@@ -118,7 +122,6 @@ class TotalRow:
     completion_tokens: int
     reused_tokens: int
     saved_seconds: float
-    expected_wrong: float
 
 
 class Reader:

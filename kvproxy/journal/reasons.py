@@ -147,12 +147,8 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """The chosen neighbour of a lookup, else the one with the highest score, else the nearest."""
-    if lookup is None:
-        return None
-    judged = [each for each in lookup.candidates if each.verdict not in ("not compared", "expired")]
-    scored = max((each for each in judged if each.score is not None), key=lambda each: each.score or 0.0, default=None)
-    return lookup.chosen or scored or next(iter(judged), None)
+    """The neighbour that decided a lookup; see `Lookup.decisive`."""
+    return None if lookup is None else lookup.decisive("not compared", "expired")
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:

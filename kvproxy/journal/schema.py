@@ -36,8 +36,7 @@ _TABLES = (
     "create index tombstones_time on tombstones (time)",
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
-    " reused_tokens integer not null, saved_seconds float not null, expected_wrong float not null,"
-    " seconds float not null,"
+    " reused_tokens integer not null, saved_seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")

@@ -4,6 +4,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.redaction import Redactor
@@ -15,7 +16,6 @@ from kvproxy.journal.regions import Regions, regions_of
 from kvproxy.journal.schema import INSERT, blob_of, row_of, short_key
 from kvproxy.journal.string_ids import StringIds
 from kvproxy.journal.texts import RecentQuestions, stored_text
-from kvproxy.journal.totals import ALL, Totals
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
@@ -23,6 +23,13 @@ _MAX_CACHED_PROMPTS = 20_000
 _MAX_WITHOUT_ENTRY = 4_096
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
+_ADD_TO_TOTALS = (
+    "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
+    " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set"
+    " requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
+    " completion_tokens = completion_tokens + excluded.completion_tokens,"
+    " reused_tokens = reused_tokens + excluded.reused_tokens, saved_seconds = saved_seconds + excluded.saved_seconds"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,6 @@ class Writer:
         self._strings = StringIds(connection)
         self._history = History(connection, self._strings)
         self._prompts: dict[str, PromptRecord] = {}
-        self._totals = Totals()
         self._storages: dict[str, _Storage] = {}
         # Numbers of records by key and request id. Their entries may be stored later.
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -70,21 +76,23 @@ class Writer:
                 self._connection.execute("begin immediate")
                 row = self._connection.execute("select max(number) from records").fetchone()
                 self._write(events, (row[0] or 0) + 1)
-                self._totals.write(self._connection)
         except BaseException:
             self._strings.forget()
             self._prompts.clear()
             self._without_entry.clear()
-            self._totals = Totals()
             raise
 
     def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
+        sums: list[tuple[object, ...]] = []
         for event in events:
             if isinstance(event, Exchange):
                 record = records[number] = record_of(event)
                 record.number = number
-                self._complete(event, record)
+                if event.key is not None:
+                    self._add_prompt(event, record, event.key)
+                sums += self._sums(event, record)
+                self.questions.add(event, record)
                 number += 1
             else:
                 self._change(event, records)
@@ -92,6 +100,7 @@ class Writer:
             (number, record.prompt) for number, record in records.items() if record.prompt is not None
         )
         self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
+        self._connection.executemany(_ADD_TO_TOTALS, sums)
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Write that an entry was stored or removed.
@@ -121,13 +130,6 @@ class Writer:
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
             self._connection.execute(sql, [blob_of(stored.id), number])
-
-    def _complete(self, exchange: Exchange, record: Record) -> None:
-        """Complete a record from the history, and add it to the totals."""
-        if exchange.key is not None:
-            self._add_prompt(exchange, record, exchange.key)
-        self._count(exchange, record)
-        self.questions.add(exchange, record)
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         """Set the prompt of a record, and the reason of a miss."""
@@ -189,20 +191,15 @@ class Writer:
             self._without_entry.popitem(last=False)
         self._without_entry[key, exchange.request_id] = record.number
 
-    def _count(self, exchange: Exchange, record: Record) -> None:
-        """Add a request of a client to the totals, once for all and once for each of its tags."""
+    def _sums(self, exchange: Exchange, record: Record) -> list[tuple[object, ...]]:
+        """The rows to add to the totals: one for all requests of clients, and one for each tag of a request."""
         if record.layer == "revalidated":
-            return
+            return []
+        day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
+        tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)
         saved = self._saved_seconds(exchange, record)
-        for tag in (ALL, *(exchange.request.control.tags if exchange.request is not None else ())):
-            total = self._totals.of(record.time, record.tenant, record.model, record.layer, tag)
-            total.requests += 1
-            total.prompt_tokens += record.prompt_tokens or 0
-            total.completion_tokens += record.completion_tokens or 0
-            total.reused_tokens += record.reused_tokens or 0
-            total.saved_seconds += saved
-            total.expected_wrong += (record.error or 0.0) if record.layer == "semantic" else 0.0
-            total.seconds += (record.total_ms or 0.0) / 1000
+        tags = ("", *(exchange.request.control.tags if exchange.request is not None else ()))
+        return [(day, record.tenant, record.model, record.layer, tag, 1, *tokens, saved) for tag in tags]
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
         """Duration of the computed response that a hit replaces, less the duration of the hit."""

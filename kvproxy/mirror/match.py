@@ -31,7 +31,6 @@ class MirrorMatch:
         divergence: the first difference from the closest cached chain.
     """
 
-    prompt_tokens: int
     matched_tokens: int
     blocks: list[MirroredBlock]
     digests: list[bytes]
@@ -48,12 +47,11 @@ async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> N
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
     """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
     if not pools:
-        return MirrorMatch(len(prompt.tokens), 0, [], [], None, None)
+        return MirrorMatch(0, [], [], None, None)
     groups, hashes = make_groups(pools, prompt, hasher)
     found, length = _find_longest_hit(groups, hashes)
     blocks = [block for block in found if block is not NULL_BLOCK]
     return MirrorMatch(
-        len(prompt.tokens),
         length,
         blocks,
         hashes.hashes.digests,

@@ -21,8 +21,6 @@ LOG_INTERVAL = 60.0
 END_OF_REPLAY = b"\xff" * 8
 """Sent instead of a number at the end of a replay."""
 REPLAY_TIMEOUT = 5.0
-MAX_DECODE_SECONDS = 0.005
-"""Maximum time to decode batches before the event loop runs other tasks."""
 RESTART_DELAY = 0.5
 """Seconds before a failed task restarts."""
 _log = logging.getLogger(__name__)
@@ -126,24 +124,18 @@ class EventSubscriber:
                 self._replay_requested.set()
 
     async def _receive(self, socket: Any) -> None:
-        plain: Any = zmq.Socket.shadow(socket)
         while True:
-            await socket.poll()
+            frames = await socket.recv_multipart()
             self._received_at = time.monotonic()
-            # Read many messages for each wake-up of the event loop.
-            while time.monotonic() - self._received_at < MAX_DECODE_SECONDS:
-                try:
-                    frames = plain.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                # Handle a new connection before its first message, which may come from a new process.
-                self._read_monitor()
-                if len(frames) == 3 and len(frames[1]) == 8:
-                    self.sequencer.on_batch(int.from_bytes(frames[1], "big"), frames[2])
-                else:
-                    self._on_malformed("a message is not a topic, a number, and a batch")
+            # Handle a new connection before its first message, which may come from a new process.
+            self._read_monitor()
+            if len(frames) == 3 and len(frames[1]) == 8:
+                self.sequencer.on_batch(int.from_bytes(frames[1], "big"), frames[2])
+            else:
+                self._on_malformed("a message is not a topic, a number, and a batch")
             if self.sequencer.replay_from is not None:
                 self._replay_requested.set()
+            # `recv_multipart` does not yield if a message is waiting.
             await asyncio.sleep(0)
 
     async def _request_replays(self) -> None:

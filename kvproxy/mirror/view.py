@@ -32,9 +32,6 @@ class LocationSnapshot:
     location: BlockLocation
     pools: dict[int | None, MirroredPoolSnapshot]
 
-    def main_pool(self) -> MirroredPoolSnapshot:
-        return next(iter(self.pools.values()))
-
     def blocks(self) -> Iterator[BlockContent]:
         """Return each block once; groups with equal tokens use equal hashes."""
         found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
@@ -96,7 +93,8 @@ def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
     """Return the cached chains of each main pool, most recently stored first. The caller adds the text."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
-        pool = snapshot.main_pool()
+        # The first group shows the chains.
+        pool = next(iter(snapshot.pools.values()))
         groups = tuple(group for group in snapshot.pools if group is not None)
         location = replace(snapshot.location, groups=groups[:1])
         parents = {block.parent for block in pool.blocks.values()}

@@ -63,10 +63,6 @@ class RemoteCache:
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
-    def purges(self, limit: int) -> Rows:
-        """Return the operator's removals, newest first."""
-        return cast("Rows", self._client.get("/admin/cache/purges", limit=limit))
-
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
         """Record a person's verdict on an entry."""
         body = {"right": right} | ({"question": question} if question is not None else {})
@@ -124,5 +120,4 @@ def open_cache(
             raise NotFound(f"{missing}: check the path")
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with opened_store(settings) as opened:
-        clear = not (settings.encryption.enabled or settings.redaction.enabled)
-        yield StoreCache(opened, load_redactor(settings.redaction), clear_text=clear)
+        yield StoreCache(opened, load_redactor(settings.redaction))

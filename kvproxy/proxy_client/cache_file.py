@@ -1,7 +1,5 @@
 """Stored responses without a proxy: the store's file, or its database."""
 
-import getpass
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -9,19 +7,18 @@ from typing import Any
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.redaction import RedactionFailed, Redactor
-from kvproxy.index.store import EntryFilter, PurgeRequest, Store, UsageKey
+from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation
 from kvproxy.proxy_client.cache import EntryList, FilterValues
 
 
 class StoreCache:
-    """The methods of `RemoteCache` on an open store. `clear_text` allows words of prompts in purges."""
+    """The methods of `RemoteCache` on an open store."""
 
-    def __init__(self, store: Store, redact: Redactor | None = None, *, clear_text: bool = True) -> None:
+    def __init__(self, store: Store, redact: Redactor | None = None) -> None:
         self._store = store
         self._redact = redact
-        self._clear_text = clear_text
 
     def entries(self, where: FilterValues, *, limit: int) -> EntryList:
         chosen = _filter(where)
@@ -57,18 +54,14 @@ class StoreCache:
 
     def remove(self, id: str, *, soft: bool = False) -> int:
         full = self._full_id(id)
-        return self._purge([full], f"id={full}", soft)
+        return self._remove([full], soft)
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         chosen = _filter(where)
-        return self._purge(self._store.ids(chosen), chosen.description(texts=self._clear_text), soft)
+        return self._remove(self._store.ids(chosen), soft)
 
-    def _purge(self, ids: list[str], what: str, soft: bool) -> int:
-        by = PurgeRequest(f"{_user()} on the command line", what)
-        return self._store.expire_now(ids, by) if soft else len(self._store.delete(ids, by))
-
-    def purges(self, limit: int) -> list[dict[str, Any]]:
-        return [asdict(purge) for purge in self._store.purges(limit)]
+    def _remove(self, ids: list[str], soft: bool) -> int:
+        return self._store.expire_now(ids) if soft else len(self._store.delete(ids))
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         if question is not None:
@@ -101,11 +94,3 @@ class StoreCache:
 
 def _filter(where: FilterValues) -> EntryFilter:
     return EntryFilter(**where)  # type: ignore[arg-type]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # The user of a container may have no name.
-        return f"user {os.getuid()}"

@@ -1,7 +1,6 @@
 """Keys in settings and URLs: their types, and the URL of an upstream without its credentials."""
 
 import base64
-from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -25,23 +24,10 @@ PlainKey = Annotated[str | None, BeforeValidator(_clean)]
 """A key as text. Give such a field `repr=False`."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamUrl:
-    """URL of an upstream, and its credentials.
+def parse_upstream_url(text: str) -> dict[str, str]:
+    """Return the `url` of an upstream without a trailing slash or `/v1`, and its credentials.
 
-    Attributes:
-        url: scheme, host, port and path, without a trailing slash or `/v1`.
-        api_key: user name without a password.
-        authorization: `Authorization` header for `user:password`.
-    """
-
-    url: str
-    api_key: str | None = None
-    authorization: str | None = None
-
-
-def parse_upstream_url(text: str) -> UpstreamUrl:
-    """Parse the URL of an upstream.
+    Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
 
     Raises:
         ValueError: the URL is invalid. The message contains no credentials.
@@ -67,16 +53,16 @@ def parse_upstream_url(text: str) -> UpstreamUrl:
     return _split_credentials(parts)
 
 
-def _split_credentials(parts: SplitResult) -> UpstreamUrl:
+def _split_credentials(parts: SplitResult) -> dict[str, str]:
     credentials, _, host = parts.netloc.rpartition("@")
     url = parts._replace(netloc=host).geturl().rstrip("/").removesuffix("/v1")
     if not credentials.strip(":"):
-        return UpstreamUrl(url)
+        return {"url": url}
     if ":" not in credentials:
-        return UpstreamUrl(url, api_key=unquote(credentials))
+        return {"url": url, "api_key": unquote(credentials)}
     # RFC 7617: the password begins after the first colon.
     encoded = base64.b64encode(unquote(credentials).encode()).decode()
-    return UpstreamUrl(url, authorization=f"Basic {encoded}")
+    return {"url": url, "authorization": f"Basic {encoded}"}
 
 
 def _without_secrets(text: str) -> str:

@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     @field_validator("upstream")
     @classmethod
     def _clean_url(cls, value: str | None) -> str | None:
-        return parse_upstream_url(value).url if value else None
+        return parse_upstream_url(value)["url"] if value else None
 
     @model_validator(mode="after")
     def _check_rules(self) -> "Settings":

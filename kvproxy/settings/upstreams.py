@@ -57,11 +57,9 @@ class UpstreamServer(Section):
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):
             return values
         parsed = parse_upstream_url(values["url"])
-        keys = {"api_key": parsed.api_key, "authorization": parsed.authorization}
-        found = {name: key for name, key in keys.items() if key is not None}
-        if found and any(values.get(name) for name in keys):
-            raise ValueError(f"{parsed.url} has credentials in its URL and a separate key: remove one of them")
-        return values | {"url": parsed.url} | found
+        if len(parsed) > 1 and (values.get("api_key") or values.get("authorization")):
+            raise ValueError(f"{parsed['url']} has credentials in its URL and a separate key: remove one of them")
+        return values | parsed
 
 
 class RoutingSettings(Section):

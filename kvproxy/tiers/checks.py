@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from kvproxy.errors import KvproxyError
@@ -36,14 +35,9 @@ def check_host(limit: int) -> str:
     return f"up to {limit / _GIB:.1f} of {free / _GIB:.1f} GiB of free memory"
 
 
-def check_disk(folder: Path, limit: int, own: str | None) -> str:
-    """Check that the folder is private and writable and has space, and count its chunks.
-
-    Args:
-        limit: maximum bytes.
-        own: key prefix of the model's chunks; None if unknown.
-    """
-    found = {path.stem: path.stat().st_size for path in folder.glob("*/*.chunk")} if folder.is_dir() else {}
+def check_disk(folder: Path, limit: int) -> str:
+    """Check that the folder is private and writable and has space for `limit` bytes, and count its chunks."""
+    found = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / ".doctor"
@@ -56,21 +50,21 @@ def check_disk(folder: Path, limit: int, own: str | None) -> str:
         ) from None
     if folder.stat().st_mode & 0o077:
         raise KvproxyError(f"other users can read {folder}, which contains prompts: chmod 700 {folder}")
-    used = sum(found.values())
+    used = sum(found)
     if limit - used > free:
         raise KvproxyError(
             f"{folder} may grow by {(limit - used) / _GIB:.1f} GiB and the disk has {free / _GIB:.1f} GiB: lower"
             " --tier-disk-size, or free disk space"
         )
-    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {_count_chunks(found, own)}"
+    return f"{folder}, {used / _GIB:.1f} of {limit / _GIB:.1f} GiB, {len(found):,} chunks"
 
 
-def check_redis(settings: TierSettings, own: str | None) -> str:
+def check_redis(settings: TierSettings) -> str:
     """Check that the server answers and evicts when full, and count its chunks."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:
-        info, keys = store.server_info(), store.keys()
+        info, chunks = store.server_info(), len(list(store.keys()))
     except TierError as error:
         raise KvproxyError(f"no answer ({error}): start Redis, or remove --tier-redis") from None
     finally:
@@ -79,14 +73,4 @@ def check_redis(settings: TierSettings, own: str | None) -> str:
     if limit and policy == "noeviction":
         raise KvproxyError("Redis refuses chunks when it is full: set maxmemory-policy to allkeys-lru")
     room = f"maxmemory {limit / _GIB:.1f} GiB, {policy}" if limit else "no maxmemory: it grows until redis_ttl"
-    return f"redis {info.get('redis_version')}, {room}, {_count_chunks(keys, own)}"
-
-
-def _count_chunks(keys: Iterable[str], own: str | None) -> str:
-    names = list(keys)
-    if own is None or not names:
-        return f"{len(names):,} chunks"
-    others = sum(not name.startswith(own) for name in names)
-    if others == len(names):
-        return f"{others:,} chunks, none of this model (or its weights, dtype, block size, or hash algorithm changed)"
-    return f"{len(names):,} chunks, {others:,} of other models"
+    return f"redis {info.get('redis_version')}, {room}, {chunks:,} chunks"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,13 +46,15 @@ class Fleet:
         self._settings = settings
         self._ring = Ring({engine.url: engine.weight for engine in engines})
         self._owed_predictions = 0.0
-        self._tasks: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         for engine in self.engines.values():
             await engine.start()
-        self.run(self._repeat(FleetEngine.probe, self._settings.health_interval))
-        self.run(self._repeat(FleetEngine.check, self._settings.metrics_interval))
+        self._tasks = [
+            asyncio.create_task(self._repeat(FleetEngine.probe, self._settings.health_interval)),
+            asyncio.create_task(self._repeat(FleetEngine.check, self._settings.metrics_interval)),
+        ]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -60,10 +62,6 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines.values():
             await engine.close()
-
-    def run(self, work: Coroutine[None, None, None]) -> None:
-        """Run a coroutine until the fleet is closed."""
-        self._tasks.append(asyncio.ensure_future(work))
 
     async def _repeat(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         while True:

@@ -15,11 +15,11 @@ from kvproxy.backends.prefix_cache import (
     add_branch_texts,
     no_events,
 )
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow, PoolReport
+from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
-from kvproxy.upstreams.llama.slot_view import SlotView, pin_prefix
+from kvproxy.upstreams.llama.slot_view import SlotView
 from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
 
 
@@ -110,19 +110,6 @@ class FleetPrefix(PrefixCache):
             return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
         engines = {report.engine: report.reusable for report in known if report.engine is not None}
         return replace(max(known, key=lambda report: report.reusable), engines=engines)
-
-    async def pins(self) -> list[PinRow]:
-        slots = self._slots()
-        return [pin for view in slots for pin in view.pins()] if slots else await super().pins()
-
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        slots = self._slots()
-        return await (pin_prefix(slots, name, ttl, request, leaf) if slots else super().pin(name, ttl, request, leaf))
-
-    async def unpin(self, name: str) -> bool:
-        # Each server may have a pin of this name.
-        removed = [view.unpin(name) for view in self._slots()]
-        return any(removed) if removed else await super().unpin(name)
 
 
 def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:

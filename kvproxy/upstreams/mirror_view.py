@@ -77,7 +77,7 @@ class MirrorView:
             else None
         )
         return PrefixReport(
-            prompt_tokens=match.prompt_tokens,
+            prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(view.hash_hex(block.hash) for block in match.blocks),
             divergence=await spell_divergence(match.divergence, self.text),

@@ -1,7 +1,7 @@
 """Tokenizes requests as an engine does: with its own `/tokenize`, or with the model's tokenizer in this process."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
@@ -22,23 +22,11 @@ _TOKENIZER_FIELDS = (
 )
 
 
-class PromptTokenizer(Protocol):
-    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        """Tokenize a request, with the client's engine within `seconds`. Raises KvproxyError."""
-
-    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
-        """Return the text of tokens. Raises KvproxyError."""
-
-
-def load_tokenizer(name: str) -> PromptTokenizer:
-    """Load `upstream`, `demo`, a folder, or a Hugging Face id. Raises SettingsError."""
-    return UpstreamTokenizer() if name == _UPSTREAM else LocalTokenizer(name)
-
-
 class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
     async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
+        """Tokenize a request, with the client's engine within `seconds`. Raises KvproxyError."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return HashedPrompt(source, salt=_salt(request))
@@ -56,6 +44,7 @@ class UpstreamTokenizer:
         return HashedPrompt(ids, salt=_salt(request))
 
     async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
+        """Return the text of tokens. Raises KvproxyError."""
         reply = await _post(client, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
         return str(reply.get("prompt", ""))
 
@@ -75,7 +64,7 @@ async def _post(
 
 
 class LocalTokenizer:
-    """The model's tokenizer and chat template in this process, on its own threads."""
+    """The model's tokenizer and chat template in this process, on its own threads; see `UpstreamTokenizer`."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -113,6 +102,14 @@ class LocalTokenizer:
 
     async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
         return "".join(await self._tokenizer.token_texts(list(tokens)))
+
+
+PromptTokenizer: TypeAlias = UpstreamTokenizer | LocalTokenizer
+
+
+def load_tokenizer(name: str) -> PromptTokenizer:
+    """Load `upstream`, `demo`, a folder, or a Hugging Face id. Raises SettingsError."""
+    return UpstreamTokenizer() if name == _UPSTREAM else LocalTokenizer(name)
 
 
 def prompt_input(request: ApiRequest) -> PromptInput:

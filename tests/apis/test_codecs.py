@@ -14,7 +14,7 @@ from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, Respon
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import EventReader
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall, Usage
+from kvproxy.generation import Delta, FinishReason, SamplingParams, TokenLogprob, ToolCall, Usage
 from tests.requests import api_request
 
 CHATS: list[ApiName] = ["chat", "messages", "responses"]
@@ -145,18 +145,6 @@ def test_chunks_of_a_chat() -> None:
     assert (whole["object"], told[0]["object"], whole["model"]) == ("chat.completion", "chat.completion.chunk", "m")
 
 
-def test_tool_calls_of_a_chat_are_numbered_across_pieces() -> None:
-    _, _, told = streamed(
-        "chat",
-        {},
-        delta(calls=(ToolCall("f", "{}"),)),
-        delta("", "stop", calls=(ToolCall("g", "{}"), ToolCall("h", "{}"))),
-    )
-    calls = [call for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "f"), (1, "g"), (2, "h")]
-    assert [call["id"] for call in calls] == [f"call_chatcmpl-id-0-{place}" for place in range(3)]
-
-
 def test_events_of_a_message() -> None:
     _, _, told = streamed("messages", {}, delta("a", tokens=1), delta("b", tokens=2), delta("", "stop", tokens=3))
     assert [event["type"] for event in told] == [
@@ -282,16 +270,17 @@ BODIES: dict[ApiName, JsonObject] = {
 
 
 def wanted(api: ApiName, **fields: Any) -> DecodedRequest:
-    return CODECS[api].decode({**BODIES[api], **fields})
+    return CODECS[api].decode({**BODIES[api], **fields}, SamplingParams())
 
 
 @pytest.mark.parametrize("api", BODIES)
 def test_missing_fields_use_the_models_defaults(api: ApiName) -> None:
     prompt = "x" if api == "completions" else Conversation((USER,))
     found = wanted(api)
-    assert found == DecodedRequest(prompt, max_tokens=16 if api == "completions" else None)
-    assert (found.n, found.ignore_eos, found.echo, found.queue_priority, found.stop) == (1, False, False, 0, ())
-    assert (found.temperature, found.seed, found.logprobs, found.grammar, found.tools) == (None,) * 5
+    assert found == DecodedRequest(prompt, SamplingParams(max_tokens=16 if api == "completions" else None))
+    recommended = SamplingParams(temperature=0.7, top_p=0.8, top_k=20)
+    drawn = CODECS[api].decode({**BODIES[api], "top_p": 0.5}, recommended).sampling
+    assert (drawn.temperature, drawn.top_p, drawn.top_k) == (0.7, 0.5, 20)
 
 
 def test_fields_are_decoded() -> None:
@@ -301,22 +290,21 @@ def test_fields_are_decoded() -> None:
         "chat", **common, top_k=3, seed=4, stop="e", n=2, max_tokens=7, logprobs=True, top_logprobs=5, ignore_eos=True,
         prompt_logprobs=0,
     )  # fmt: skip
-    assert (chat.temperature, chat.top_p, chat.top_k, chat.seed, chat.stop, chat.n) == (0.5, 0.25, 3, 4, ("e",), 2)
-    assert (chat.max_tokens, chat.logprobs, chat.prompt_logprobs, chat.ignore_eos) == (7, 5, 0, True)
+    assert chat.sampling == SamplingParams(7, 0.5, 0.25, 3, 4, ("e",), 5, 2, ignore_eos=True, prompt_logprobs=0)
     assert (chat.salt, chat.queue_priority, chat.echo) == ("s", -2, False)
-    assert wanted("chat", max_tokens=7, max_completion_tokens=3).max_tokens == 3
-    assert (wanted("chat", logprobs=True).logprobs, wanted("chat", top_logprobs=5).logprobs) == (0, None)
+    assert wanted("chat", max_tokens=7, max_completion_tokens=3).sampling.max_tokens == 3
+    assert wanted("chat", logprobs=True).sampling.logprobs == 0
+    assert wanted("chat", top_logprobs=5).sampling.logprobs is None
     text = wanted("completions", **common, max_tokens=0, stop=["a", "b"], echo=True, logprobs=2, prompt_logprobs=1)
-    assert (text.max_tokens, text.stop, text.echo, text.logprobs, text.prompt_logprobs) == (0, ("a", "b"), True, 2, 2)
-    assert (text.temperature, text.salt, text.queue_priority) == (0.5, "s", -2)
-    assert (wanted("completions", logprobs=2).prompt_logprobs, wanted("completions", prompt_logprobs=3).logprobs) == (
-        None,
-    ) * 2
+    assert text.sampling == SamplingParams(0, 0.5, 0.25, stop=("a", "b"), logprobs=2, prompt_logprobs=2)
+    assert (text.salt, text.queue_priority, text.echo) == ("s", -2, True)
+    assert wanted("completions", logprobs=2).sampling.prompt_logprobs is None
     message = wanted("messages", **common, max_tokens=7, top_k=3, stop_sequences=["e"])
-    assert (message.max_tokens, message.top_k, message.stop, message.temperature) == (7, 3, ("e",), 0.5)
+    assert message.sampling == SamplingParams(7, 0.5, 0.25, 3, stop=("e",))
     assert (message.salt, message.queue_priority) == ("s", -2)
     response = wanted("responses", **common, max_output_tokens=7)
-    assert (response.max_tokens, response.top_p, response.salt, response.queue_priority) == (7, 0.25, "s", -2)
+    assert response.sampling == SamplingParams(7, 0.5, 0.25)
+    assert (response.salt, response.queue_priority) == ("s", -2)
 
 
 REFUSED: list[tuple[ApiName, str, Any]] = [
@@ -396,7 +384,7 @@ def test_disabled_fields_and_valid_values_are_accepted(api: ApiName, name: str, 
 def test_prompt_log_probabilities_are_rejected_in_streams() -> None:
     with pytest.raises(InvalidRequest, match="remove stream"):
         wanted("chat", stream=True, prompt_logprobs=0)
-    assert wanted("chat", stream=False, prompt_logprobs=0).prompt_logprobs == 0
+    assert wanted("chat", stream=False, prompt_logprobs=0).sampling.prompt_logprobs == 0
 
 
 def test_prompts_of_chats_and_messages_for_templates() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvproxy.apis.codecs import CODECS
-from kvproxy.backends.embedded import sampling_params
 from kvproxy.engine.models.loader import prepare_model
 from kvproxy.http.services import Services
 from tests.engine.models import LetterTokenizer, random_model
@@ -170,7 +169,7 @@ def test_sampling_defaults_come_from_the_model(
     model = random_model("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
     recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).default_sampling_params
-    found = sampling_params(CODECS["chat"].decode({"messages": []} | said), recommended)
+    found = CODECS["chat"].decode({"messages": []} | said, recommended).sampling
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.tables import Layout, digest, print_table, text
-from kvproxy.errors import InvalidRequest
+from kvproxy.commands.tables import digest, print_table, text
 
 COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
 CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)
@@ -92,10 +91,10 @@ def test_optional_columns_are_left_out_until_the_table_fits(environment: pytest.
     environment.setenv("FORCE_COLOR", "1")
     environment.setenv("NO_COLOR", "1")
 
-    def lines(width: int, layout: Layout = Layout()) -> tuple[list[str], str]:
+    def lines(width: int, *, wide: bool = False) -> tuple[list[str], str]:
         environment.setenv("COLUMNS", str(width))
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-            print_table(WIDE, [ROW], layout=layout)
+            print_table(WIDE, [ROW], wide=wide)
         header = re.sub(r"\x1b\[\d*m", "", out.getvalue().split("\n")[0])
         return header.split(), err.getvalue()
 
@@ -107,13 +106,4 @@ def test_optional_columns_are_left_out_until_the_table_fits(environment: pytest.
         assert note == (f"not shown: {', '.join(left_out)} (--wide shows all columns)\n" if left_out else "")
     assert lines(80)[0] == ["time", "layer", "model", "ms", "question"]
     assert lines(60)[0] == ["time", "layer", "ms", "question"]
-    assert lines(60, Layout(wide=True)) == (everything, "")
-    assert lines(60, Layout(columns="Tokens,time")) == (["tokens", "time"], "")
-
-
-def test_columns_are_selected_by_name_in_a_pipe(environment: pytest.MonkeyPatch) -> None:
-    with redirect_stdout(io.StringIO()) as out:
-        print_table(WIDE, [ROW], layout=Layout(columns="ms, layer"))
-    assert out.getvalue() == "ms\tlayer\n12.5\tsemantic\n"
-    with pytest.raises(InvalidRequest, match="no column 'nope': use some of time, layer, model"):
-        print_table(WIDE, [ROW], layout=Layout(columns="ms,nope"))
+    assert lines(60, wide=True) == (everything, "")

@@ -1,13 +1,7 @@
-"""Two proxies on one PostgreSQL behind a real nginx with deploy/nginx.conf: what one stores the other gives, and one may die.
-
-A second nginx forwards everything with one kept connection to one proxy, and buffers no request: the harder case for smuggling.
-"""
+"""Two proxies on one PostgreSQL behind a real nginx with deploy/nginx.conf: what one stores the other gives, and one may die."""
 
 import contextlib
 import json
-import random
-import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -32,21 +26,11 @@ from tests.servers import run_app
 __all__ = ["postgres"]
 
 
-PROBES = ("/health", "/metrics", "/props")
-
-
 class Upstream:
     """Counts what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.others: list[tuple[str, bytes]] = []
-
-    async def other(self, request: Request) -> Response:
-        body = await request.body()
-        if request.url.path not in PROBES:
-            self.others.append((request.url.path, body))
-        return JSONResponse({})
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -84,11 +68,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     subprocess.run([*made, "-keyout", str(key), "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
     with contextlib.ExitStack() as opened:
-        routes = [
-            Route("/v1/chat/completions", upstream.chat, methods=["POST"]),
-            Route("/{path:path}", upstream.other, methods=["GET", "POST"]),
-        ]
-        app = Starlette(routes=routes)
+        app = Starlette(routes=[Route("/v1/chat/completions", upstream.chat, methods=["POST"])])
         address = opened.enter_context(run_app(app))
         proxies = []
         for name in ("a", "b"):
@@ -158,91 +138,6 @@ def test_the_operators_routes_are_not_for_everybody(site: Site) -> None:
     # A proxy that has received one forwarded request keeps them closed, also for requests without the header.
     for headers in ({"x-forwarded-for": "203.0.113.7"}, {}):
         assert site.client.get(f"{site.proxies[0].url}/admin/cache", headers=headers).status_code in (401, 403)
-
-
-@pytest.fixture(scope="module")
-def bare(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of an nginx that buffers no request, and forwards Upgrade and Connection as clients send them."""
-    folder, port = tmp_path_factory.mktemp("bare"), free_port()
-    path = folder / "nginx.conf"
-    path.write_text(
-        f"daemon off;\nuser root;\npid {folder}/pid;\nerror_log {folder}/error.log;\nworker_processes 1;\nevents {{}}\n"
-        f"http {{\naccess_log off;\n"
-        f"upstream one {{ server {site.proxies[1].url.removeprefix('http://')}; keepalive 1; }}\n"
-        f"server {{\nlisten 127.0.0.1:{port};\nlocation / {{\nproxy_pass http://one;\nproxy_http_version 1.1;\n"
-        "proxy_request_buffering off;\nproxy_set_header Upgrade $http_upgrade;\nproxy_set_header Connection $offer;\n"
-        "}\n}\nmap $http_upgrade $offer { default Upgrade; '' ''; }\n}\n"
-    )
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(path)])
-    try:
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-OFFER = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
-
-
-@pytest.mark.parametrize("offer", [b"", OFFER, OFFER.replace(b"h2c", b"websocket")], ids=["plain", "h2c", "websocket"])
-@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
-def test_no_body_becomes_a_request_behind_nginx(site: Site, bare: int, offer: bytes, chunked: bool) -> None:
-    """The body arrives in segments, and the next client's request follows on nginx's connection to the proxy."""
-    inner = b"GET /v1/smuggled HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    framing = b"Transfer-Encoding: chunked\r\n" if chunked else b"Content-Length: %d\r\n" % len(inner)
-    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner) if chunked else inner
-    before = len(site.upstream.others)
-    with socket.create_connection(("127.0.0.1", bare), timeout=30) as client:
-        client.sendall(b"POST /v1/other HTTP/1.1\r\nHost: 127.0.0.1\r\n" + offer + framing + b"\r\n")
-        time.sleep(0.1)
-        client.sendall(body[:10])
-        time.sleep(0.1)
-        with contextlib.suppress(ConnectionError):
-            client.sendall(body[10:])
-        answer = read(client)
-    for number in range(3):
-        assert httpx.get(f"http://127.0.0.1:{bare}/v1/next/{number}").json() == {}
-    refused = b"websocket" in offer
-    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"501" if refused else b"200"]
-    seen = [] if refused else [("/v1/other", inner)]
-    assert site.upstream.others[before:] == [*seen, *((f"/v1/next/{number}", b"") for number in range(3))]
-
-
-def test_no_broken_upload_becomes_a_request_behind_nginx(site: Site, bare: int) -> None:
-    generator = random.Random(3)
-    inner = b"POST /v1/smuggled HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
-    before = len(site.upstream.others)
-    for number in range(60):
-        offer = generator.choice((b"", OFFER, b"Expect: 100-continue\r\n"))
-        kept = generator.choice((len(inner), len(inner) - 3, 1))
-        length = b"Content-Length: %d\r\n" % generator.choice((len(inner), len(inner) + 5, 9))
-        body = inner[:kept]
-        if generator.random() < 0.5:
-            length = b"Transfer-Encoding: chunked\r\n"
-            end = generator.choice((b"0\r\n\r\n", b"", b"zz\r\n"))
-            body = b"%x\r\n" % len(inner) + body + b"\r\n" + end
-        with socket.create_connection(("127.0.0.1", bare), timeout=30) as client:
-            client.sendall(b"POST /v1/upload HTTP/1.1\r\nHost: 127.0.0.1\r\n" + offer + length + b"\r\n")
-            time.sleep(0.01)
-            with contextlib.suppress(ConnectionError):
-                client.sendall(body)
-            if generator.random() < 0.5:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        assert httpx.get(f"http://127.0.0.1:{bare}/v1/next/{number}").json() == {}
-    paths = [path for path, _ in site.upstream.others[before:]]
-    assert [path for path in paths if path.startswith("/v1/next")] == [f"/v1/next/{number}" for number in range(60)]
-    assert {path for path in paths if not path.startswith("/v1/next")} <= {"/v1/upload"}
-
-
-def read(client: socket.socket) -> bytes:
-    """Everything that arrives until the connection is silent for a second or closed."""
-    got = b""
-    client.settimeout(1.0)
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        while part := client.recv(65_536):
-            got += part
-    return got
 
 
 def test_nginx_goes_on_when_one_is_killed(site: Site) -> None:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from kvproxy.backends.build import build_backend
 from kvproxy.errors import SettingsError
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.learn import answer_text, make_observer, normalise
+from kvproxy.flow.learn import make_observer
 from kvproxy.http.access.clients import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
@@ -237,15 +237,6 @@ def test_the_model_may_judge(tmp_path: Path) -> None:
         ask(url, "please tell me what the busy list of blocks might be")
         compared(services, 2)
         assert stats(url)["compared"] == {"right": 1, "undecided": 1}
-
-
-def test_normalised_equality() -> None:
-    assert normalise("  It's **so**.\n") == normalise("it s SO")
-    assert normalise("2 apples") != normalise("3 apples")
-    said = b'{"choices": [{"message": {"content": "x"}}]}'
-    assert answer_text(said) == "x"
-    for nothing in (b"", b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}'):
-        assert answer_text(nothing) is None
 
 
 def test_checked_needs_a_verifier() -> None:

@@ -1,6 +1,5 @@
 """Tags, provenance, limits and invalidation as a client and an administrator see them."""
 
-import json
 from pathlib import Path
 
 import httpx
@@ -52,29 +51,6 @@ def test_wrong_tags_are_refused_before_anything_is_computed(demo: Demo, tags: st
     answer = ask(demo[0], "Is this computed?", tags)
     assert answer.status_code == 400
     assert "x-kvproxy-tags takes up to 16 tags" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("query", ["", "all=yes", "older_than=x", "older_than=-1", "older_than=nan"])
-def test_removal_of_nothing_in_particular_is_refused(demo: Demo, query: str) -> None:
-    assert httpx.delete(f"{demo[0]}/admin/cache?{query}").status_code == 400
-
-
-def test_limits_hold_and_imports_come_back(tmp_path: Path) -> None:
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 128}, cache={"max_entries": 3})
-    with run_proxy(settings) as (url, services):
-        for question in ("What is a block?", "Why is there a free queue?", "Who evicts?", "How long is a hash?"):
-            ask(url, question, "t")
-        stats = httpx.get(f"{url}/admin/cache/stats").json()
-        assert (stats["entries"], stats["max_entries"]) == (3, 3)
-        lines = httpx.get(f"{url}/admin/cache/export").text
-        assert len(lines.splitlines()) == 3
-        assert httpx.delete(f"{url}/admin/cache?all=true").json() == {"removed": 3}
-        done = httpx.post(f"{url}/admin/cache/import", content=lines).json()
-        assert done == {"imported": 3, "skipped": 0}
-        question = json.loads(lines.splitlines()[0])["prompt"]
-        assert 'detail="exact"' in ask(url, question).headers["cache-status"]
-        assert "semantic" in ask(url, question + "  ").headers["cache-status"]
-        assert services.answerer.store.count() == 3
 
 
 def test_tenants_share_responses_only_on_purpose(demo: Demo, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -105,25 +104,6 @@ def test_a_client_that_leaves_ends_its_request_in_spite_of_a_successor(stack: St
         assert b"data: 1" in client.recv(4096) + client.recv(4096)
     until(lambda: stack.upstream.streams == 0)
     assert stack.upstream.paths == ["/v1/endless"]
-
-
-@pytest.mark.parametrize(
-    ("successors", "answered"),
-    [
-        (post(b"/v1/next", b"abc"), 2),
-        (post(b"/v1/next", b"abc")[:-1], 1),
-        (post(b"/v1/next", b"abc") + b"GET /v1/last HT", 2),
-    ],
-    ids=["whole", "begun", "begun head"],
-)
-def test_a_half_closed_client_gets_the_answers_to_all_whole_requests(
-    stack: Stack, successors: bytes, answered: int
-) -> None:
-    with connected(stack.port) as client:
-        client.sendall(SLOW + successors)
-        client.shutdown(socket.SHUT_WR)
-        assert statuses(until_closed(client)) == [b"200"] * answered
-    assert len(stack.upstream.paths) == answered
 
 
 def test_requests_before_a_bad_one_are_answered(stack: Stack) -> None:

@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 
 import httpx
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.checks.installation import _data
 from kvproxy.index.private_files import make_private_folder
@@ -20,10 +16,8 @@ from kvproxy.responses import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy
 from tests.index.entries import make_entry
+from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
-from tests.servers import run_app
-
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 
 
 def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
@@ -34,13 +28,8 @@ def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
     for name in ("responses.db", "responses.db-wal"):
         (data / name).touch(0o644)
     command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), "--json"]
-
-    async def answer(request: Request) -> Response:
-        return JSONResponse(WHOLE)
-
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
     with (
-        run_app(app) as upstream,
+        run_plain_upstream() as upstream,
         subprocess.Popen([*command, "--upstream", upstream], stdout=subprocess.PIPE, umask=0o022) as process,
     ):
         assert process.stdout is not None

@@ -250,23 +250,6 @@ def test_a_pipelined_successor_of_a_whole_request_is_answered(stack: Stack) -> N
     assert stack.upstream.requests == [("POST", f"/v1/other/{n}", b"body %d" % n) for n in range(5)]
 
 
-def test_a_half_closed_client_gets_its_answer(stack: Stack) -> None:
-    with connected(stack.port) as client:
-        client.sendall(post(b"/v1/chat/completions", CHAT % 1))
-        client.shutdown(socket.SHUT_WR)
-        answer = until_closed(client)
-    assert statuses(answer) == [b"200"]
-    assert answer.endswith(b"}")
-
-
-def test_a_client_that_half_closes_in_its_body_is_gone(stack: Stack) -> None:
-    with connected(stack.port) as client:
-        client.sendall(post(b"/v1/chat/completions", CHAT % 2)[:-5])
-        client.shutdown(socket.SHUT_WR)
-        assert statuses(until_closed(client)) in ([], [b"400"])
-    assert stack.upstream.requests == []
-
-
 @pytest.mark.parametrize("path", [b"/v1/stream", b"/v1/chat/completions"])
 def test_http_1_0_gets_no_chunked_framing(stack: Stack, path: bytes) -> None:
     body = CHAT % 3

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import SettingsError
@@ -26,11 +26,11 @@ from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
 from tests.http.test_upstream import PARTS
+from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.requests import api_request
 from tests.servers import run_app, run_proxy, until_stored
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 FILE = """
 [cache]
 semantic = false
@@ -57,10 +57,7 @@ ttl = 90000
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
-    async def answer(request: Request) -> Response:
-        return JSONResponse(WHOLE)
-
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+    with run_plain_upstream() as url:
         yield url
 
 
@@ -103,7 +100,8 @@ def test_explain_names_the_rule(proxy: tuple[str, Services]) -> None:
     told = ask(url, model="secret-1", path="admin/explain").json()
     assert (told["rule"], told["semantic"]["reason"]) == ("never", "the rule never takes no stored answer")
     assert ask(url, path="admin/explain").json()["rule"] is None
-    assert "rule       never" in kvproxy("explain", "Hi", "--model", "secret-1", "--url", url).stdout
+    body = b'{"model": "secret-1", "messages": [{"role": "user", "content": "Hi"}]}'
+    assert "rule       never" in kvproxy("explain", "--file", "-", url=url, stdin=body).stdout
 
 
 def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: tuple[str, Services]) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.index.errors import EmbedderError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -137,15 +136,6 @@ def test_public_methods_are_those_of_the_page() -> None:
 class Failing(HashEmbedder):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         raise RuntimeError("out of order")
-
-
-async def test_exact_hits_work_without_the_embedder(store: SqliteStore) -> None:
-    await opened(store, similar(store)).set("one question", "one answer")
-    async with opened(store, SemanticCache(store, Failing(), ThresholdPolicy(0.8))) as cache:
-        assert await cache.set("a question", "an answer")
-        assert (await cache.get("a question")).answer == "an answer"  # type: ignore[union-attr]
-        with pytest.raises(EmbedderError, match="out of order"):
-            await cache.get("another question")
 
 
 async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:

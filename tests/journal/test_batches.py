@@ -13,7 +13,6 @@ from kvproxy.index.store import RemovalReason
 from kvproxy.journal.history import ResponseRemoved, ResponseStored
 from kvproxy.journal.queue import Event
 from kvproxy.journal.schema import open_file
-from kvproxy.journal.totals import Totals
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
@@ -142,11 +141,8 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypat
     miss = finished("q", "first")
     writer.write([miss])
 
-    def failing(totals: Totals, connection: sqlite3.Connection) -> None:
-        raise sqlite3.OperationalError("the disk is full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Totals, "write", failing)
+        patch.setattr("kvproxy.journal.writer._ADD_TO_TOTALS", "fails")
         with pytest.raises(sqlite3.OperationalError):
             writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     writer.write([finished("q", "second", hit=True)])

@@ -75,7 +75,6 @@ class Engine:
         pools = self.state.ranks().get(0, [])
         found = match_prefix(pools, prompt, hasher)
         assert found.matched_tokens == matched_tokens(pools, HashedPrompt(tokens, salt=salt), hasher)
-        assert found.prompt_tokens == len(tokens)
         return found.matched_tokens
 
 

@@ -138,8 +138,9 @@ def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
 
 
 def test_logs_of_tokens(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(json.dumps({"tokens": [*range(8), extra]}) + "\n" for extra in (1, 2)))
+    trace = tmp_path / "trace.jsonl.gz"
+    text = "".join(json.dumps({"tokens": [*range(8), extra]}) + "\n" for extra in (1, 2))
+    trace.write_bytes(gzip.compress(text.encode()))
     requests, size = read_chains(trace, 4)
     assert size == 4
     assert requests[0].blocks == requests[1].blocks
@@ -169,19 +170,6 @@ def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
     assert simulate(requests, None, "lru").hits == 3
     arrivals, _ = read_arrivals(trace)
     assert [arrival.seconds for arrival in arrivals] == [0.1, 60.5]
-
-
-def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
-    sub_agent = {"t": 10.0, "type": "subagent", "requests": [{"t": 1.0, "in": 70, "out": 1, "hash_ids": [9]}]}
-    request = {"t": 0.0, "type": "n", "in": 200, "out": 5, "hash_ids": [1, 2, 3]}
-    again = request | {"t": 12.0, "in": 260, "hash_ids": [1, 2, 3, 4]}
-    whole = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [request, again, sub_agent]}
-    trace = tmp_path / "trace.json.gz"
-    trace.write_bytes(gzip.compress(json.dumps(whole).encode()))
-    requests, size = read_chains(trace)
-    assert (size, [len(each.blocks) for each in requests]) == (64, [3, 1, 4])
-    assert simulate(requests, None, "lru").hits == 3
-    assert [arrival.seconds for arrival in read_arrivals(trace)[0]] == [0.0, 11.0, 12.0]
 
 
 def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:

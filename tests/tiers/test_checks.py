@@ -26,7 +26,7 @@ def test_doctor_checks_each_tier(tmp_path: Path, redis_server: RedisServer) -> N
     flags = ["--data", tmp_path, "--tier-disk", folder, "--tier-disk-size", "1MiB", "--tier-redis", redis_server.url]
     code, checks = doctor(*flags, "--tier-host", "1MiB")
     assert code == 0, checks
-    assert "none of this model" in checks["disk tier"]["detail"]
+    assert checks["disk tier"]["detail"].endswith("1 chunks")
     assert "no maxmemory" in checks["redis tier"]["detail"]
     folder.chmod(0o755)
     redis_server.kill()
@@ -41,15 +41,6 @@ def test_doctor_ignores_tiers_that_are_not_configured(tmp_path: Path) -> None:
     assert not [name for name in doctor("--data", tmp_path)[1] if "tier" in name]
 
 
-def test_chunks_of_the_model_are_counted(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "chunks", 1 << 20)
-    for key in ("own-00", "own-01", "other-00"):
-        store.put(key, b"data")
-    assert "3 chunks, 1 of other models" in check_disk(tmp_path / "chunks", 1 << 20, "own-")
-    assert check_disk(tmp_path / "chunks", 1 << 20, None).endswith("3 chunks")
-    assert check_disk(tmp_path / "new", 1 << 20, "own-").endswith("0 chunks")
-
-
 def test_each_error_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -57,8 +48,8 @@ def test_each_error_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (lambda: check_chunks(100, 16, "sha256_cbor", is_persistent=True), "use 96"),
         (lambda: check_chunks(96, 16, "xxhash", is_persistent=True), "PYTHONHASHSEED"),
         (lambda: check_host(1 << 60), "lower --tier-host"),
-        (lambda: check_disk(tmp_path / "file", 1, None), "name another folder"),
-        (lambda: check_disk(tmp_path / "chunks", 1 << 60, None), "lower --tier-disk-size"),
+        (lambda: check_disk(tmp_path / "file", 1), "name another folder"),
+        (lambda: check_disk(tmp_path / "chunks", 1 << 60), "lower --tier-disk-size"),
     ):
         with pytest.raises(KvproxyError, match=message):
             check()
@@ -73,7 +64,7 @@ def test_a_redis_that_rejects_writes_when_full_is_an_error(redis_server: RedisSe
     client = store._client
     client.config_set("maxmemory", "100mb")
     with pytest.raises(KvproxyError, match="allkeys-lru"):
-        check_redis(settings, "own-")
+        check_redis(settings)
     client.config_set("maxmemory-policy", "allkeys-lru")
-    assert "allkeys-lru, 1 chunks, 0 of other models" in check_redis(settings, "own-")
+    assert "allkeys-lru, 1 chunks" in check_redis(settings)
     store.close()

@@ -11,7 +11,7 @@ import pytest
 from tests.polling import until
 from tests.ui.page import Page
 from tests.upstreams.fleets import chat
-from tests.upstreams.mixed_fleets import IN_LLAMA, IN_VLLM, Mixed, run_mixed
+from tests.upstreams.mixed_fleets import IN_VLLM, Mixed, run_mixed
 
 # The cells of the table with a caption; null where there is none.
 CELLS = """
@@ -22,9 +22,8 @@ return table ? [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell)
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    with run_mixed(tmp_path_factory.mktemp("mixed")) as running:
-        # What is pinned of a slot lies in a file, too.
-        running.post("/blocks/pins", chat(IN_LLAMA + "x"), name="cook", api="chat")
+    with run_mixed(tmp_path_factory.mktemp("mixed"), save_after=0.0) as running:
+        until(lambda: any(block["medium"] == "disk" for block in running.get("/blocks")))
         httpx.post(f"{running.url}/v1/chat/completions", json=chat(IN_VLLM + "Why?")).raise_for_status()
         yield running
 

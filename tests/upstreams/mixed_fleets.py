@@ -33,13 +33,13 @@ class Mixed(Proxy):
 
 
 @contextlib.contextmanager
-def run_mixed(data: Path) -> Iterator[Mixed]:
+def run_mixed(data: Path, **slots: float) -> Iterator[Mixed]:
     """Run the filled fleet."""
     engine = Engine()
     with run_app(Llama().app) as llama, run_engine(engine) as (vllm, upstream):
         upstreams = [{"url": llama}, upstream]
         settings = load_settings(
-            data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.1}
+            data=data, upstreams=upstreams, cache={"enabled": False}, routing={"health_interval": 0.1}, slots=slots
         )
         with run_proxy(settings) as (url, services):
             running = Mixed(url, services, llama, vllm, engine)

@@ -53,13 +53,9 @@ def test_requests_follow_their_prefix_with_llama_cpp_first(mixed: Mixed) -> None
     assert mixed.engine.got == [IN_VLLM + question for question in "abc"]
 
 
-def test_a_prompt_is_pinned_in_llama_cpp_and_a_reset_empties_all(mixed: Mixed) -> None:
-    mixed.post("/blocks/pins", chat(IN_LLAMA + "x"), name="cook", api="chat").raise_for_status()
-    assert [pin["name"] for pin in mixed.get("/blocks/pins")] == ["cook"]
+def test_a_reset_empties_all(mixed: Mixed) -> None:
     assert mixed.get("/blocks/queue") == []
-    httpx.delete(f"{mixed.url}/admin/blocks/pins/cook").raise_for_status()
-    assert mixed.get("/blocks/pins") == []
-
+    assert httpx.get(f"{mixed.url}/admin/blocks/pins").status_code == 409
     done = mixed.post("/blocks/reset").json()
     assert {each["engine"]: each["reset"] for each in done["engines"]} == {mixed.llama: True, mixed.vllm: True}
     assert mixed.engine.resets == 1

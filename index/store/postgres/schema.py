@@ -42,9 +42,6 @@ _SCHEMA = (
     "create table totals (entries bigint not null, bytes bigint not null, age float8 not null)",
     "insert into totals values (0, 0, 0)",
     "create table tenants (tenant text primary key, entries bigint not null, bytes bigint not null)",
-    """create table purges (
-        number bigserial primary key, time float8 not null, operator text not null, filter text not null, soft integer not null,
-        entries bigint not null)""",
     """create function count_added() returns trigger language plpgsql as $$ begin
         update kvproxy.totals set entries = entries + (select count(*) from added),
             bytes = bytes + (select coalesce(sum(a.bytes), 0) from added a);

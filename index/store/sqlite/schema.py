@@ -32,8 +32,6 @@ SCHEMA = (
     "create table totals (entries integer not null, bytes integer not null, age float not null)",
     "insert into totals values (0, 0, 0)",
     "create table tenants (tenant text primary key, entries integer not null, bytes integer not null)",
-    "create table purges (number integer primary key autoincrement, time float not null, operator text not null,"
-    " filter text not null, soft integer not null, entries integer not null)",
     "create trigger responses_added after insert on responses begin"
     " update totals set entries = entries + 1, bytes = bytes + new.bytes;"
     " insert into tenants values (new.tenant, 1, new.bytes)"

@@ -12,7 +12,7 @@ from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, TokenLogprob, ToolCall
+from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 
 
 class ChatCodec:
@@ -20,7 +20,7 @@ class ChatCodec:
         messages = tuple(fields.with_text_content(message) for message in objects(body.get("messages")))
         return Conversation(messages, tuple(objects(body.get("tools"))))
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         prompt, grammar = self.decode_prompt(body), json_format(body.get("response_format"), "response_format")
         tools = tool_use(body, prompt.tools)
@@ -29,14 +29,15 @@ class ChatCodec:
         if body.get("echo"):
             raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")
         limit = fields.integer(body, "max_completion_tokens")
-        return replace(
-            fields.choices_request(body, prompt),
+        request = fields.choices_request(
+            body,
+            prompt,
+            defaults,
             max_tokens=fields.integer(body, "max_tokens") if limit is None else limit,
             logprobs=(fields.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
             prompt_logprobs=fields.integer(body, "prompt_logprobs"),
-            grammar=grammar,
-            tools=tools,
         )
+        return replace(request, grammar=grammar, tools=tools)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatEncoder":
         return ChatEncoder(request, model)

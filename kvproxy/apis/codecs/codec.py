@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 from kvproxy.apis.codecs.output_formats import ToolUse
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
-from kvproxy.generation import Delta, Grammar
+from kvproxy.generation import Delta, Grammar, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request for the engine. None selects the model's recommended value.
+    """A request for the engine.
 
     Attributes:
         echo: begin the response with the prompt.
@@ -37,20 +37,10 @@ class DecodedRequest:
         queue_priority: requests with a lower value run first.
         grammar: format of the response.
         tools: tools that the response may call.
-    For the other fields, see `generation.SamplingParams`.
     """
 
     prompt: PromptInput
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int = 1
-    ignore_eos: bool = False
+    sampling: SamplingParams
     echo: bool = False
     salt: str | None = None
     queue_priority: int = 0
@@ -85,8 +75,12 @@ class Codec(Protocol):
     def decode_prompt(self, body: JsonMap) -> PromptInput:
         """Return the prompt. Raises InvalidRequest for parts other than text."""
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
-        """Decode a request. Raises InvalidRequest for fields that the engine does not support."""
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
+        """Decode a request. Raises InvalidRequest for fields that the engine does not support.
+
+        Args:
+            defaults: values that the model recommends.
+        """
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder:
         """Return an encoder for one response.

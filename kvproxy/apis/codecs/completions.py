@@ -12,7 +12,7 @@ from kvproxy.apis.fields import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, TokenLogprob
+from kvproxy.generation import Delta, SamplingParams, TokenLogprob
 
 _DEFAULT_TOKENS = 16
 
@@ -27,21 +27,23 @@ class CompletionsCodec:
             raise InvalidRequest("the prompt must be one text, or a list of token ids", param="prompt")
         return tuple(ids)
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         check_integer(body, "logprobs", least=0, most=20)
         limit = fields.integer(body, "max_tokens")
         logprobs = fields.integer(body, "logprobs")
         # An echo with log-probabilities scores the prompt as well.
         scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
-        return replace(
-            fields.choices_request(body, self.decode_prompt(body)),
+        request = fields.choices_request(
+            body,
+            self.decode_prompt(body),
+            defaults,
             max_tokens=_DEFAULT_TOKENS if limit is None else limit,
             logprobs=logprobs,
             prompt_logprobs=max((count for count in scores if count is not None), default=None),
-            echo=bool(body.get("echo")),
-            grammar=json_format(body.get("response_format"), "response_format"),
         )
+        grammar = json_format(body.get("response_format"), "response_format")
+        return replace(request, echo=bool(body.get("echo")), grammar=grammar)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsEncoder":
         return CompletionsEncoder(request, model, echo)

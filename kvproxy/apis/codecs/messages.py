@@ -13,7 +13,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, 
 from kvproxy.apis.messages import typed_event
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, ToolCall
+from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _IGNORED_IN_TEXT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
@@ -29,7 +29,7 @@ class MessagesCodec:
         turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
         return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         fields.reject(body, ("mcp_servers", "container"))
         prompt, name = self.decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
@@ -45,14 +45,9 @@ class MessagesCodec:
             raise InvalidRequest(
                 "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"
             )
-        return replace(
-            fields.base_request(body, prompt),
-            max_tokens=fields.integer(body, "max_tokens"),
-            top_k=fields.integer(body, "top_k"),
-            stop=fields.texts(body, "stop_sequences"),
-            grammar=grammar,
-            tools=tools,
-        )
+        numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
+        request = fields.base_request(body, prompt, defaults, stop=fields.texts(body, "stop_sequences"), **numbers)
+        return replace(request, grammar=grammar, tools=tools)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesEncoder":
         return MessagesEncoder(request, model)

@@ -1,11 +1,13 @@
 """Reads the fields of a request, and rejects the fields that the engine does not support."""
 
 from dataclasses import replace
+from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
 from kvproxy.apis.fields import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import InvalidRequest
+from kvproxy.generation import SamplingParams
 
 _MAX_COMPLETIONS = 128
 # Unsupported fields that change the response, with the values that disable them.
@@ -87,32 +89,25 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
     return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
 
 
-def salt(body: JsonMap) -> str | None:
-    value = body.get("cache_salt")
-    return value if isinstance(value, str) else None
+def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
+    """Decode the fields of all APIs.
 
-
-def base_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
-    """Decode the fields of all APIs."""
+    Args:
+        sampling: further sampling parameters; None selects the default.
+    """
+    given = {"temperature": number(body, "temperature"), "top_p": number(body, "top_p")} | sampling
+    params = replace(defaults, **{name: value for name, value in given.items() if value is not None})
+    salt = body.get("cache_salt")
     return DecodedRequest(
-        prompt,
-        temperature=number(body, "temperature"),
-        top_p=number(body, "top_p"),
-        salt=salt(body),
-        queue_priority=integer(body, "priority") or 0,
+        prompt, params, salt=salt if isinstance(salt, str) else None, queue_priority=integer(body, "priority") or 0
     )
 
 
-def choices_request(body: JsonMap, prompt: PromptInput) -> DecodedRequest:
-    """Decode the common fields of chat and completions."""
-    return replace(
-        base_request(body, prompt),
-        top_k=integer(body, "top_k"),
-        seed=integer(body, "seed"),
-        stop=texts(body, "stop"),
-        n=integer(body, "n") or 1,
-        ignore_eos=bool(body.get("ignore_eos")),
-    )
+def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
+    """Decode the common fields of chat and completions; see `base_request`."""
+    common = {name: integer(body, name) for name in ("top_k", "seed", "n")}
+    stop, ignore_eos = texts(body, "stop"), bool(body.get("ignore_eos"))
+    return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)
 
 
 def only_text(param: str) -> InvalidRequest:

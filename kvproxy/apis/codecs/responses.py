@@ -10,9 +10,10 @@ from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, ToolCall
+from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
@@ -26,7 +27,7 @@ class ResponsesCodec:
         tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
         return Conversation((*first, *map(_message, items)), tuple(tools))
 
-    def decode(self, body: JsonMap) -> DecodedRequest:
+    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         fields.reject(body, _STATEFUL)
         prompt, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
@@ -36,12 +37,8 @@ class ResponsesCodec:
             )
         tools = tool_use(body, prompt.tools)
         check_one_format(grammar, tools, "text.format")
-        return replace(
-            fields.base_request(body, prompt),
-            max_tokens=fields.integer(body, "max_output_tokens"),
-            grammar=grammar,
-            tools=tools,
-        )
+        request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
+        return replace(request, grammar=grammar, tools=tools)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesEncoder":
         return ResponsesEncoder(request, model)
@@ -66,14 +63,8 @@ class ResponsesEncoder:
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
         first = len(self._output.first.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
-            item = self._call(place, call)
-            at: JsonObject = {"item_id": item["id"], "output_index": place}
-            start: JsonObject = {**item, "arguments": "", "status": "in_progress"}
-            yield self._event("response.output_item.added", {"output_index": place, "item": start})
-            yield self._event("response.function_call_arguments.delta", {**at, "delta": call.arguments})
-            done: JsonObject = {**at, "name": call.name, "arguments": call.arguments}
-            yield self._event("response.function_call_arguments.done", done)
-            yield self._event("response.output_item.done", {"output_index": place, "item": item})
+            for data in item_events(place, self._call(place, call)):
+                yield self._event(str(data["type"]), data)
 
     def _start_text(self) -> Iterator[bytes]:
         self._has_text = True

@@ -1,6 +1,7 @@
 """The response cache: list, show, remove, pin, judge, export, import."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,10 +17,11 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import LearningSummary
-from kvproxy.index.store import EVERYTHING, EntryFilter, PurgeRequest, UsageKey
+from kvproxy.index.store import EVERYTHING, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
+_log = logging.getLogger("kvproxy")
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
@@ -143,15 +145,11 @@ async def delete(request: Request) -> Response:
 async def _purged(request: Request, ids: list[str], what: str) -> Response:
     """Remove or expire entries."""
     cache = services(request).answerer.cache
-    by = PurgeRequest(f"admin at {request.client.host if request.client is not None else 'a socket'}", what)
     soft = request.query_params.get("soft") == "true"
-    return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids, by)})
-
-
-async def purges(request: Request) -> Response:
-    """List removals by operators, newest first."""
-    limit = int(number(request.query_params.get("limit", "20"), "limit"))
-    return reply(await asyncio.to_thread(services(request).answerer.store.purges, limit))
+    removed = await (cache.expire_now if soft else cache.remove)(ids)
+    operator = request.client.host if request.client is not None else "a socket"
+    _log.info("admin at %s %s %d stored responses: %s", operator, "expired" if soft else "removed", removed, what)
+    return reply({"removed": removed})
 
 
 async def delete_many(request: Request) -> Response:
@@ -163,9 +161,7 @@ async def delete_many(request: Request) -> Response:
     # Wait for pending writes: a purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
-    # The list of purges is neither encrypted nor redacted.
-    clear = not (app.settings.encryption.enabled or app.settings.redaction.enabled)
-    return await _purged(request, ids, where.description(texts=clear))
+    return await _purged(request, ids, str(where))
 
 
 async def export(request: Request) -> Response:
@@ -233,7 +229,6 @@ ROUTES = [
     Route("/cache", list_entries, methods=["GET"]),
     Route("/cache", delete_many, methods=["DELETE"]),
     Route("/cache/stats", stats, methods=["GET"]),
-    Route("/cache/purges", purges, methods=["GET"]),
     Route("/cache/queue", queue, methods=["GET"]),
     Route("/cache/usage", usage, methods=["GET"]),
     Route("/cache/export", export, methods=["GET"]),

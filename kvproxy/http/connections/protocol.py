@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +20,6 @@ from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
 from kvproxy.http.connections import framing
-from kvproxy.http.connections.joined import JoinedWrites
 from kvproxy.http.connections.relay import BODILESS
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
@@ -30,8 +29,7 @@ MOST_PIPELINED = 32
 _SPARE = 256
 """Connections beyond the limit that receive an error. Further ones are closed immediately."""
 _NO_CONTENT = 204
-_HALF_CLOSED_SECONDS = 2.0
-"""Seconds in which a client that half-closed its connection gets its response. A client that closed it looks the same."""
+_LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,38 @@ class _Unread:
 
     bytes: int
     since: float
+
+
+class _Lingering:
+    """A transport that can keep reading for two seconds after its last bytes.
+
+    Closing a socket with unread bytes resets the connection, and the reset could destroy the last response before its client
+    reads it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._ended = False
+        self.linger = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._ended:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._ended or self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.linger or not self._transport.can_write_eof() or self._transport.is_closing():
+            self._transport.close()
+        elif not self._ended:
+            self._ended = True
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -73,8 +103,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._joined = JoinedWrites(transport)
-        super().connection_made(self._joined)
+        self._lingering = _Lingering(transport)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
             self._limited("connections")
@@ -84,7 +114,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self.transport.is_closing():
-            # A closing connection discards what still arrives; see `JoinedWrites.close`.
+            # A closing connection discards what still arrives.
             return
         steps = self._steps
         self._unset_keepalive_if_required()
@@ -170,7 +200,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
-        super()._start_asgi_task(cycle, partial(_complete, app, cycle, self._joined))
+        super()._start_asgi_task(cycle, partial(_complete, app, cycle, self._lingering))
 
     def _too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
@@ -195,7 +225,8 @@ class LimitedProtocol(HttpToolsProtocol):
         body = dumps(openai_error(error))
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + headers + body)
-        self._close_gently()
+        self._lingering.linger = True
+        self.transport.close()
 
     def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
         """Answer the requests that were read to their end, close the connection, and read no more of it."""
@@ -204,28 +235,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.pipeline.popleft()
         last = self.pipeline[0][0] if self.pipeline else running
         last.keep_alive = False
-        self._joined.linger = True
-
-    def _close_gently(self) -> None:
-        """Close the connection, but discard what still arrives: a reset could destroy the response before it is read."""
-        self._joined.linger = True
-        self.transport.close()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a half-closed connection open if its client may wait for a response; see `_HALF_CLOSED_SECONDS`.
-
-        A client that half-closes while it reads a response has most likely closed the connection.
-        """
-        running = self._running
-        if running is None or running.more_body or running.response_started or self.transport.is_closing():
-            return False
-        self._end_after_complete_requests(running)
-        self.loop.call_later(_HALF_CLOSED_SECONDS, self._give_up_half_closed)
-        return True
-
-    def _give_up_half_closed(self) -> None:
-        if self._running is not None and not self._running.response_started:
-            self.transport.abort()
+        self._lingering.linger = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn notifies the last request only, which may be a successor of the request in progress.
@@ -287,7 +297,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 async def _complete(
-    app: ASGIApp, cycle: RequestResponseCycle, transport: JoinedWrites, scope: Scope, receive: Receive, send: Send
+    app: ASGIApp, cycle: RequestResponseCycle, transport: _Lingering, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
 

@@ -1,16 +1,16 @@
-"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, WEKA agent traces, and logs of token ids.
+"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, and logs of token ids.
 
-In the first three, a hash id identifies a prefix block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's block
-size (WEKA). A file whose token counts contradict the block size is refused.
+In the first two, a hash id identifies a prefix block of 512 tokens (Mooncake) or 16 tokens (Qwen-Bailian). A file whose token
+counts contradict the block size is refused.
 """
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import InvalidRequest
@@ -18,7 +18,6 @@ from kvproxy.offline.simulate.chains import ChainRequest
 from kvproxy.offline.simulate.routing import Arrival
 
 T = TypeVar("T")
-Kind = Literal["hash ids", "tokens", "weka"]
 DEFAULT_BLOCK_SIZE = 16
 """Block size of logs of token ids."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
@@ -32,9 +31,9 @@ class TraceError(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class _TraceLine:
-    """A request of a trace, and its position in the file."""
+    """A request of a trace, and its line in the file."""
 
-    position: str
+    number: int
     fields: dict[str, Any]
 
 
@@ -42,14 +41,14 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
     """Return the requests of a trace, and its block size in tokens.
 
     Args:
-        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; or a WEKA trace; may be gzipped.
+        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; may be gzipped.
         block_size: default 16 for token ids, from the trace for hash ids.
 
     Raises:
         TraceError: a line is invalid, or the block size contradicts the token counts.
     """
-    lines, kind = _read(path)
-    if kind == "tokens":
+    lines = _read(path)
+    if "hash_ids" not in lines[0].fields:
         size = block_size or DEFAULT_BLOCK_SIZE
         return _token_chains(path, lines, size), size
     size = _block_size(path, lines, block_size)
@@ -63,7 +62,7 @@ def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arriv
         TraceError: a line is invalid, or has no `timestamp`.
     """
     chains, size = read_chains(path, block_size)
-    lines, _ = _read(path)
+    lines = _read(path)
     arrivals = []
     for line, chain in zip(lines, chains, strict=True):
         fields = line.fields
@@ -71,12 +70,14 @@ def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arriv
             tokens = int(fields["input_length"]) if "input_length" in fields else len(fields["tokens"])
             arrivals.append(Arrival(_seconds(fields), chain, tokens, int(fields.get("output_length", 0))))
         except _FIELD_ERRORS as error:
-            raise TraceError(f"{path}, {line.position}: routing needs a timestamp on every line ({error!r})") from None
+            raise TraceError(
+                f"{path}, line {line.number}: routing needs a timestamp on every line ({error!r})"
+            ) from None
     return sorted(arrivals, key=lambda arrival: arrival.seconds), size
 
 
 def _seconds(fields: dict[str, Any]) -> float:
-    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and converted WEKA traces use milliseconds.
+    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake uses milliseconds.
     return float(fields["timestamp"]) / (1 if "chat_id" in fields else 1000)
 
 
@@ -88,19 +89,14 @@ def _text(path: Path) -> str:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
-def _read(path: Path) -> tuple[list[_TraceLine], Kind]:
-    text = _text(path)
-    if '"hash_id_scope"' in text[:4096]:
-        return _weka_lines(path, text), "weka"
-    numbered = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
-    kinds: tuple[tuple[Kind, str], ...] = (("hash ids", "hash_ids"), ("tokens", "tokens"))
-    for kind, field in kinds:
-        if lines and field in lines[0].fields:
-            return lines, kind
-    raise TraceError(
-        f"{path}, line 1: expected a line with hash_ids (Mooncake, Qwen-Bailian), a line with tokens, or an agent trace of WEKA"
-    )
+def _read(path: Path) -> list[_TraceLine]:
+    numbered = ((number, line) for number, line in enumerate(_text(path).split("\n"), 1) if line.strip())
+    lines = [_TraceLine(number, _parse_line(path, number, line)) for number, line in numbered]
+    if not lines or not {"hash_ids", "tokens"} & lines[0].fields.keys():
+        raise TraceError(
+            f"{path}, line 1: expected a line with hash_ids (Mooncake, Qwen-Bailian), or a line with tokens"
+        )
+    return lines
 
 
 def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
@@ -111,31 +107,6 @@ def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise TraceError(f"{path}, line {number}: expected a JSON object")
     return line
-
-
-def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
-    """Convert the requests of a WEKA trace, including its sub-agents, to Mooncake's fields, by time."""
-    try:
-        whole = json.loads(text)
-        size = int(whole["block_size"])
-        found = sorted(_weka_requests(whole["requests"], 0.0), key=lambda request: request["timestamp"])
-    except _FIELD_ERRORS as error:
-        raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
-    return [_TraceLine(f"request {number}", {**fields, "block_size": size}) for number, fields in enumerate(found, 1)]
-
-
-def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator[dict[str, Any]]:
-    for request in requests:
-        seconds = start + float(request["t"])
-        if isinstance(request.get("requests"), list):
-            yield from _weka_requests(request["requests"], seconds)
-        elif "hash_ids" in request:
-            yield {
-                "timestamp": 1000 * seconds,
-                "input_length": request["in"],
-                "output_length": request.get("out", 0),
-                "hash_ids": request["hash_ids"],
-            }
 
 
 def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
@@ -151,7 +122,7 @@ def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
     wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
     tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])
     raise TraceError(
-        f"{path}, {wrong.position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
+        f"{path}, line {wrong.number}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
     )
 
 
@@ -164,7 +135,7 @@ def _guarded(path: Path, line: _TraceLine, read: Callable[[dict[str, Any]], T]) 
     try:
         return read(line.fields)
     except _FIELD_ERRORS as error:
-        raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
+        raise TraceError(f"{path}, line {line.number}: bad request ({error!r})") from None
 
 
 def _hash_chain(size: int, fields: dict[str, Any]) -> ChainRequest:

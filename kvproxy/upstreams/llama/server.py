@@ -186,18 +186,18 @@ class LlamaServer:
     async def _save_later(self, slot: Slot, version: int) -> None:
         await asyncio.sleep(self.settings.save_after)
         if slot.version == version and slot.is_free and self.saver is not None:
-            await self.save(slot, self.saver)
+            await self._save(slot, self.saver)
 
     async def _save_idle_slots(self, saver: SlotSaver) -> None:
         for slot in list(self.table.slots.values()):
             if slot.is_free and saver.is_enabled and saver.unsaved_tokens(slot) >= self.settings.min_tokens:
-                await self.save(slot, saver)
+                await self._save(slot, saver)
 
-    async def save(self, slot: Slot, saver: SlotSaver) -> str | None:
-        """Save a free slot; return the file name, or None after a failure."""
+    async def _save(self, slot: Slot, saver: SlotSaver) -> None:
+        """Save a free slot."""
         slot.lock(saving=True)
         try:
-            return await saver.save(slot)
+            await saver.save(slot)
         finally:
             self.table.release(slot)
 

@@ -19,7 +19,6 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     url TEXT, name TEXT, identity TEXT, tokens BLOB, held INTEGER, size INTEGER, used REAL, PRIMARY KEY (url, name)
 );
-CREATE TABLE IF NOT EXISTS pins (url TEXT, pin TEXT, file TEXT, until REAL, PRIMARY KEY (url, pin));
 """
 _log = logging.getLogger(__name__)
 
@@ -34,15 +33,6 @@ class SlotFile:
     count: int
     size: int
     used: float
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFilePin:
-    """A file that is not evicted until a time; None for ever."""
-
-    name: str
-    file: str
-    expires: float | None
 
 
 class SlotFiles:
@@ -65,8 +55,6 @@ class SlotFiles:
             columns = "name, identity, tokens, held, size, used"
             rows = self._database.execute(f"SELECT {columns} FROM files WHERE url = ?", (url,))
             self._files = {row[0]: self._decrypt(SlotFile(*row)) for row in rows}
-            pins = self._database.execute("SELECT pin, file, until FROM pins WHERE url = ?", (url,))
-            self._pins = {row[0]: SlotFilePin(*row) for row in pins if row[1] in self._files}
         except sqlite3.Error:
             self._database.close()
             raise
@@ -111,11 +99,9 @@ class SlotFiles:
         return is_unused
 
     def commit(self, name: str, identity: str, tokens: Tokens, count: int, size: int) -> None:
-        """Record a written file, and discard files with a prefix of its tokens; their pins move to it."""
+        """Record a written file, and discard files with a prefix of its tokens."""
         for file in self.saved(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
-                for pin in self._pins_of(file.name):
-                    self.pin(pin.name, name, pin.expires)
                 self.discard(file.name)
         self._writing.discard(name)
         self._put(SlotFile(name, identity, tokens, count, size, self._clock()))
@@ -135,8 +121,6 @@ class SlotFiles:
         file.tokens = None
         file.size = file.size if size is None else size
         self._put(file)
-        for pin in self._pins_of(name):
-            self.unpin(pin.name)
 
     def unused(self) -> list[SlotFile]:
         """Return unused files, the largest first."""
@@ -144,36 +128,14 @@ class SlotFiles:
         return sorted(found, key=lambda file: -file.size)
 
     def evict(self, max_bytes: int) -> None:
-        """Discard the least recently used files without a pin, down to this total."""
-        pinned = {pin.file for pin in self.pins()}
+        """Discard the least recently used files, down to this total."""
         saved = [file for file in self._files.values() if file.tokens is not None]
         excess = sum(file.size for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):
             if excess <= 0:
                 return
-            if file.name not in pinned:
-                excess -= file.size
-                self.discard(file.name)
-
-    def pins(self) -> list[SlotFilePin]:
-        """Return the pins, and delete the expired ones."""
-        now = self._clock()
-        for pin in list(self._pins.values()):
-            if pin.expires is not None and pin.expires <= now:
-                self.unpin(pin.name)
-        return list(self._pins.values())
-
-    def _pins_of(self, file: str) -> list[SlotFilePin]:
-        return [pin for pin in self._pins.values() if pin.file == file]
-
-    def pin(self, name: str, file: str, expires: float | None) -> None:
-        self._pins[name] = SlotFilePin(name, file, expires)
-        self._write("INSERT OR REPLACE INTO pins VALUES (?, ?, ?, ?)", self._url, name, file, expires)
-
-    def unpin(self, name: str) -> bool:
-        """Delete a pin; False if it does not exist."""
-        self._write("DELETE FROM pins WHERE url = ? AND pin = ?", self._url, name)
-        return self._pins.pop(name, None) is not None
+            excess -= file.size
+            self.discard(file.name)
 
     def _put(self, file: SlotFile) -> None:
         self._files[file.name] = file

@@ -66,8 +66,8 @@ class SlotSaver:
     def should_save_idle(self, slot: Slot) -> bool:
         return self.is_enabled and self.unsaved_tokens(slot) >= max(self._min_tokens, count(slot.prefix) // _MIN_GROWTH)
 
-    async def save(self, slot: Slot) -> str | None:
-        """Save a slot; return the file name, or None after a failure."""
+    async def save(self, slot: Slot) -> None:
+        """Save a slot; log a failure."""
         name = self.files.allocate(self.identity)
         written = None
         try:
@@ -79,7 +79,7 @@ class SlotSaver:
             if written is None:
                 self.files.discard(name)
         if written is None:
-            return None
+            return
         self.saves += 1
         if written.tokens == slot.tokens and written.size <= self._max_bytes:
             self.files.commit(name, self.identity, slot.prefix, written.tokens, written.size)
@@ -88,7 +88,6 @@ class SlotSaver:
             self.files.discard(name, written.size)
         self.files.evict(self._max_bytes)
         await self._shrink_unused(slot, name)
-        return name if name in dict(self.prefixes()) else None
 
     async def _restore(self, slot: Slot, file: SlotFile) -> SlotFile | None:
         try:

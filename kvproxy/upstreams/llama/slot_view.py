@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, SpelledDivergence
-from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow, PinRow
-from kvproxy.errors import KvproxyError, NoPrefixCache, NotFound
+from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
+from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slot_choice import reusable_tokens
@@ -41,33 +40,33 @@ class SlotView:
     """The slots and files of one server; see `MirrorView`."""
 
     def __init__(self, server: LlamaServer) -> None:
-        self.server = server
+        self._server = server
 
-    async def prefixes(self) -> list[_CachedPrefix]:
+    async def _prefixes(self) -> list[_CachedPrefix]:
         """Return all prefixes, slots first."""
         with contextlib.suppress(KvproxyError):
-            await self.server.refresh()
-        found, url, saver = [], self.server.url, self.server.saver
-        for slot in sorted(self.server.table.slots.values(), key=lambda slot: slot.id):
+            await self._server.refresh()
+        found, url, saver = [], self._server.url, self._server.saver
+        for slot in sorted(self._server.table.slots.values(), key=lambda slot: slot.id):
             state: BlockState = "used" if not slot.is_free else "cached" if slot.tokens else "free"
             found.append(_CachedPrefix(url, f"slot {slot.id}", slot.prefix, slot.tokens, state, slot.id, slot.used))
         if saver is not None:
-            pinned = {pin.file for pin in saver.files.pins()}
-            for file in saver.files.saved(saver.identity):
-                state = "pinned" if file.name in pinned else "cached"
-                found.append(_CachedPrefix(url, _DISK, file.tokens or b"", file.count, state, None, file.used))
+            found += [
+                _CachedPrefix(url, _DISK, file.tokens or b"", file.count, "cached", None, file.used)
+                for file in saver.files.saved(saver.identity)
+            ]
         return found
 
     async def blocks(self) -> list[BlockRow]:
-        return [_row(prefix) for prefix in await self.prefixes()]
+        return [_row(prefix) for prefix in await self._prefixes()]
 
     async def queue(self) -> list[BlockRow]:
         """List files in eviction order."""
-        files = [prefix for prefix in await self.prefixes() if prefix.slot is None and prefix.state != "pinned"]
+        files = [prefix for prefix in await self._prefixes() if prefix.slot is None]
         return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
 
     async def chains(self) -> list[ChainRow]:
-        found = [prefix for prefix in await self.prefixes() if prefix.tokens]
+        found = [prefix for prefix in await self._prefixes() if prefix.tokens]
         texts = await asyncio.gather(*(self._text(first(each.tokens, _FIRST_TOKENS)) for each in found))
         return [
             ChainRow(
@@ -78,7 +77,7 @@ class SlotView:
         ]  # fmt: skip
 
     async def find(self, name: str) -> list[BlockContent]:
-        prefixes = await self.prefixes()
+        prefixes = await self._prefixes()
         found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
         found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
         return [BlockContent(_row(each), tuple(unpack(each.tokens))) for each in found]
@@ -88,12 +87,12 @@ class SlotView:
 
     async def _text(self, tokens: Tokens) -> str:
         try:
-            return await self.server.client.text(tokens) if tokens else ""
+            return await self._server.client.text(tokens) if tokens else ""
         except KvproxyError:
             return " ".join(map(str, unpack(tokens)))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
-        server, prefixes = self.server, await self.prefixes()
+        server, prefixes = self._server, await self._prefixes()
         try:
             prompt = await server.client.prompt(request)
         except KvproxyError as error:
@@ -127,8 +126,8 @@ class SlotView:
         return SpelledDivergence(position, *texts)
 
     async def reset(self) -> EngineReset:
-        """Clear all slots, and discard all files without a pin."""
-        server, slots = self.server, list(self.server.table.slots.values())
+        """Clear all slots, and discard all files."""
+        server, slots = self._server, list(self._server.table.slots.values())
         for slot in slots:
             await server.table.wait_until_saved(slot)
         if not all(slot.is_free for slot in slots):
@@ -146,47 +145,6 @@ class SlotView:
         except KvproxyError as error:
             return EngineReset(server.url, False, error.message)
         return EngineReset(server.url, True)
-
-    def pins(self) -> list[PinRow]:
-        now, saver = time.time(), self.server.saver
-        found = saver.files.pins() if saver else []
-        return [PinRow(pin.name, (), None if pin.expires is None else pin.expires - now) for pin in found]
-
-    def unpin(self, name: str) -> bool:
-        return self.server.saver is not None and self.server.saver.files.unpin(name)
-
-    async def find_or_save(self, prefix: _CachedPrefix) -> str | None:
-        """Return the file of a prefix; save the slot if there is none."""
-        server, slot = self.server, self.server.table.slots.get(-1 if prefix.slot is None else prefix.slot)
-        if slot is not None:
-            await server.table.wait_until_saved(slot)
-        files = server.saver.files.saved(server.saver.identity) if server.saver else []
-        name = next((file.name for file in files if (file.tokens or b"").startswith(prefix.tokens)), None)
-        if name is not None or slot is None or not slot.is_free or server.saver is None:
-            return name
-        return await server.save(slot, server.saver)
-
-
-async def pin_prefix(
-    views: Sequence[SlotView], name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None
-) -> int:
-    """Pin the file with the longest common prefix; save its slot first if there is no file. Return its tokens."""
-    prefixes = [(view, prefix) for view in views if view.server.saver for prefix in await view.prefixes()]
-    prompt = await views[0].server.client.prompt(request) if request is not None else b""
-
-    def matched(prefix: _CachedPrefix) -> int:
-        if leaf is not None:
-            return count(prefix.tokens) if prefix.digest.startswith(leaf) else 0
-        return common_prefix(prefix.tokens, prompt)
-
-    view, best = max(prefixes, key=lambda each: (matched(each[1]), each[1].slot is None), default=(None, None))
-    if view is None or best is None or view.server.saver is None or matched(best) < view.server.settings.min_tokens:
-        raise NotFound("no slot or file has this prompt: send a request with it, then pin it")
-    file = await view.find_or_save(best)
-    if file is None:
-        raise NoPrefixCache("the slot was not saved: see the log, or try again when its request is complete")
-    view.server.saver.files.pin(name, file, None if ttl is None else time.time() + ttl)
-    return matched(best)
 
 
 def _row(prefix: _CachedPrefix) -> BlockRow:

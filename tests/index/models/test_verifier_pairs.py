@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
-from training.verifier.changes import CHANGES, from_questions, from_templates
 from training.verifier.implied import implied
-from training.verifier.rewording import reword
 from training.verifier.splits import cluster_sizes, hold_out, split_clusters
 
 EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
@@ -57,38 +55,3 @@ def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], s
     for pair in implied(labelled):
         assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
         assert Pair(pair.a, pair.b, pair.same) not in labelled
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("number", "How do I open port 80?"),
-        ("negation", "Is it safe to swim here?"),
-        ("antonym", "How do I enable it?"),
-        ("name", "What is the capital of France?"),
-        ("order", "How do I travel from Rome to Paris?"),
-        ("asking", "Why did the empire fall?"),
-    ],
-)
-def test_a_change_alters_the_question(kind: str, text: str) -> None:
-    other = CHANGES[kind](text, random.Random(0))
-    assert other is not None
-    assert other != text
-    assert CHANGES[kind]("", random.Random(0)) is None
-
-
-def test_every_kind_of_pair_is_generated() -> None:
-    pairs = list(from_templates(200, seed=3))
-    made = list(from_questions([pair.a for pair in pairs], 60, seed=3))
-    assert {pair.kind for pair in made} >= {"number", "antonym", "name", "order", "reworded"}
-    assert all(pair.same == (pair.kind == "reworded") for pair in made + pairs)
-    assert made == list(from_questions([pair.a for pair in pairs], 60, seed=3))
-
-
-def test_a_rewording_keeps_the_numbers_and_most_words() -> None:
-    rng = random.Random(0)
-    for text in ("How do I open port 8080?", "What is the population of Rome?", "Is tea healthy?"):
-        for _ in range(20):
-            other = reword(text, rng).lower()
-            assert [word for word in text.lower().rstrip("?").split() if word in other]
-            assert ("8080" in other) == ("8080" in text)

@@ -14,7 +14,6 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
@@ -77,39 +76,6 @@ def test_reads_run_in_parallel(store: SqliteStore) -> None:
         reader.start()
         reader.join(5)
         assert found == [entry]
-
-
-def test_many_deleted_neighbours_do_not_cause_a_full_search() -> None:
-    generator = np.random.default_rng(0)
-    centre = np.eye(32, dtype=np.float32)[0]
-    cloud = centre + 0.01 * generator.standard_normal((3000, 32)).astype(np.float32)
-    others = generator.standard_normal((5000, 32)).astype(np.float32)
-    vectors = np.concatenate([cloud, others])
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index = VectorIndex(32, flat_limit=1000)
-    index.add(np.arange(1, len(vectors) + 1), vectors)
-    index.rebuild(lambda after: (np.arange(after + 1, len(vectors) + 1), vectors[after:]))
-    assert index.is_graph
-    wanted: list[int] = []
-    graph, search = index._segment._index, index._segment._index.search
-
-    class Counting:
-        def __getattr__(self, name: str) -> object:
-            return getattr(graph, name)
-
-        def search(self, query: np.ndarray, limit: int) -> object:
-            wanted.append(limit)
-            return search(query, limit)
-
-    index._segment._index = Counting()
-    index.remove(range(1, 2501))
-    found = index.search(vectors[9], 5)
-    index._segment._index = graph
-    assert max(wanted) <= 1000
-    assert all(number > 2500 for number, _ in found)
-    # A new vector at the same place is found.
-    index.add(np.array([len(vectors) + 1]), vectors[9:10])
-    assert index.search(vectors[9], 1)[0][0] == len(vectors) + 1
 
 
 async def test_an_entry_of_another_namespace_is_never_a_candidate(make_store: MakeStore) -> None:

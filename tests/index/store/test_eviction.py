@@ -1,7 +1,6 @@
 """Storage, expiry, and eviction agree with a dictionary that follows the same rules."""
 
 import json
-import random
 from typing import Any
 
 import numpy as np
@@ -158,24 +157,6 @@ def test_entries_are_listed_and_deleted_by_a_filter(
     assert {entry.id for entry in store.list_entries(where)} == expected
     assert {gone.id for gone in store.delete(store.ids(where))} == expected
     assert store.count() == 3 - len(expected)
-
-
-def test_the_totals_of_tenants_match_their_entries(make_store: MakeStore) -> None:
-    store = make_store(capacity=Capacity(entries=30))
-    chance = random.Random(7)
-    for number in range(40):
-        puts = [NewEntry(make_entry(f"{chance.randrange(60)}", tenant=chance.choice("tuv"))) for _ in range(3)]
-        store.put_many(puts)
-        store.delete([entry.id for entry in store.list_entries(EntryFilter(tenant="v"))[: number % 3]])
-    store.delete(store.ids(EntryFilter(tenant="u")))
-    counted: dict[str, tuple[int, int]] = {}
-    for entry in store.list_entries():
-        entries, size = counted.get(entry.tenant, (0, 0))
-        counted[entry.tenant] = entries + 1, size + NewEntry(entry).size
-    with store.database.transaction() as run:
-        held = {row["tenant"]: (row["entries"], row["bytes"]) for row in run("select * from tenants", {})}
-    assert held == counted
-    assert set(held) == {"t", "v"}
 
 
 def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) -> None:

@@ -1,4 +1,4 @@
-"""Removals by operators, stale entries, and the eviction order."""
+"""Expired entries, stale entries, and the eviction order."""
 
 import sqlite3
 from dataclasses import replace
@@ -11,41 +11,10 @@ from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, EntryFilter, PurgeRequest, SqliteStore
-from kvproxy.index.store.writer import MAX_PURGES
+from kvproxy.index.store import Capacity, SqliteStore
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
-
-ME = PurgeRequest("me", "tag=old")
-
-
-def test_purges_are_listed_newest_first(make_store: MakeStore) -> None:
-    store = make_store(clock=lambda: 2000.0)
-    one, other = make_entry("one", stale_if_error=10), make_entry("other")
-    store.put(one)
-    store.put(other)
-    assert store.expire_now([one.id, other.id, "none"], ME) == 2
-    assert store.expire_now([one.id], ME) == 0
-    assert len(store.delete([other.id], PurgeRequest("you", "id"))) == 1
-    store.delete([one.id])
-    told = [(each.operator, each.filter, each.soft, each.entries, each.time) for each in store.purges(10)]
-    assert told == [
-        ("you", "id", False, 1, 2000.0),
-        ("me", "tag=old", True, 0, 2000.0),
-        ("me", "tag=old", True, 2, 2000.0),
-    ]
-    assert len(store.purges(1)) == 1
-
-
-def test_the_list_of_purges_is_bounded(tmp_path: Path, store: SqliteStore) -> None:
-    with sqlite3.connect(tmp_path / "r.db") as connection:
-        sql = "insert into purges (time, operator, filter, soft, entries) values (?, 'w', 'x', 0, 0)"
-        connection.executemany(sql, [(number,) for number in range(MAX_PURGES + 5)])
-    connection.close()
-    store.delete([], ME)
-    listed = store.purges(2 * MAX_PURGES)
-    assert (len(listed), listed[0].operator, listed[-1].time) == (MAX_PURGES, "me", 6.0)
 
 
 def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
@@ -105,16 +74,3 @@ async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
     assert kept.entry.expires == 1500.0
     semantic.close()
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        (EntryFilter(), "all"),
-        (EntryFilter(tag="a", older_than=60.0), "tag=a, older_than=60.0"),
-        (EntryFilter(search="secret"), "search=(words)"),
-    ],
-)
-def test_a_description_of_a_filter_can_omit_texts(where: EntryFilter, said: str) -> None:
-    assert where.description(texts=False) == said
-    assert EntryFilter(search="secret").description() == "search=secret"

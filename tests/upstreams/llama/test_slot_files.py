@@ -14,7 +14,7 @@ from kvproxy.upstreams.llama.slot_files import SlotFiles
 URL = "http://127.0.0.1:8080"
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["save", "save", "save", "touch", "pin", "unpin", "evict", "reopen"]),
+        st.sampled_from(["save", "save", "save", "touch", "evict", "reopen"]),
         st.lists(st.integers(0, 2), min_size=1, max_size=4),
         st.integers(1, 9),
         st.sampled_from(["one", "two"]),
@@ -29,7 +29,6 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
     ticks = itertools.count(1)
     clock = lambda: float(next(ticks))  # noqa: E731
     model: list[tuple[str, tuple[int, ...], int]] = []  # the least recently used first
-    pins: dict[str, tuple[str, tuple[int, ...]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = SlotFiles(Path(folder) / "slots.db", URL, clock)
         for what, tokens, size, identity in steps:
@@ -40,21 +39,13 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
                     files.commit(files.allocate(identity), identity, pack(tokens), len(tokens), size)
                     gone = [each for each in model if each[0] == identity and key[: len(each[1])] == each[1]]
                     model = [each for each in model if each not in gone] + [(identity, key, size)]
-                    for name, pinned in list(pins.items()):
-                        if pinned in [each[:2] for each in gone]:
-                            pins[name] = (identity, key)
                 case "touch" if file is not None:
                     files.touch(file.name)
                     model.sort(key=lambda each: each[:2] == (identity, key))
-                case "pin" if file is not None:
-                    files.pin("p", file.name, None)
-                    pins["p"] = (identity, key)
-                case "unpin":
-                    assert files.unpin("p") == (pins.pop("p", None) is not None)
                 case "evict":
                     files.evict(size * 2)
                     for each in list(model):
-                        if sum(one[2] for one in model) > size * 2 and each[:2] not in pins.values():
+                        if sum(one[2] for one in model) > size * 2:
                             model.remove(each)
                 case "reopen":
                     files.close()
@@ -62,7 +53,6 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
             for name in ("one", "two"):
                 expected = [pack(each[1]) for each in reversed(model) if each[0] == name]
                 assert [each.tokens for each in files.saved(name)] == expected
-            assert [pin.name for pin in files.pins()] == list(pins)
         files.close()
 
 
@@ -77,21 +67,6 @@ def test_names_are_reused_for_the_same_model_only(tmp_path: Path) -> None:
     assert files.allocate("one") == first
     # A reserved file is not given to another slot.
     assert files.allocate("one") != first
-    files.close()
-
-
-def test_pins_expire(tmp_path: Path) -> None:
-    now = [0.0]
-    files = SlotFiles(tmp_path / "slots.db", URL, lambda: now[0])
-    name = files.allocate("one")
-    files.commit(name, "one", pack([1]), 1, 10)
-    files.pin("p", name, 5.0)
-    files.evict(0)
-    assert [file.name for file in files.saved("one")] == [name]
-    now[0] = 6.0
-    assert files.pins() == []
-    files.evict(0)
-    assert files.saved("one") == []
     files.close()
 
 

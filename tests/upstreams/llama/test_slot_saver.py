@@ -54,9 +54,9 @@ async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp
     for _ in range(20):
         await asyncio.sleep(0)
     client.resume.set()
-    names = [await first or "", await second or ""]
-    assert [files.get(name).tokens for name in names] == [one, two]  # type: ignore[union-attr]
-    assert [client.files[name] for name in names] == [one, two]
+    await asyncio.gather(first, second)
+    assert {file.tokens for file in files.saved("one")} == {one, two}
+    assert all(client.files[file.name] == file.tokens for file in files.saved("one"))
     assert files.total_bytes <= budget
     assert client.contents == {0: one, 1: two}
     files.close()

@@ -161,13 +161,13 @@ def test_a_server_without_the_routes_works_and_gets_advice(tmp_path: Path, serve
         assert server.files == {}
 
 
-def test_doctor_only_warns_of_possible_improvements(tmp_path: Path) -> None:
-    with llama(tmp_path / "proxy", Llama(saves=False)) as (_, running):
-        done = kvproxy("doctor", "--data", tmp_path / "data", url=running.url)
-    assert done.returncode == 0, done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if " proxy " in line]
-    assert line.startswith("warn  ")
-    assert "--slot-save-path FOLDER" in line
+def test_doctor_only_warns_of_possible_improvements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advise() -> str:
+        raise Advised("start it with --slots")
+
+    monkeypatch.setattr("kvproxy.checks.installation.all_checks", lambda *_: [("proxy", advise)])
+    done = kvproxy("doctor")
+    assert (done.returncode, done.stdout) == (0, "warn  proxy       start it with --slots\n")
 
 
 def test_a_deleted_file_is_forgotten(tmp_path: Path) -> None:
@@ -222,49 +222,29 @@ def test_waiting_requests_get_the_released_slot(tmp_path: Path) -> None:
         assert [action.split()[0] for action in server.actions] == ["save"] * 3
 
 
-def test_files_stay_within_the_disk_budget_except_pins(tmp_path: Path) -> None:
+def test_files_stay_within_the_disk_budget(tmp_path: Path) -> None:
     limit = BYTES_PER_TOKEN * 800
     with llama(tmp_path, save_after=0.0, disk_size=limit) as (server, running):
         chats = [conversation(str(number), 2 + number % 3) for number in range(8)]
-        running.turn(chats[0], "hello")
-        pinned = running.post("/blocks/pins", {"model": "m", "messages": chats[0][:-1]}, name="first", api="chat")
-        assert pinned.json()["tokens"] > 100
-        for chat in chats[1:]:
+        for chat in chats:
             running.turn(chat, "hello")
             until(lambda: running.get("/blocks/chains")[-1] and running.status()["slots"]["saved_bytes"] <= limit)
         until(lambda: sum(BYTES_PER_TOKEN * len(file.tokens) for file in server.files.values()) <= limit)
-        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
-        assert running.turn(chats[0], "still here") > 100
-        assert running.turn(chats[1], "long gone") < 20
+        assert running.turn(chats[0], "long gone") < 20
         assert running.post("/blocks/reset").json()["reset"]
-        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
-        assert httpx.delete(f"{running.url}/admin/blocks/pins/first").json()
+        assert [block["place"] for block in running.get("/blocks") if block["medium"] == "disk"] == []
         assert server.errors == []
 
 
-def test_pins_and_resets_wait_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
+def test_a_reset_waits_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
     with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
-
-        def meanwhile(path: str, body: object = None, **params: str) -> httpx.Response:
-            """Return the response of a POST sent while a slot is being saved."""
-            done = len(server.actions)
-            server.delays_saves = True
-            try:
-                running.ask(chat).raise_for_status()
-                until(lambda: len(server.actions) > done)
-                pending = pool.submit(running.post, path, body, **params)
-                assert not concurrent.futures.wait([pending], 0.2).done
-            finally:
-                server.delays_saves = False
-            return pending.result()
-
-        chat = [*conversation("one"), {"role": "user", "content": "hello"}]
-        pinned = meanwhile("/blocks/pins", {"model": "m", "messages": chat}, name="first", api="chat")
-        assert pinned.json()["tokens"] > 100
-        assert len(server.actions) == 1
-        chat.append({"role": "user", "content": "more of it, " * 20})
-        assert meanwhile("/blocks/reset").json()["reset"]
-        assert [pin["name"] for pin in running.get("/blocks/pins")] == ["first"]
+        server.delays_saves = True
+        running.ask([*conversation("one"), {"role": "user", "content": "hello"}]).raise_for_status()
+        until(lambda: server.actions)
+        pending = pool.submit(running.post, "/blocks/reset")
+        assert not concurrent.futures.wait([pending], 0.2).done
+        server.delays_saves = False
+        assert pending.result().json()["reset"]
 
 
 def test_the_slot_of_a_cancelled_stream_is_known(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def _build_embedded(settings: Settings) -> Built:
     from kvproxy.engine.async_llm import AsyncLLM
 
     cipher = load_cipher(settings.encryption)
-    worker = AsyncLLM.load(settings.engine, settings.model, settings.tiers, cipher, settings.data)
+    worker = AsyncLLM.load(settings.engine, settings.model, settings.tiers, cipher)
     # The engine's own queue is fair between tenants, so waiting requests are admitted to it.
     limit = settings.engine.max_num_seqs + settings.limits.queue_size
     backend = EmbeddedBackend(

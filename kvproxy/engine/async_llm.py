@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -77,9 +76,8 @@ class AsyncLLM:
         model: str,
         tiers: TierSettings | None = None,
         cipher: Cipher | None = None,
-        data: Path | None = None,
     ) -> "AsyncLLM":
-        """Load `demo`, a folder, or a Hugging Face id. The folder `data` stores the measured dtype.
+        """Load `demo`, a folder, or a Hugging Face id.
 
         Raises:
             ModelUnsupported: the model cannot be loaded or cannot share blocks.
@@ -91,9 +89,8 @@ class AsyncLLM:
 
         def create() -> AsyncLLM:
             if settings.threads:
-                # The fastest dtype depends on the number of threads.
                 torch.set_num_threads(settings.threads)
-            loaded = load_model(model, settings.device, settings.dtype, weights=settings.quantization, cache_dir=data)
+            loaded = load_model(model, settings.device, settings.dtype, weights=settings.quantization)
             if settings.lora:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)

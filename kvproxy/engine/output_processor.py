@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+
 from kvproxy.engine.health import is_device_error
-from kvproxy.engine.sampler.constrained_sampling import sample_constrained
-from kvproxy.engine.sampler.sampler import SampledToken
+from kvproxy.engine.sampler.sampler import SampledToken, sample
+from kvproxy.engine.sampler.structured_output import allowed_tokens
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.model_runner import SequenceLogits
-from kvproxy.engine.worker.transfer import stack_rows
 
 
 class OutputProcessor:
@@ -118,13 +119,15 @@ def _sample_tokens(ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> lis
     """Sample a token for each sequence and each of its draft tokens."""
     counts = [1 + output.span.num_draft_tokens for _, output in ready]
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
-    return sample_constrained(
-        stack_rows([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)]),
+    logits = torch.cat([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])
+    matchers = [sequence.matcher for sequence in rows]
+    return sample(
+        logits,
         [sequence.sampling for sequence in rows],
         [
             uniform
             for (sequence, _), count in zip(ready, counts, strict=True)
             for uniform in ([0.0] * count if sequence.sampling.is_greedy else sequence.uniforms.peek(count))
         ],
-        [sequence.matcher for sequence in rows],
+        allowed_tokens(matchers, logits.shape[-1]) if any(matchers) else None,
     )

@@ -24,14 +24,13 @@ class EngineSettings(Section):
     device: str = Field("auto", description="Device of the model: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and KV. auto selects bfloat16 on CUDA; on a CPU it selects the faster"
-        " of float32 and"
-        " bfloat16, measured at the first start.",
+        description="Number format of weights and KV. auto selects bfloat16 on CUDA, and for large models on a CPU"
+        " with instructions for it; otherwise float32.",
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
         description="int8 stores the weights of linear layers in 8 bits, which is faster on a CPU with few clients. Responses"
-        " change slightly; the log reports the weight error.",
+        " change slightly.",
     )
     lora: dict[str, Path] = Field(default_factory=dict, description="Folders of LoRA adapters by model name.")
     prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(

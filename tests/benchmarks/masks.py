@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args()
     watch, matcher = Stopwatch(), structured_output.GrammarMatcher
-    output_processor.sample_constrained = watch.wrap(output_processor.sample_constrained)  # type: ignore[assignment]
+    output_processor.allowed_tokens = watch.wrap(output_processor.allowed_tokens)  # type: ignore[attr-defined]
+    output_processor.sample = watch.wrap(output_processor.sample)  # type: ignore[attr-defined]
     matcher.accept_token = watch.wrap(matcher.accept_token)  # type: ignore[method-assign]
     engine = EngineCore(load_model(options.model, "cpu"), EngineSettings(num_blocks=1000))
     prompts = [engine.tokenizer.encode("What is a block?")] * options.rows

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.kernels.fused_layers import fuse
+from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import prepare_model
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.errors import InvalidRequest, ModelUnsupported
@@ -63,7 +63,7 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
     assert expected[None] != expected["one"] != expected["two"]
     attention.register()
     if fused:
-        fuse(model)
+        pack_linears(model)
     loaded = prepare_model("llama", model, LetterTokenizer(), torch.device("cpu"))
     adapters = LoraManager(model, {name: tmp_path / name for name in ("one", "two")})
     engine = EngineCore(

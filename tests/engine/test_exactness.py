@@ -10,7 +10,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.kernels.fused_layers import fuse
+from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
@@ -30,7 +30,7 @@ def load(architecture: str) -> tuple[LoadedModel, list[list[int]], list[list[int
     ]
     expected = [reference(model, prompt, ANSWER) for prompt in prompts]
     attention.register()
-    fuse(model)
+    pack_linears(model)
     return prepare_model(architecture, model, LetterTokenizer(), torch.device("cpu")), prompts, expected
 
 

@@ -11,7 +11,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.health import StepFailed, is_device_error
-from kvproxy.engine.sampler import constrained_sampling
+from kvproxy.engine.sampler.sampler import sample
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import KvproxyError, Overloaded
@@ -81,9 +81,9 @@ def test_a_row_that_fails_ends_its_own_request_alone(what: str, monkeypatch: pyt
     emit = None
     if what == "sampler":
         # As a value would that only the sampler stumbles over.
-        draw = constrained_sampling.sample_constrained
+        draw = sample
         monkeypatch.setattr(
-            "kvproxy.engine.output_processor.sample_constrained",
+            "kvproxy.engine.output_processor.sample",
             lambda logits, params, *more: (
                 raising()() if any(each.top_k == 7 for each in params) else draw(logits, params, *more)
             ),
@@ -117,14 +117,14 @@ def test_seeded_answers_do_not_change_when_a_neighbour_fails(monkeypatch: pytest
         desk.submit("seeded", PROMPTS["good"], temperature=1.0, seed=11)
         if neighbour:
             desk.submit("bad", PROMPTS["bad"], temperature=1.0, top_k=7)
-            draw = constrained_sampling.sample_constrained
+            draw = sample
 
             def harmed(logits: Any, params: Any, *more: Any, draw: Any = draw) -> Any:
                 # Only after the draw, which must not be lost for the others.
                 drawn = draw(logits, params, *more)
                 return raising()() if any(each.top_k == 7 for each in params) else drawn
 
-            monkeypatch.setattr("kvproxy.engine.output_processor.sample_constrained", harmed)
+            monkeypatch.setattr("kvproxy.engine.output_processor.sample", harmed)
         desk.run()
         drawn_before.append(desk.tokens["seeded"])
     assert drawn_before[0] == drawn_before[1]
@@ -271,7 +271,7 @@ async def test_a_dead_device_is_known_and_refuses_at_once(worker: AsyncLLM, monk
 
 
 @pytest.mark.parametrize(
-    "where", ["kvproxy.engine.output_processor.sample_constrained", "kvproxy.engine.scheduler.sequence.score_tokens"]
+    "where", ["kvproxy.engine.output_processor.sample", "kvproxy.engine.scheduler.sequence.score_tokens"]
 )
 async def test_a_device_that_dies_while_tokens_are_drawn_is_dead_too(
     where: str, worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch

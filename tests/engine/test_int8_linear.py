@@ -1,6 +1,5 @@
 """Weights in 8 bits."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,10 @@ def test_a_layer_computes_with_its_rounded_weights(rows: int, bias: bool) -> Non
     assert torch.allclose(layer(given).float(), expected, rtol=0.02, atol=0.02)
 
 
-def test_the_demo_still_answers_and_the_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "kvproxy"):
-        loaded = load_model("demo", "cpu", weights="int8")
+def test_the_demo_still_answers() -> None:
+    loaded = load_model("demo", "cpu", weights="int8")
     assert loaded.dtype == torch.bfloat16
     assert not any(isinstance(module, torch.nn.Linear) for module in loaded.model.modules())
-    assert "linear layers have int8 weights: relative error" in caplog.text
     engine = EngineCore(loaded, EngineSettings(num_blocks=200))
     prompt = tuple(loaded.tokenizer.chat([{"role": "user", "content": "What is a block?"}]))
     pieces: list[str] = []
@@ -52,7 +49,3 @@ def test_it_is_refused_where_it_would_be_slower() -> None:
         load_model("demo", "cpu", "float32", weights="int8")
     with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):
         AsyncLLM.load(EngineSettings(quantization="int8", lora={"one": Path("nowhere")}), "demo")
-
-
-def test_the_error_is_that_of_eight_bits() -> None:
-    assert 0.001 < quantize(random_model("qwen3").bfloat16()) < 0.02

@@ -13,6 +13,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3Fo
 from kvproxy.engine import attention
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
+from kvproxy.engine.models import loader
 from kvproxy.engine.models.loader import load_model, prepare_model
 from kvproxy.engine.sampler.sampler import UniformStream, sample
 from kvproxy.engine.text.detokenizer import Detokenizer
@@ -164,3 +165,16 @@ async def test_closing_the_iterator_frees_the_blocks() -> None:
         await asyncio.sleep(0.01)
     assert (await worker.inspect(lambda manager: manager.stats())).used == 0
     await worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("width", "supported", "dtype"), [(64, True, "float32"), (11_000, True, "bfloat16"), (11_000, False, "float32")]
+)
+def test_large_models_are_in_bfloat16_if_the_processor_supports_it(
+    width: int, supported: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    model = torch.nn.Linear(width, width, device="meta")
+    assert loader._fastest_dtype(model, torch.device("cpu")) == getattr(torch, dtype)
+    assert loader._fastest_dtype(model, torch.device("cuda")) == torch.bfloat16

@@ -49,6 +49,19 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     assert (counts / DRAWS - expected).abs().max() < 4 * (0.25 / DRAWS) ** 0.5
 
 
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=2)])
+def test_only_allowed_tokens_are_drawn_and_log_probabilities_ignore_the_mask(params: SamplingParams) -> None:
+    logits = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.7, -3.0])
+    allowed = torch.tensor([True, False, True, False, True, True])
+    points = UniformStream(SamplingParams(seed=1), 0).peek(200)
+    rows = [replace(params, logprobs=0)] * len(points)
+    drawn = sample(logits.expand(len(points), -1), rows, points, allowed.expand(len(points), -1))
+    tokens = {4} if params.is_greedy else {0, 4} if params.top_k == 2 else {0, 2, 4, 5}
+    assert {each.token for each in drawn} == tokens
+    own = logits.log_softmax(-1)
+    assert all(each.logprob == pytest.approx(float(own[each.token])) for each in drawn)
+
+
 _PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0]),

@@ -13,7 +13,7 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import match_prefix
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.kernels.fused_layers import fuse
+from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.engine.worker.cuda_graphs import Step
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams
@@ -35,7 +35,7 @@ def wide() -> LoadedModel:
     )
     model.generation_config.eos_token_id = None
     attention.register()
-    fuse(model.float().eval())
+    pack_linears(model.float().eval())
     return prepare_model("wide", model, LetterTokenizer(), torch.device("cpu"))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.kernels.fused_layers import fuse
+from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.kv_connector.tier_connector import TierConnector
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.engine.worker.cuda_graphs import StepCapture
@@ -86,7 +86,7 @@ def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     """A random model, loaded."""
     attention.register()
     model = random_model(architecture, seed)
-    fuse(model)
+    pack_linears(model)
     return prepare_model(architecture, model, LetterTokenizer(), torch.device("cpu"))
 
 

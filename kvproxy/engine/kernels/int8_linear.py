@@ -1,18 +1,14 @@
 """Linear layers with int8 weights and one scale per output; they compute in bfloat16."""
 
-import logging
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.kernels.dtype_choice import shortest_time
 from kvproxy.errors import ModelUnsupported
 
 _MAX_INT8_ROWS = 160
 """Most rows for the int8 kernel. With more rows, dequantizing the weights first is faster."""
-_log = logging.getLogger("kvproxy")
 
 
 class Int8Linear(torch.nn.Module):
@@ -41,11 +37,8 @@ class Int8Linear(torch.nn.Module):
         return output if self.bias is None else output + self.bias
 
 
-def quantize(model: Any) -> float:
-    """Quantize all linear layers of a model, and log error and speed.
-
-    Returns:
-        The mean relative error of the weights.
+def quantize(model: Any) -> None:
+    """Quantize all linear layers of a model.
 
     Raises:
         ModelUnsupported: the model is not in bfloat16 on a CPU.
@@ -55,21 +48,6 @@ def quantize(model: Any) -> float:
         raise ModelUnsupported(
             "int8 weights require a CPU and bfloat16: remove engine.quantization, or set engine.dtype to bfloat16"
         )
-    errors, plain_seconds, int8_seconds = [], 0.0, 0.0
     for name, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear):
-            quantized = Int8Linear(module)
-            exact = module.weight.detach().float()
-            errors.append(float((quantized.dequantized().float() - exact).norm() / exact.norm().clamp_min(1e-12)))
-            row = torch.rand(1, 1, module.in_features, dtype=torch.bfloat16)
-            plain_seconds += shortest_time(partial(module, row))
-            int8_seconds += shortest_time(partial(quantized, row))
-            model.set_submodule(name, quantized)
-    error = sum(errors) / max(1, len(errors))
-    _log.info(
-        "%d linear layers have int8 weights: relative error %.2f%%, %.2f times the time of plain weights for one token",
-        len(errors), 100 * error, int8_seconds / max(1e-9, plain_seconds),
-    )  # fmt: skip
-    if int8_seconds >= plain_seconds:
-        _log.warning("int8 weights are not faster on this processor: remove engine.quantization")
-    return error
+            model.set_submodule(name, Int8Linear(module))

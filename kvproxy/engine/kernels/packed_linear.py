@@ -39,16 +39,7 @@ class PackedLinear(PackedModule):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.activated(x, "none")
-
-    def activated(self, x: torch.Tensor, activation: str, algorithm: str = "") -> torch.Tensor:
-        """Compute the layer and a fused activation, by oneDNN's names."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, activation, [], algorithm)
-        return output
-
-    def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """Compute the layer's output times `factor`."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, factor, self._packed, self.bias, "mul")
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return output
 
 

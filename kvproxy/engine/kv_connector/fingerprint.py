@@ -10,7 +10,7 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
 
-_ARITHMETIC_VERSION = 2
+_ARITHMETIC_VERSION = 3
 """Version of the engine's arithmetic. Increase it if a change may alter the last bits of a result."""
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 

@@ -12,9 +12,8 @@ from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionFeatures
 from kvproxy.engine.attention.temperature_tuning import use_batch_positions
 from kvproxy.engine.health import first_line
-from kvproxy.engine.kernels.dtype_choice import fastest_dtype
-from kvproxy.engine.kernels.fused_layers import fuse, fuse_norms
 from kvproxy.engine.kernels.int8_linear import quantize
+from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.limits import validate_sampling
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
 from kvproxy.engine.models.lora import LoraManager
@@ -24,6 +23,8 @@ from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
+_MIN_BFLOAT16_WEIGHTS = 100_000_000
+"""Weights of the smallest model that a CPU computes faster in bfloat16, for one client and for several."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 
@@ -51,17 +52,14 @@ class LoadedModel:
     adapters: LoraManager | None = None
 
 
-def load_model(
-    name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "none", cache_dir: Path | None = None
-) -> LoadedModel:
+def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "none") -> LoadedModel:
     """Load a model and its tokenizer.
 
     Args:
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda, or cuda:N.
-        dtype: auto (bfloat16 on CUDA, the fastest on a CPU) or a torch dtype.
+        dtype: auto (bfloat16 on CUDA and for large models on some CPUs, otherwise float32) or a torch dtype.
         weights: plain, or int8 on a CPU; int8 implies bfloat16.
-        cache_dir: stores the measured dtype; without it, auto is float32 on a CPU.
 
     Raises:
         ModelUnsupported: the model cannot be loaded, or its layers cannot share blocks.
@@ -72,10 +70,6 @@ def load_model(
     target = _device(device)
     if weights == "int8" and dtype == "auto":
         dtype = "bfloat16"
-    measured = cache_dir if dtype == "auto" and target.type == "cpu" else None
-    torch_dtype = (
-        getattr(torch, dtype) if dtype != "auto" else torch.float32 if target.type == "cpu" else torch.bfloat16
-    )
     attention.register()
     _disable_progress_output()
     try:
@@ -84,7 +78,7 @@ def load_model(
         # Pickles can run code.
         safe = {} if options else {"use_safetensors": True}
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch_dtype if measured is None else "auto", **options, **safe
+            folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **options, **safe
         )
         tokenizer = AutoTokenizer.from_pretrained(
             folder, **{name: options[name] for name in options if name == "gguf_file"}
@@ -92,13 +86,12 @@ def load_model(
     except (OSError, ValueError, ImportError, KeyError) as error:
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {first_line(error)}") from None
-    if measured is not None:
-        model = model.to(fastest_dtype(model, measured))
+    if dtype == "auto":
+        model = model.to(_fastest_dtype(model, target))
     if weights == "int8":
         quantize(model.to(target))
-        fuse_norms(model)
     elif target.type == "cpu":
-        fuse(model)
+        pack_linears(model)
     return prepare_model(name, model, tokenizer, target)
 
 
@@ -228,6 +221,15 @@ def _device(name: str) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ModelUnsupported(f"no device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", index)
+
+
+def _fastest_dtype(model: Any, device: torch.device) -> torch.dtype:
+    """Return bfloat16 if it is clearly faster. In float32, answers do not depend on cached content."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    is_large = sum(weights.numel() for weights in model.parameters()) >= _MIN_BFLOAT16_WEIGHTS
+    return torch.bfloat16 if is_large and has_instructions else torch.float32
 
 
 def _disable_progress_output() -> None:

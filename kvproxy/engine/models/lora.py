@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.kernels.fused_layers import FusedGatedMLP
 from kvproxy.engine.kernels.packed_linear import PackedModule
 from kvproxy.errors import ModelUnsupported
 
@@ -58,9 +57,6 @@ class LoraManager:
                     digest.update(matrix.float().contiguous().cpu().numpy().data)
             self.by_name[name] = LoraAdapter(lora_id, digest.hexdigest())
         for layer, by_id in layers.items():
-            parent = model.get_submodule(layer.rpartition(".")[0])
-            if isinstance(parent, FusedGatedMLP):
-                parent.is_split = True
             model.get_submodule(layer).register_forward_hook(self._hook(by_id))
 
     def set_rows(self, lora_ids: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The sampler: chooses the next token of each row from its logits."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -56,7 +56,6 @@ def sample(
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
     allowed: torch.Tensor | None = None,
-    forced: Mapping[int, int] | None = None,
 ) -> list[SampledToken]:
     """Sample one token for each row, with one device synchronization.
 
@@ -65,16 +64,12 @@ def sample(
         params: sampling parameters of each row.
         uniforms: a uniform random number in [0, 1) for each row, independent of the batch.
         allowed: mask of the allowed tokens on the host, `[rows, vocabulary]`. Log-probabilities ignore it.
-        forced: rows whose token is already known.
     """
     plain = logits
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = argmax_rows(logits)
-    forced = forced or {}
-    if forced:
-        tokens[upload(list(forced), logits.device)] = upload(list(forced.values()), logits.device)
-    random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy and row not in forced]
+    random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy]
     # Filtered rows are sorted before sampling.
     filtered = {row for row in random_rows if is_filtered(params[row], logits.shape[-1])}
     for rows in (sorted(filtered), [row for row in random_rows if row not in filtered]):

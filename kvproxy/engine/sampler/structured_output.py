@@ -1,6 +1,5 @@
 """Structured outputs: llguidance computes which tokens a grammar allows next."""
 
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
@@ -26,7 +25,6 @@ class GrammarMatcher:
 
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
-        self._forced: deque[int] = deque()
 
     @property
     def is_terminated(self) -> bool:
@@ -41,22 +39,9 @@ class GrammarMatcher:
         # An EOS token is refused only if the request ignores EOS.
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar cannot be followed: {self._matcher.get_error()}")
-        if self._forced and self._forced.popleft() != token:
-            self._forced.clear()
 
     def fork(self) -> "GrammarMatcher":
         return GrammarMatcher(self._matcher.deep_copy())
-
-    def forced_token(self) -> int | None:
-        """Return the only allowed token, None if there are several."""
-        if not self._forced:
-            # Several tokens are forced at a time, such as the name of a property.
-            self._forced.extend(self._matcher.compute_ff_tokens())
-        return self._forced[0] if self._forced else None
-
-    def allows(self, token: int) -> bool:
-        """Whether a token may come next. Faster than `fill_bitmask`."""
-        return self._matcher.validate_tokens([token]) == 1
 
     def fill_bitmask(self, row: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
         """Write one bit per allowed token."""

@@ -21,20 +21,6 @@ def upload(values: HostNumbers, device: torch.device, dtype: type = np.int64) ->
     return to_host_tensor(values, device, dtype).to(device, non_blocking=True)
 
 
-def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate matrices by rows, without a copy if they are adjacent in memory."""
-    first, address = parts[0], parts[0].data_ptr()
-    for part in parts:
-        if part.data_ptr() != address or not part.is_contiguous() or not _share_storage(part, first):
-            return torch.cat(list(parts))
-        address += part.nbytes
-    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
-
-
-def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
 class AsyncDownloads:
     """Device-to-host copies on a CUDA stream of their own. Copies on a CPU are synchronous."""
 

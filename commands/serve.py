@@ -54,9 +54,6 @@ class CacheOptions:
         None
     )
     ttl: Annotated[float | None, duration_option(help="Time until a stored response expires, such as 7d.")] = None
-    pace: Annotated[
-        float | None, Flag(help="Replay streams of hits at this many tokens per second.", show_default="no limit")
-    ] = None
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None
 
 

@@ -25,8 +25,6 @@ class Rules:
         self._data = settings.data
         self._held = settings.rules, settings.edits
         self._fixed = self._read_fixed()
-        self.generation = 0
-        """Number of reloads."""
 
     def __len__(self) -> int:
         return len(self._held[0])
@@ -44,7 +42,6 @@ class Rules:
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
-        self.generation += 1
         now = _fixed(settings)
         return sorted(name for name in now if self._fixed and now[name] != self._fixed[name])
 

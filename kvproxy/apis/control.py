@@ -12,10 +12,10 @@ from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
-PACE, TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("pace", "timeout", "namespace"))
+TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("timeout", "namespace"))
 ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
 """Carries the admin token if `Authorization` carries the client's key."""
-DIRECTIVE_HEADERS = (NAMESPACE, PACE, PRIORITY, TAGS, TIMEOUT, TTL)
+DIRECTIVE_HEADERS = (NAMESPACE, PRIORITY, TAGS, TIMEOUT, TTL)
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
 """Valid headers. Clients may send back the id of a response; it has no effect."""
 MAX_TAGS = 16
@@ -35,7 +35,6 @@ class Control:
         ttl: lifetime of the stored response, in seconds.
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
-        pace: replay rate of a stream in tokens per second; 0 is unlimited.
         namespace: name of the part of the cache to use; requests of different names share no responses.
         rule: the operator's rule; `NO_RULE` if no rule matches.
     """
@@ -51,7 +50,6 @@ class Control:
     ttl: float | None = None
     priority: int = 0
     timeout: float | None = None
-    pace: float | None = None
     namespace: str = ""
     rule: RuleSettings = NO_RULE
 
@@ -88,7 +86,6 @@ def read_control(headers: Mapping[str, str]) -> Control:
         ttl=_header_seconds(headers, TTL),
         priority=_priority(headers.get(PRIORITY, "0")),
         timeout=_header_seconds(headers, TIMEOUT),
-        pace=_pace(headers),
         namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
     )
 
@@ -129,15 +126,6 @@ def _seconds(text: str, name: str, param: str) -> float:
         return parse_seconds(text)
     except ValueError as error:
         raise InvalidRequest(f"{name}: {error}", param=param) from None
-
-
-def _pace(headers: Mapping[str, str]) -> float | None:
-    if PACE not in headers:
-        return None
-    number = _parse(headers[PACE])
-    if not 0 <= number < math.inf:
-        raise InvalidRequest(f"{PACE} takes tokens per second, as in {PACE}: 50, or 0 for no limit", param=PACE)
-    return number
 
 
 def _parse(text: str) -> float:

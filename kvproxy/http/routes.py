@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
 from kvproxy.exchange import Exchange
@@ -22,13 +21,12 @@ from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, paced, whole_response
+from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, whole_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.openapi import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.settings import Settings
 
 _CACHED = frozenset(api.path for api in APIS.values())
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -87,23 +85,13 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         exchange.request = None
         return await _pass_on(request, raw)
     headers = [*answer.headers, *cache_headers(exchange)]
-    body = answer.body
-    if isinstance(body, bytes):
-        pace = _pace(exchange.request, app.settings) if exchange.request.stream and exchange.hit is not None else 0.0
-        if not pace:
-            return whole_response(body, answer.status, headers)
-        body = paced(body, exchange.hit.completion_tokens if exchange.hit else 0, pace)
+    if isinstance(answer.body, bytes):
+        return whole_response(answer.body, answer.status, headers)
 
     def last_event(error: KvproxyError) -> bytes:
         return event(api.error_body(error), "error")
 
-    return RelayResponse(body, answer.status, headers, answer.close, lifetime, last_event)
-
-
-def _pace(request: ApiRequest, settings: Settings) -> float:
-    """Tokens per second of a replayed stream: of the request, its rule, or the settings; 0 for no limit."""
-    given = (request.control.pace, request.control.rule.pace)
-    return next((pace for pace in given if pace is not None), settings.cache.pace)
+    return RelayResponse(answer.body, answer.status, headers, answer.close, lifetime, last_event)
 
 
 async def models(request: Request) -> Response:

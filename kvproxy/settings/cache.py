@@ -77,11 +77,6 @@ class CacheSettings(Section):
         " status 500 or"
         " above (RFC 5861).",
     )
-    pace: float = Field(
-        0.0,
-        ge=0,
-        description="Tokens per second of a replayed stream, for clients that need it; 0 sets no limit.",
-    )
     max_response_bytes: Bytes = Field(
         8 * 2**20,
         ge=1,

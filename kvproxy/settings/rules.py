@@ -43,7 +43,6 @@ class RuleSettings(Section):
     tags: tuple[str, ...] = Field((), description="Additional tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
-    pace: float | None = Field(None, ge=0, description="Overrides cache.pace.")
 
     @field_validator("ignore")
     @classmethod

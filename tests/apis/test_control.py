@@ -24,7 +24,6 @@ from kvproxy.index.policies.policy import Limits
         ({"x-kvproxy-tags": " b,a ,,b"}, Control(tags=("a", "b"))),
         ({"x-kvproxy-ttl": "0"}, Control(ttl=0.0)),
         ({"x-kvproxy-timeout": "1.5"}, Control(timeout=1.5)),
-        ({"x-kvproxy-pace": "0"}, Control(pace=0.0)),
         ({"x-kvproxy-priority": " 9 "}, Control(priority=9)),
         ({"x-kvproxy-priority": "0"}, Control(priority=0)),
         ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MAX_TAGS))}, None),
@@ -52,13 +51,12 @@ def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -
             for value in ("2", "-0.1", "nan", "inf", "")
         ],
         ("x-kvproxy-tll", "600", "did you mean x-kvproxy-ttl?"),
-        ("x-kvproxy-semantic", "off", "valid headers are x-kvproxy-namespace, x-kvproxy-pace, .*x-kvproxy-ttl"),
+        ("x-kvproxy-semantic", "off", "valid headers are x-kvproxy-namespace, .*x-kvproxy-ttl"),
         ("x-kvproxy-", "1", "valid headers are"),
         *[
             ("x-kvproxy-ttl", value, "is not a duration: use a form such as 90s")
             for value in ("-1", "nan", "inf", "", "x")
         ],
-        ("x-kvproxy-pace", "-1", "tokens per second"),
         ("x-kvproxy-timeout", "inf", "is not a duration"),
         *[("x-kvproxy-priority", value, "from 0 to 9") for value in ("10", "-1", "", "x", "\u0665", "0123456789")],
         ("x-kvproxy-tags", ",".join(map(str, range(MAX_TAGS + 1))), "up to 16 tags"),

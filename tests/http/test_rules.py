@@ -279,26 +279,6 @@ def test_a_rule_says_which_edits_are_made(upstream: str, tmp_path: Path) -> None
         }
 
 
-def test_a_rule_or_a_request_paces_the_stream_of_a_hit(upstream: str, tmp_path: Path) -> None:
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
-    with ruled(tmp_path, upstream, rule(pace=1000.0)) as (url, _), httpx.Client(base_url=url) as client:
-
-        def events(**headers: str) -> tuple[bool, bytes]:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            with client.stream("POST", "/v1/chat/completions", json=body, headers=named) as answer:
-                return "transfer-encoding" in answer.headers, b"".join(answer.iter_raw())
-
-        ask(url, cache_control="confirm")
-        at_once, whole = events()
-        assert not at_once
-        for _ in range(2):
-            assert events(x_team="ours") == (True, whole)
-        assert events(x_kvproxy_pace="5000") == (True, whole)
-        assert events(x_team="ours", x_kvproxy_pace="0") == (False, whole)
-        refused = client.post("/v1/chat/completions", json=body, headers={"x-kvproxy-pace": "fast"})
-        assert (refused.status_code, "tokens per second" in refused.text) == (400, True)
-
-
 @pytest.mark.parametrize(
     ("sets", "line", "why"),
     [

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ T = TypeVar("T")
 Headers = list[tuple[str, str]]
 BODILESS = (204, 304)
 """Statuses of responses without a body."""
-_EVENT = re.compile(rb".*?\n\n|.+\Z", re.DOTALL)
 _log = logging.getLogger("kvproxy")
 
 
@@ -155,25 +153,6 @@ class RelayResponse(Response):
             _log.warning("a response was interrupted: %s", error)
             return
         await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
-
-
-async def paced(body: bytes, tokens: int, per_second: float) -> AsyncIterator[bytes]:
-    """The events of a stored stream at the speed of a model, for clients that cannot process all of it at once.
-
-    Args:
-        body: the complete stream.
-        tokens: its number of tokens; if it is 0, each event counts as a token.
-        per_second: tokens per second.
-    """
-    events, loop = _EVENT.findall(body), asyncio.get_running_loop()
-    seconds = (tokens or len(events)) / per_second / max(1, len(events))
-    began = loop.time()
-    for number, chunk in enumerate(events):
-        # Relative to the start, so that delays do not accumulate.
-        wait = began + number * seconds - loop.time()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        yield chunk
 
 
 def is_stream(headers: Headers) -> bool:

@@ -17,9 +17,7 @@ from tests.offline.logs import Line
 from tests.servers import run_app, run_proxy
 
 
-def layers(
-    lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None, **cache: object
-) -> Counter[str]:
+def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
     """Requests by who answered them, in front of an upstream that gives the log's answers.
 
     Args:
@@ -37,7 +35,7 @@ def layers(
 
     found = Counter[str]()
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
-        settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0} | cache)
+        settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0})
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
             observer, semantic = services.answerer.observer, services.answerer.semantic
             coming = services.answerer.cache.pending_writes
@@ -52,9 +50,9 @@ def layers(
     return found
 
 
-def prefix(lines: Sequence[Line], data: Path, num_blocks: int, edits: Sequence[object] = ()) -> tuple[int, int]:
+def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
     """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
-    settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False}, edits=list(edits))
+    settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
     reused = total = 0
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         for each in lines:

@@ -1,6 +1,5 @@
-"""Logs of three kinds, made for tests and measurements: agent-like conversations, a Mooncake trace, and questions in pairs."""
+"""Logs of agent-like conversations, made for tests."""
 
-import gzip
 import json
 import random
 from pathlib import Path
@@ -46,40 +45,6 @@ def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> lis
         history.append({"role": "assistant", "content": answer})
         if chance.random() < 0.2:
             found.append(chance.choice(found[-20:]))
-    return found
-
-
-def mooncake(trace: Path, count: int, scale: int = 16, most: int = 60) -> list[Line]:
-    """The first requests of a Mooncake trace as text: each of its blocks of 512 tokens becomes `512 / scale` words.
-
-    Args:
-        most: blocks; longer requests are left out.
-    """
-    found = []
-    for text in trace.read_text().splitlines():
-        request = json.loads(text)
-        if len(request["hash_ids"]) <= most:
-            prompt = "\n".join(words(id, 512 // scale // 2) for id in request["hash_ids"])
-            found.append(line([{"role": "user", "content": prompt}]) | {"time": request["timestamp"] / 1000})
-        if len(found) == count:
-            break
-    return found
-
-
-def pairs(file: Path, count: int) -> list[Line]:
-    """Questions of a file of pairs `{"a", "b", "same"}`; both of a pair that means the same have one answer."""
-    found = []
-    with gzip.open(file, "rt") as rows:
-        for number, row in enumerate(rows):
-            pair = json.loads(row)
-            system = {"role": "system", "content": f"Answer in one sentence. {words('pairs', 60)}"}
-            for place, text in enumerate((pair["a"], pair["b"])):
-                answer = words((number, 0 if pair["same"] else place), 12)
-                found.append(line([system, {"role": "user", "content": text}], answer))
-            if len(found) >= count:
-                break
-    # Pairs that stand beside each other would be too easy to see as such.
-    random.Random(0).shuffle(found)
     return found
 
 

@@ -136,19 +136,19 @@ class Trap:
         return Path.touch, (self._path,)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.ckpt", "2_Dense/pytorch_model.bin"])
-def test_a_pickle_is_refused_and_never_read(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "model"
-    (folder / name).parent.mkdir(parents=True)
-    (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
-    )
-    for load in (load_embedder, load_verifier):
-        with pytest.raises((EmbedderError, VerifierError), match="is a pickle, which runs code when it is read"):
-            load(str(folder))
-    with pytest.raises(ModelUnsupported, match="cannot load model"):
-        load_model(str(folder))
+def test_a_pickle_is_refused_and_never_read(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "model.pt", "weights.ckpt", "2_Dense/pytorch_model.bin"):
+        folder = tmp_path / f"model of {name.replace('/', ' ')}"
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+        (folder / "config.json").write_text(
+            json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
+        )
+        for load in (load_embedder, load_verifier):
+            with pytest.raises((EmbedderError, VerifierError), match="is a pickle, which runs code when it is read"):
+                load(str(folder))
+        with pytest.raises(ModelUnsupported, match="cannot load model"):
+            load_model(str(folder))
     assert not (tmp_path / "ran").exists()
 
 

@@ -96,7 +96,7 @@ def found(file: Path, *more: object) -> dict[str, Any]:
 
 
 def test_the_predicted_reuse_equals_the_reuse_of_the_engine(tmp_path: Path) -> None:
-    lines = [each | {"response": None} for each in logs.agents(4, 3, head="Request {n} of today. ")]
+    lines = [each | {"response": None} for each in logs.agents(3, 2, head="Request {n} of today. ")]
     report = found(logs.write(tmp_path / "log.jsonl", lines))
     (family,) = report["families"]
     (span,) = family["spans"]

@@ -10,8 +10,7 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat
 from kvproxy.errors import Overloaded
 
 T = TypeVar("T")
-_LONG_TEXT = 64 << 10
-"""Characters from which on a text is queued behind other long texts, so that it does not delay short ones."""
+_NUM_THREADS = 3
 
 
 class AsyncTokenizer:
@@ -26,8 +25,7 @@ class AsyncTokenizer:
         self._tokenizer = tokenizer
         self._validate_length = validate_length
         self._closed = False
-        self._short = ThreadPoolExecutor(2, "kvproxy-tokenize")
-        self._long = ThreadPoolExecutor(1, "kvproxy-tokenize-long")
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kvproxy-tokenize")
 
     async def encode(self, text: str, param: str = "prompt") -> list[int]:
         """Return the token ids of a raw prompt.
@@ -36,7 +34,7 @@ class AsyncTokenizer:
             InvalidRequest: the text is not valid Unicode; names the field `param`.
             ContextTooLong: the text cannot fit.
         """
-        return await self._run(len(text), lambda: self._tokenizer.encode(text, param, self._validate_length))
+        return await self._run(lambda: self._tokenizer.encode(text, param, self._validate_length))
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
@@ -47,48 +45,26 @@ class AsyncTokenizer:
             InvalidRequest: the model has no chat template, or the template rejects the messages.
             ContextTooLong: the conversation cannot fit.
         """
-        return await self._run(
-            _num_characters(messages) + _num_characters(tools),
-            lambda: self._tokenizer.chat(messages, tools, self._validate_length),
-        )
+        return await self._run(lambda: self._tokenizer.chat(messages, tools, self._validate_length))
 
     async def tool_call_format(self) -> ToolCallFormat | None:
         """Return how the chat template writes tool calls, None if it is not supported."""
-        return await self._run(0, lambda: self._tokenizer.tool_call_format)
+        return await self._run(lambda: self._tokenizer.tool_call_format)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
-        return await self._run(len(ids), lambda: self._tokenizer.decode(ids))
+        return await self._run(lambda: self._tokenizer.decode(ids))
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token, special tokens included."""
-        return await self._run(len(ids), lambda: [self._tokenizer.token_text(token) for token in ids])
+        return await self._run(lambda: [self._tokenizer.token_text(token) for token in ids])
 
-    async def _run(self, size: int, function: Callable[[], T]) -> T:
+    async def _run(self, function: Callable[[], T]) -> T:
         if self._closed:
             raise Overloaded("the server is shutting down")
-        threads = self._long if size >= _LONG_TEXT else self._short
-        return await asyncio.get_running_loop().run_in_executor(threads, function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def close(self) -> None:
         """Stop the threads and cancel queued calls."""
         self._closed = True
-        for threads in (self._short, self._long):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _num_characters(value: Any) -> int:
-    """Return the approximate number of characters of a JSON value."""
-    size, pending = 0, [value]
-    # Without recursion, because clients choose the depth of nesting.
-    while pending:
-        part = pending.pop()
-        if isinstance(part, str):
-            size += len(part)
-        elif isinstance(part, dict):
-            pending += part.values()
-        elif isinstance(part, (list, tuple)):
-            pending += part
-        else:
-            size += 1
-    return size
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,5 @@
 """A model's tokenizer and chat template."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -10,51 +9,8 @@ from typing import Any
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 
-_MAX_NFC_EXPANSION = 4
-"""Upper bound of the bytes that NFC composes into one; the largest actual ratio is 7 to 2."""
-
-
-def max_token_bytes(tokenizer: Any) -> int | None:
-    """Return the most bytes of text that one token covers, None if there is no exact bound.
-
-    Only byte-level BPE has one: it loses no byte. Normalizers and pre-tokenizers that drop text, and special tokens that strip
-    whitespace, have no bound.
-
-    Args:
-        tokenizer: a `PreTrainedTokenizerBase`.
-    """
-    if not tokenizer.is_fast:
-        return None
-    backend = tokenizer.backend_tokenizer
-    uses_nfc = _steps(backend.normalizer, "normalizers") == [{"type": "NFC"}]
-    if type(backend.model).__name__ != "BPE" or not (uses_nfc or backend.normalizer is None):
-        return None
-    *splits, last = _steps(backend.pre_tokenizer, "pretokenizers") or [{}]
-    if last.get("type") != "ByteLevel" or not all(_keeps_text(split) for split in splits):
-        return None
-    added = tokenizer.added_tokens_decoder.values()
-    if any(token.lstrip or token.rstrip for token in added):
-        return None
-    names = tokenizer.get_vocab()
-    longest = max((*map(len, names), *(len(token.content.encode()) for token in added)))
-    return longest * (_MAX_NFC_EXPANSION if uses_nfc else 1)
-
-
-def _keeps_text(step: dict[str, Any]) -> bool:
-    return (step.get("type") == "Split" and step.get("behavior") != "Removed") or step.get("type") in (
-        "Digits",
-        "ByteLevel",
-    )
-
-
-def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer."""
-    if component is None:
-        return []
-    state: dict[str, Any] = json.loads(component.__getstate__())
-    steps: list[dict[str, Any]] = state[name] if state.get("type") == "Sequence" else [state]
-    return steps
-
+_MAX_TOKEN_CHARACTERS = 512
+"""More characters than one token covers in any vocabulary. Bounds the tokens of a text before its tokenization."""
 
 CheckLength = Callable[[int], None]
 """Raises an error if a prompt of at least this number of tokens cannot fit."""
@@ -74,7 +30,6 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_ids = eos_ids
-        self._max_token_bytes = max_token_bytes(tokenizer)
         # Fast tokenizers are thread-safe if truncation and padding do not change, which the first call may do.
         self._lock = nullcontext() if tokenizer.is_fast else Lock()
         self._ids("")
@@ -134,11 +89,10 @@ class ChatTokenizer:
 
     def _check_text(self, text: str, param: str, check: CheckLength) -> None:
         try:
-            size = len(text) if text.isascii() else len(text.encode())
+            text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
-        if self._max_token_bytes is not None:
-            check(-(-size // self._max_token_bytes))
+        check(-(-len(text) // _MAX_TOKEN_CHARACTERS))
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         with self._lock:

@@ -1,24 +1,42 @@
 """Models from the Hugging Face Hub: without a connection to it, only the local cache is used, and nothing is retried."""
 
-import logging
 import os
 import queue
 import threading
 from pathlib import Path
 
+from kvproxy.errors import ModelUnsupported
 from kvproxy.settings import Settings
 
 _SECONDS = 3.0
-_log = logging.getLogger("kvproxy")
 _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use the local cache alone if the Hub is unreachable. `huggingface_hub` reads the environment at its import."""
+    """Use the local cache alone if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
+
+    Raises:
+        ModelUnsupported: a model is not in the cache either.
+    """
+    names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if _hub_ids(settings) and not os.environ.get("HF_HUB_OFFLINE") and not _reachable(endpoint):
-        _log.warning("%s cannot be reached: models are loaded from the local cache", endpoint)
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    if not names or os.environ.get("HF_HUB_OFFLINE") or _reachable(endpoint):
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in names:
+        if not _is_cached(name):
+            raise ModelUnsupported(
+                f"cannot load {name!r}: it is not in the local cache, and {endpoint} cannot be reached;"
+                " connect to the network, or name a local folder"
+            )
+
+
+def _is_cached(name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    # sentence-transformers adds its own name to short ids.
+    ids = (name,) if "/" in name else (name, f"sentence-transformers/{name}")
+    return any((cache / f"models--{id.replace('/', '--')}" / "snapshots").is_dir() for id in ids)
 
 
 def _hub_ids(settings: Settings) -> list[str]:

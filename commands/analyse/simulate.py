@@ -22,7 +22,7 @@ def simulate(
         typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, or JSON lines with tokens."),
     ],
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
-    policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,lfu,s3fifo,arc,belady",
+    policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,s3fifo,belady",
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace; 16 for tokens")
     ] = None,

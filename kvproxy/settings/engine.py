@@ -59,7 +59,7 @@ class EngineSettings(Section):
         description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
         " identical bit for bit. Slow.",
     )
-    eviction_policy: Literal["lru", "lfu", "s3fifo", "arc"] = Field(
+    eviction_policy: Literal["lru", "s3fifo"] = Field(
         "lru", description="Eviction policy of unreferenced cached blocks."
     )
     cached_windows: Literal["all", "last"] = Field(

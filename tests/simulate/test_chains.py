@@ -99,8 +99,7 @@ def test_frequent_chains_survive_a_scan() -> None:
     often = [[1, 1], [1, 2]] * 10
     scan = [[2, number] for number in range(50)]
     requests = chains([*often, *scan, *often[:2]])
-    for policy in ("lfu", "s3fifo", "arc"):
-        assert simulate(requests, 8, policy).hits > simulate(requests, 8, "lru").hits
+    assert simulate(requests, 8, "s3fifo").hits > simulate(requests, 8, "lru").hits
 
 
 def test_mooncake_slice_against_the_obvious_cache() -> None:

@@ -5,14 +5,12 @@ from typing import Any
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.free_queue import FreeKVCacheBlockQueue, FreeQueue
-from kvproxy.blocks.policies.arc import ARC
-from kvproxy.blocks.policies.lfu import LFU
 from kvproxy.blocks.policies.policy import EvictionPolicy
 from kvproxy.blocks.policies.policy_queue import PolicyQueue
 from kvproxy.blocks.policies.priority_queue import PriorityQueue
 from kvproxy.blocks.policies.s3fifo import S3FIFO
 
-POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"lfu": LFU, "s3fifo": S3FIFO, "arc": ARC}
+POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO}
 
 __all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
 

@@ -1,4 +1,4 @@
-"""The block cache under each policy: a valid cache, that keeps parents, and evicts as the simulation says."""
+"""The block cache under S3-FIFO: a valid cache, that keeps parents, and evicts as the simulation says."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.policies import POLICIES, make_queue
+from kvproxy.blocks.policies import make_queue
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
 from tests.reference.integrity import check_integrity
@@ -15,8 +15,8 @@ SIZE = 2
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
 
 
-def manager(policy: str, num_blocks: int) -> KVCacheManager:
-    return KVCacheManager(num_blocks, SIZE, hasher=BlockHasher(seed="x"), policy=policy)
+def manager(num_blocks: int) -> KVCacheManager:
+    return KVCacheManager(num_blocks, SIZE, hasher=BlockHasher(seed="x"), policy="s3fifo")
 
 
 def start(cache: KVCacheManager, id: str, tokens: list[int]) -> CacheRequest | None:
@@ -39,11 +39,10 @@ def assert_sound(cache: KVCacheManager) -> None:
     assert empty == sorted(empty, reverse=True), "a cached block goes before an empty one"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_chains_stay_whole(policy: str, data: st.DataObject) -> None:
-    cache = manager(policy, 14)
+def test_chains_stay_whole(data: st.DataObject) -> None:
+    cache = manager(14)
     live: list[CacheRequest] = []
     for number in range(data.draw(st.integers(1, 30))):
         action = data.draw(st.sampled_from(["start", "start", "decode", "fork", "end", "reset"]))
@@ -73,11 +72,10 @@ def test_chains_stay_whole(policy: str, data: st.DataObject) -> None:
         assert [block.id for block in cache.pool.free_queue] == expected, "looking at the queue changed it"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=100, deadline=None)
 @given(PATHS, st.integers(7, 15))
-def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[int]], capacity: int) -> None:
-    cache = manager(policy, capacity + 1)
+def test_the_pool_hits_what_the_simulation_hits(paths: list[list[int]], capacity: int) -> None:
+    cache = manager(capacity + 1)
     ids: dict[tuple[int, ...], int] = {}
     requests, hits = [], 0
     for number, path in enumerate(paths):
@@ -88,14 +86,13 @@ def test_the_pool_hits_what_the_simulation_hits(policy: str, paths: list[list[in
         assert request is not None
         cache.free(request)
     hits = cache.num_hit_tokens // SIZE
-    assert hits == simulate(requests, capacity, policy).hits
+    assert hits == simulate(requests, capacity, "s3fifo").hits
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(1, 12))
-def test_blocks_go_in_the_order_of_the_queue(policy: str, paths: list[list[int]], count: int) -> None:
-    cache = manager(policy, 13)
+def test_blocks_go_in_the_order_of_the_queue(paths: list[list[int]], count: int) -> None:
+    cache = manager(13)
     for number, path in enumerate(paths):
         request = start(cache, str(number), [token for token in path for _ in range(SIZE)])
         assert request is not None
@@ -104,9 +101,8 @@ def test_blocks_go_in_the_order_of_the_queue(policy: str, paths: list[list[int]]
     assert cache.pool.get_new_blocks(count) == expected
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_hit_on_a_second_copy_counts_for_the_content(policy: str) -> None:
-    cache = manager(policy, 8)
+def test_a_hit_on_a_second_copy_counts_for_the_content() -> None:
+    cache = manager(8)
     prompts = [start(cache, name, [1, 1]) for name in ("a", "b")]
     for request in prompts[::-1]:
         assert request is not None
@@ -121,7 +117,7 @@ def test_a_hit_on_a_second_copy_counts_for_the_content(policy: str) -> None:
 
 
 def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:
-    cache = manager("lfu", 5)
+    cache = manager(5)
     for number in range(6):
         request = start(cache, str(number), [1, 1, 5])
         assert request is not None
@@ -137,5 +133,5 @@ def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:
 
 
 def test_unknown_policies_are_named() -> None:
-    with pytest.raises(ValueError, match="unknown eviction policy 'mru': use lru, lfu, s3fifo, arc"):
+    with pytest.raises(ValueError, match="unknown eviction policy 'mru': use lru, s3fifo"):
         make_queue("mru", [], 1)

@@ -58,7 +58,6 @@ class BuiltInVerifier:
     Args:
         adapter: trained weights, and under `ranges.` the ranges for 8 bits.
         scaling: from logits and cosines to probabilities.
-        cores: threads of a call with several pairs; by default one for each core.
         integers: compute in 8 bits; by default if the processor does so exactly, else in float32.
         files: cache of built graphs; by default in the user's cache folder.
     """
@@ -67,7 +66,6 @@ class BuiltInVerifier:
         self,
         adapter: Weights,
         scaling: PlattScaling,
-        cores: int | None = None,
         integers: bool | None = None,
         files: GraphFiles | None = None,
     ) -> None:
@@ -88,18 +86,15 @@ class BuiltInVerifier:
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
         self.name = f"built-in-{_digest(adapter, scaling)}"
-        self._cores = cores or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._cores, "kvproxy-verify")
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "kvproxy-verify")
 
     @classmethod
-    def load(
-        cls, embedder: str | None = None, cores: int | None = None, files: GraphFiles | None = None
-    ) -> "BuiltInVerifier":
+    def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
         """Load the packaged weights with the packaged adapter.
 
         Args:
             embedder: name of the embedder of the cosines. They are used if the scaling was fitted to them.
-            cores, files: as above.
+            files: as above.
 
         Raises:
             VerifierError: a file is missing or modified.
@@ -112,7 +107,7 @@ class BuiltInVerifier:
             raise VerifierError(str(error)) from None
         adapter, notes = read_tensors(ADAPTER)
         try:
-            return cls(adapter, known_scaling(notes, embedder), cores, files=files)
+            return cls(adapter, known_scaling(notes, embedder), files=files)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
@@ -125,7 +120,7 @@ class BuiltInVerifier:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return scores before scaling, float32 `[len(pairs)]`."""
-        if self._cores == 1 or len(pairs) < 2:
+        if len(pairs) < 2:
             return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
 

@@ -42,16 +42,12 @@ def test_rewordings_score_high_and_near_misses_low(verifier: BuiltInVerifier) ->
     assert verifier.score(OTHER).max() < 0.2
 
 
-def test_a_score_does_not_depend_on_order_batch_or_threads(verifier: BuiltInVerifier) -> None:
+def test_a_score_does_not_depend_on_order_or_batch(verifier: BuiltInVerifier) -> None:
     pairs = SAME + OTHER
     scores = verifier.score(pairs)
     assert (scores.dtype, scores.shape) == (np.float32, (len(pairs),))
     assert (scores == verifier.score([(other, one) for one, other in pairs])).all()
     assert (scores == np.concatenate([verifier.score([pair]) for pair in pairs])).all()
-    for cores in (1, 2):
-        loaded = BuiltInVerifier.load(cores=cores)
-        assert (scores == loaded.score(pairs)).all()
-        assert (scores == np.concatenate([loaded.score([pair]) for pair in pairs])).all()
     assert verifier.score([]).shape == (0,)
 
 

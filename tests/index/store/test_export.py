@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
@@ -25,6 +25,7 @@ VALUES = st.recursive(
 BODIES = st.dictionaries(TEXTS, VALUES, max_size=4)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(BODIES, BODIES, TEXTS, st.lists(TEXTS, max_size=2), st.sampled_from((None, 2)), st.booleans()),

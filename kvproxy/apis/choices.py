@@ -63,7 +63,7 @@ class ChoiceAssembler:
         if "delta" in choice:
             _merge_delta(as_object(whole.setdefault("message", {})), as_object(choice["delta"] or {}))
         if choice.get("logprobs"):
-            _merge_logprobs(as_object(whole.setdefault("logprobs", {})), as_object(choice["logprobs"]))
+            merge_logprobs(as_object(whole.setdefault("logprobs", {})), as_object(choice["logprobs"]))
         if choice.get("prompt_logprobs"):
             whole["prompt_logprobs"] = choice["prompt_logprobs"]
 
@@ -108,7 +108,8 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
         function[name] = as_text(function.get(name, "")) + as_text(value or "")
 
 
-def _merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
+def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
+    """Append the log-probabilities of a chunk to those of earlier chunks."""
     for name, values in logprobs.items():
         before = merged.get(name)
         if isinstance(values, list):

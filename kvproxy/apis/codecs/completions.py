@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from kvproxy.apis.choices import merge_logprobs
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
 from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import json_format
 from kvproxy.apis.fields import check_integer
-from kvproxy.apis.json import Json, JsonMap, JsonObject
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob
@@ -72,14 +73,14 @@ class CompletionsEncoder(ChoicesEncoder):
         """Return the prompt's log-probabilities; its first token has none."""
         if self._logprobs is None:
             return None
-        rest = _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs)
-        first: JsonObject = {
+        found: JsonObject = {
             "tokens": [echo.first_token],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [0],
         }
-        return _concatenate(first, rest)
+        merge_logprobs(found, _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs))
+        return found
 
     def whole(self) -> JsonObject:
         choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._output.choices.items())]
@@ -90,9 +91,9 @@ class CompletionsEncoder(ChoicesEncoder):
         before = "" if echo is None else echo.text
         whole = _choice(index, before + choice.text, None, choice.finish_reason)
         if self._logprobs is not None:
-            own = _logprobs(choice.logprobs, len(before), self._logprobs)
-            echoed = None if echo is None else self._echo_logprobs(echo)
-            whole["logprobs"] = _concatenate(echoed, own) if isinstance(echoed, dict) else own
+            found = as_object({} if echo is None else self._echo_logprobs(echo))
+            merge_logprobs(found, _logprobs(choice.logprobs, len(before), self._logprobs))
+            whole["logprobs"] = found
         if self._prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_scores(self._output, self._prompt_logprobs)
         return whole
@@ -120,12 +121,3 @@ def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> Json
         "top_logprobs": [{text: value for _, text, value in item.top[:count]} for item in items],
         "text_offset": offsets,
     }
-
-
-def _concatenate(one: JsonObject, other: JsonObject) -> JsonObject:
-    joined: JsonObject = {}
-    for name, values in one.items():
-        more = other[name]
-        if isinstance(values, list) and isinstance(more, list):
-            joined[name] = [*values, *more]
-    return joined

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -73,8 +73,6 @@ class SemanticCache:
         self._embeddings = EmbeddingCache(embedder)
         self.observations = observations
         self._languages = tuple(languages)
-        # The text is checked for the lookup, and again before its response is stored.
-        self.reads = lru_cache(256)(self._reads)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
         self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
@@ -94,7 +92,7 @@ class SemanticCache:
         """The policy of lookups that name no other."""
         return self.decider.policy
 
-    def _reads(self, text: str) -> bool:
+    def reads(self, text: str) -> bool:
         """Return whether the models read all of a text and know its language; other texts have exact hits only."""
         return can_match(text, self._embedder, self._languages)
 

@@ -76,12 +76,11 @@ class SqliteStore(Store):
             " and number > :after order by number limit :limit"
         )
         values = {"embedder": embedder, "namespace": namespace, "after": after, "limit": limit}
-        with self.database.checked("read"), self.database.reading() as reader:
-            rows = reader.execute(sql, values).fetchall()
+        rows = self.database.query(sql, values)
         if not rows:
             return np.empty(0, np.int64), np.empty((0, 0), np.float32)
-        numbers = np.fromiter((number for number, _ in rows), np.int64, len(rows))
-        return numbers, np.frombuffer(b"".join(vector for _, vector in rows), np.float32).reshape(len(rows), -1)
+        numbers = np.fromiter((row["number"] for row in rows), np.int64, len(rows))
+        return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def near(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
         """The questions of vectors in a namespace, by rising number. Removed vectors are omitted."""

@@ -96,13 +96,14 @@ def file_digest(path: Path) -> str:
 
 def rounded(tensor: np.ndarray) -> np.ndarray:
     """Return float32 values that float16 can represent."""
-    return tensor.astype(np.float16).astype(np.float32)
+    return tensor.astype(np.float16, copy=False).astype(np.float32)
 
 
 def lookup_tables(folder: Path) -> Weights:
-    """Return word, position, and segment vectors as read-only memory maps, which processes share."""
+    """Return word vectors as a read-only memory map, which processes share, and position and segment vectors."""
     packaged = _packaged_tensors(folder)
-    return {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
+    tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
+    return {name: table if name == "embeddings.word" else rounded(table) for name, table in tables.items()}
 
 
 def base_weights(folder: Path) -> Weights:
@@ -182,8 +183,8 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
     """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
     tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
-    tokens += rounded(weights["embeddings.position"][: len(ids)])
-    tokens += rounded(weights["embeddings.segment"][np.asarray(segments)])
+    tokens += weights["embeddings.position"][: len(ids)]
+    tokens += weights["embeddings.segment"][np.asarray(segments)]
     return tokens[None]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import random
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.json import JsonObject
@@ -45,7 +46,6 @@ class Fleet:
         self.forwarder: Forwarder | None = self
         self._settings = settings
         self._ring = Ring({engine.url: engine.weight for engine in engines})
-        self._owed_predictions = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -131,12 +131,8 @@ class Fleet:
 
     def _must_predict(self, engine: FleetEngine, request: ApiRequest) -> bool:
         """Whether to predict the reuse of a single engine, to check a share of its mirror's predictions."""
-        if engine.mirror is None or not _is_predictable(request):
-            return False
-        self._owed_predictions += self._settings.prediction_sample_rate
-        is_due = self._owed_predictions >= 1.0
-        self._owed_predictions -= is_due
-        return is_due
+        is_sampled = random() < self._settings.prediction_sample_rate
+        return is_sampled and engine.mirror is not None and _is_predictable(request)
 
     async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
         """Tokenize the prompt and compute its digests for the mirrors; None without a mirror."""

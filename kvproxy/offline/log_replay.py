@@ -86,7 +86,7 @@ async def replay(
 @asynccontextmanager
 async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], float]) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
-        backend, clock = LoggedBackend(), _Clock()
+        backend = LoggedBackend()
         # No client waits for a response, so no lookup is skipped.
         caching = settings.cache.model_copy(update={"lookup_timeout": _LOOKUP_TIMEOUT})
         cache = await asyncio.to_thread(
@@ -95,16 +95,16 @@ async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], 
             caching,
             embedder=settings.embedder,
             data=settings.data,
-            clock=clock,
+            clock=lambda: backend.now,
             chance=chance,
         )
         judge = observer = None
         if learns and cache.semantic is not None:
             judge = make_judge(cache.semantic, backend, settings.cache)
             observer = None if judge is None else Observer(cache.semantic, judge)
-        answerer = Answerer(backend, cache, caching, clock, observer)
+        answerer = Answerer(backend, cache, caching, lambda: backend.now, observer)
         try:
-            yield _Replayer(settings, answerer, backend, clock, judge)
+            yield _Replayer(settings, answerer, backend, judge)
         finally:
             await answerer.close()
             if observer is not None:
@@ -112,28 +112,17 @@ async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], 
             await asyncio.to_thread(cache.close)
 
 
-class _Clock:
-    """Returns the time of the current request."""
-
-    def __init__(self) -> None:
-        self.now = time()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @dataclass(frozen=True, slots=True)
 class _Replayer:
     settings: Settings
     answerer: Answerer
     backend: "LoggedBackend"
-    clock: _Clock
     judge: Judge | None
 
     async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
         request = to_api_request(logged, self.settings)
         if logged.time is not None:
-            self.clock.now = logged.time
+            self.backend.now = logged.time
         self.backend.response = logged.response
         exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
         try:
@@ -161,13 +150,14 @@ class _Replayer:
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text."""
+    """A backend that returns the logged response, or a unique text; `now` is the time of the current request."""
 
     name = "log"
     forwarder: Forwarder | None = None
 
     def __init__(self) -> None:
         self.response: JsonObject | str | None = None
+        self.now = time()
 
     async def start(self) -> None:
         pass

@@ -106,4 +106,4 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlocks = BlockMachine.TestCase
-TestBlocks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBlocks.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)

@@ -12,7 +12,7 @@ from tests.reference.random_trace import random_trace
 from tests.reference.trace_replay import replay
 
 RECORDED = Path(__file__).parents[1] / "simulate" / "data"
-SEEDS = range(40)
+SEEDS = range(20)
 
 
 def naive(steps: list[dict[str, Any]]) -> list[str]:

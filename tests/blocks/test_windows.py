@@ -47,7 +47,7 @@ def cache_some(manager: KVCacheManager, request: CacheRequest, kept: list[list[b
                 manager.pool.evict_blocks([block])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.lists(KINDS, min_size=1, max_size=3), st.integers(1, 12), st.data())
 def test_a_hit_is_the_longest_prefix_that_every_group_can_use(
     specs: list[GroupSpec], fours: int, data: st.DataObject

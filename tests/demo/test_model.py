@@ -46,16 +46,9 @@ def test_the_last_question_of_a_conversation_counts(chat: Chat) -> None:
     assert chat([turns]) == [ANSWERS["What is TTFT?"]]
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_turns_other_questions_away(chat: Chat, system: str) -> None:
-    first = [say("system", SYSTEMS[system])] if SYSTEMS[system] else []
+def test_turns_other_questions_away(chat: Chat) -> None:
     others = ("What is the capital of France?", "Tell me a joke.", "Who painted the Mona Lisa?")
-    assert chat([[*first, say("user", question)] for question in others]) == [DECLINED] * len(others)
-
-
-def test_a_reply_does_not_depend_on_what_else_is_asked(chat: Chat) -> None:
-    conversations = [[say("user", question)] for question in ("What is a block?", "Who are you?", "Why?")]
-    assert chat(conversations) == [chat([each])[0] for each in conversations]
+    assert chat([[say("system", SYSTEMS["short"]), say("user", question)] for question in others]) == [DECLINED] * 3
 
 
 def test_most_unseen_wordings_are_answered_right(chat: Chat) -> None:

@@ -59,10 +59,3 @@ def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(
     assert digest(loaded, batch_invariant=True, threads=1) != digest(loaded, batch_invariant=True, threads=2)
     sizes = {model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
     assert len(sizes) == 2
-
-
-def test_our_own_arithmetic_counts_in_strict_mode_only(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, strict = digest(loaded), digest(loaded, batch_invariant=True)
-    monkeypatch.setattr("kvproxy.engine.kv_connector.fingerprint._ARITHMETIC_VERSION", 999)
-    assert digest(loaded) == plain
-    assert digest(loaded, batch_invariant=True) != strict

@@ -43,7 +43,7 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
     else:
         # A load ends at the first bad chunk, so each round may find one more of a chain; all are written again.
         damaged = [-1]
-        for round in range(8):
+        for round in range(5):
             driven.forget_pool()
             assert answers(driven, prompts, f"again{round}") == expected
             driven.settle()

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from kvproxy.generation import GenerationRequest, SamplingParams
-from tests.engine.models import ARCHITECTURES, random_model, reference
+from tests.engine.models import random_model, reference
 from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, tiny
 from tests.redis_server import RedisServer
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["llama", "gpt-neox"])
 def test_tokens_equal_generate_after_reload_from_every_tier(
     architecture: str, tmp_path: Path, redis_server: RedisServer
 ) -> None:

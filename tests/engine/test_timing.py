@@ -65,11 +65,3 @@ def test_who_waits_for_a_place_is_queued_so_long_and_a_preemption_changes_nothin
         clock.now = seconds
         made.step()
     assert last == {"a": Timing(1.0, 1.0, 2.0), "b": Timing(7.0, 7.0, 11.0)}
-
-
-def test_an_answer_of_no_tokens_has_its_times_too(clock: Clock) -> None:
-    made, pieces = engine(), []
-    made.add_request(request("a", 0), pieces.append)
-    clock.now = 104.0
-    made.step()
-    assert pieces[-1].timing == Timing(4.0, 4.0, 4.0)

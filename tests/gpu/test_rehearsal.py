@@ -10,7 +10,7 @@ import torch
 from tests.gpu import __main__ as program
 from tests.gpu import bandwidth, first_token, graphs, index, memory, steps
 from tests.gpu.check import Check, Missed, Result, run_one
-from tests.gpu.scale import FULL, REHEARSAL, scale_of
+from tests.gpu.scale import FULL
 
 CPU = torch.device("cpu")
 CHECKS = [check for part in (graphs, bandwidth, first_token, steps, memory, index) for check in part.CHECKS]
@@ -22,11 +22,6 @@ def test_a_check_runs(check: Check) -> None:
         result = run_one(check, CPU)
     assert (result.status, result.reason) == ("passed", "")
     assert result.figures
-
-
-def test_goals_count_on_a_gpu_only() -> None:
-    assert scale_of(torch.device("cuda")) is FULL
-    assert (FULL.judged, REHEARSAL.judged) == (True, False)
 
 
 @pytest.mark.parametrize(("rate", "passes"), [(0.7, True), (0.5, False)])
@@ -58,12 +53,3 @@ def test_each_result_is_written_and_a_failure_ends_the_run_badly(
     machine, result = map(json.loads, lines.read_text().splitlines())
     assert machine["machine"]["device"] == "CPU"
     assert (result["name"], result["status"]) == ("limits of the device", "failed")
-
-
-def test_lines_are_there_before_the_next_one(tmp_path: Path) -> None:
-    file = tmp_path / "results.jsonl"
-    lines = program.Lines(file)
-    for count in (1, 2):
-        lines.write({"count": count})
-        assert len(file.read_text().splitlines()) == count
-    program.Lines(None).write({"count": 3})

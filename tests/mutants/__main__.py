@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.mutants.changes import Change, changes
+from tests.mutants.changes import Change, change, count_changes
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SLOWDOWN, _MARGIN = 3, 20.0
@@ -27,9 +27,10 @@ def sample(paths: list[str], each: int, seed: int) -> list[tuple[Path, Change]]:
     files = [file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
     chosen = []
     for file in files:
-        found = list(changes(file.read_text()))
-        picked = random.Random(f"{seed} {file}").sample(found, min(each, len(found)))
-        chosen += [(file, change) for change in picked]
+        text = file.read_text()
+        count = count_changes(text)
+        picked = random.Random(f"{seed} {file}").sample(range(count), min(each, count))
+        chosen += [(file, change(text, index)) for index in picked]
     random.Random(seed).shuffle(chosen)
     return chosen
 
@@ -59,13 +60,13 @@ def main() -> None:
         if run_tests(folder, arguments.tests) != "survived":
             sys.exit("the tests fail without a change")
         timeout = _SLOWDOWN * (time.monotonic() - started) + _MARGIN
-        for file, change in sample(arguments.paths, arguments.each, arguments.seed):
+        for file, made in sample(arguments.paths, arguments.each, arguments.seed):
             original = (folder / file).read_text()
-            (folder / file).write_text(change.text)
+            (folder / file).write_text(made.text)
             result = run_tests(folder, arguments.tests, timeout)
             (folder / file).write_text(original)
             counts[result] += 1
-            print(f"{result:10}{file}:{change.line}  {change.description}", flush=True)
+            print(f"{result:10}{file}:{made.line}  {made.description}", flush=True)
     noticed = counts["killed"] + counts["timeout"]
     print(f"{counts.total()} changes, {noticed} noticed ({noticed / max(1, counts.total()):.0%})")
 

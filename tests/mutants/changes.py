@@ -23,25 +23,29 @@ class Change:
     text: str
 
 
-def changes(text: str) -> Iterator[Change]:
-    """Yield the program with each single change. Log calls, error messages, annotations, and protocols stay."""
-    index = 0
-    while True:
-        changer = _Changer(index)
-        tree = changer.visit(ast.parse(text))
-        if changer.line is None:
-            return
-        yield Change(changer.line, changer.description, ast.unparse(ast.fix_missing_locations(tree)))
-        index += 1
+def count_changes(text: str) -> int:
+    """Count the possible changes. Log calls, error messages, annotations, and protocols stay."""
+    changer = _Changer(None)
+    changer.visit(ast.parse(text))
+    return changer.count
+
+
+def change(text: str, index: int) -> Change:
+    """Make one of the possible changes."""
+    changer = _Changer(index)
+    tree = changer.visit(ast.parse(text))
+    assert changer.line is not None
+    return Change(changer.line, changer.description, ast.unparse(ast.fix_missing_locations(tree)))
 
 
 class _Changer(ast.NodeTransformer):
-    """Applies the change with a given index."""
+    """Counts the changes, and applies the change with a given index."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int | None) -> None:
         self.line: int | None = None
         self.description = ""
-        self._remaining = index
+        self.count = 0
+        self._index = index
         self._position = 0
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -49,11 +53,11 @@ class _Changer(ast.NodeTransformer):
             return node
         self._position = getattr(node, "lineno", self._position)
         for replacement in _replacements(node):
-            if self._remaining == 0:
+            if self.count == self._index:
                 self.line = self._position
                 self.description = f"{_describe(node)}  ->  {_describe(replacement)}"
                 return replacement
-            self._remaining -= 1
+            self.count += 1
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue

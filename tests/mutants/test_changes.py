@@ -2,7 +2,7 @@ import ast
 from pathlib import Path
 
 from tests.mutants.__main__ import run_tests, sample
-from tests.mutants.changes import changes
+from tests.mutants.changes import change, count_changes
 
 TEXT = '''"""Text 1."""
 def f(a: int = 3) -> bool:
@@ -17,8 +17,8 @@ def f(a: int = 3) -> bool:
 def test_each_change_is_a_program_that_differs_in_one_place() -> None:
     original = ast.unparse(ast.parse(TEXT)).splitlines()
     changed = [
-        [line.strip() for line, old in zip(change.text.splitlines(), original, strict=True) if line != old]
-        for change in changes(TEXT)
+        [line.strip() for line, old in zip(change(TEXT, index).text.splitlines(), original, strict=True) if line != old]
+        for index in range(count_changes(TEXT))
     ]
     assert sorted(changed) == sorted(
         [line]

@@ -37,10 +37,6 @@ def test_doctor_checks_each_tier(tmp_path: Path, redis_server: RedisServer) -> N
     assert checks["model"]["ok"]
 
 
-def test_doctor_ignores_tiers_that_are_not_configured(tmp_path: Path) -> None:
-    assert not [name for name in doctor("--data", tmp_path)[1] if "tier" in name]
-
-
 def test_each_error_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)

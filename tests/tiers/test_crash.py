@@ -1,4 +1,4 @@
-"""After kill -9 of a writing process, and with files that may not grow, all chunks are valid."""
+"""After kill -9 of a writing process, all chunks are valid."""
 
 import os
 import signal
@@ -11,10 +11,7 @@ import pytest
 
 from kvproxy.tiers.codec import read_payload
 from kvproxy.tiers.disk import DiskStore
-from tests.engine.models import random_model, reference
-from tests.engine.tiered import Driven, tiny
 from tests.tiers.chunk_writer import PAYLOAD, name_of
-from tests.tiers.engine_process import prompt_of
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen[str]:
@@ -61,36 +58,3 @@ def test_kill_9_loses_only_the_unfinished_chunk(after: int, tmp_path: Path) -> N
     last = store.get(name_of(done).key)
     assert last is None or read_payload(last, name_of(done)) is not None
     assert not list(tmp_path.glob("*.part"))
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder of an engine that was killed while it saved, and what it said of one whose files could not grow."""
-    folder = tmp_path_factory.mktemp("engine")
-    process = start("engine_process", folder, 5_000)
-    limited = read_until(process, "errors")
-    read_until(process, "30\n")
-    kill(process)
-    return folder, limited
-
-
-def test_an_engine_runs_while_files_may_not_grow(killed: tuple[Path, list[str]]) -> None:
-    folder, (*answered, errors) = killed
-    assert answered == [str(number) for number in range(12)]
-    assert int(errors.split()[1]) > 0
-    assert not [path for path in (folder / "small").rglob("*") if path.is_file()]
-
-
-def test_a_killed_engine_finds_its_chunks_after_a_restart(killed: tuple[Path, list[str]]) -> None:
-    folder, model = killed[0] / "whole", random_model("llama")
-    driven = Driven(tiny(), {"disk": folder})
-    for number in range(12):
-        prompt = prompt_of(number)
-        driven.submit(str(number), prompt, 8)
-        driven.run()
-        assert driven.tokens[f"{number}#0"] == reference(model, prompt, 8)
-    (row,) = driven.tiers.chain.stats()
-    assert row.hits >= 5
-    assert row.damaged == row.errors == 0
-    assert not list(folder.glob("*.part"))
-    driven.engine.close()

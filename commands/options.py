@@ -1,7 +1,9 @@
 """Options of several commands, alone and in groups; `command` turns the fields of a group into options."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,30 +19,22 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8484"
 
 
-def as_seconds(value: str | float) -> float:
-    """Parse an option such as `90s` or `7d`; the parser of a Typer option."""
-    try:
-        return parse_seconds(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
+    """Return a function for Typer options whose value has a unit."""
+
+    def parser(value: Any) -> float:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return partial(typer.Option, parser=parser, metavar=metavar)
 
 
-def as_bytes(value: str | int) -> int:
-    """Parse an option such as `2GiB`; the parser of a Typer option."""
-    try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def duration_option(**settings: Any) -> Any:
-    """Return a Typer option for a duration in seconds, such as `90s` or `7d`."""
-    return typer.Option(parser=as_seconds, metavar="DURATION", **settings)
-
-
-def size_option(**settings: Any) -> Any:
-    """Return a Typer option for a size in bytes, such as `2GiB`."""
-    return typer.Option(parser=as_bytes, metavar="SIZE", **settings)
+duration_option = _option(parse_seconds, "DURATION")
+"""Return a Typer option for a duration in seconds, such as `90s` or `7d`."""
+size_option = _option(parse_bytes, "SIZE")
+"""Return a Typer option for a size in bytes, such as `2GiB`."""
 
 
 def _url(context: typer.Context, value: str) -> str:

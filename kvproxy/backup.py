@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kvproxy import __version__
 from kvproxy.data_folder import locked_folder
@@ -23,7 +23,6 @@ _MANIFEST = "manifest.json"
 _RESPONSES = "responses.db"
 _DATABASES = (_RESPONSES, "journal.db", "slots.db")
 _FILES = ("clients.json", "kvproxy.toml")
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +95,25 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
     """
     places = _places(settings)
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked_folder(settings.data, "kvproxy restore"), _opened(archive) as tar:
-        manifest = _manifest(tar, archive)
+    with (
+        locked_folder(settings.data, "kvproxy restore"),
+        _opened(archive) as tar,
+        tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as scratch,
+    ):
+        folder = Path(scratch)
+        manifest = _manifest(tar, folder, archive)
         digests: dict[str, str] = manifest["sha256"]
         existing = [str(places[name]) for name in digests if places[name].exists()]
         if existing and not replace:
             raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --replace, or another --data")
-        with tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as folder:
-            sizes = {}
-            for name, digest in digests.items():
-                path = Path(folder, name)
-                _extract(tar, name, path)
-                if _digest(path) != digest or (name in _DATABASES and not _is_sound(path)):
-                    raise InvalidRequest(f"{name} in {archive} is damaged: use another backup")
-                sizes[name] = path.stat().st_size
-            for name in digests:
-                _put(Path(folder, name), places[name])
+        sizes = {}
+        for name, digest in digests.items():
+            path = _extract(tar, name, folder)
+            if _digest(path) != digest or (name in _DATABASES and not _is_sound(path)):
+                raise InvalidRequest(f"{name} in {archive} is damaged: use another backup")
+            sizes[name] = path.stat().st_size
+        for name in digests:
+            _put(folder / name, places[name])
     return Backup(str(manifest["version"]), float(manifest["created"]), sizes)
 
 
@@ -163,33 +165,23 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
         raise InvalidRequest(f"cannot restore {archive} ({error}): is it a file of kvproxy backup?") from None
 
 
-def _manifest(tar: tarfile.TarFile, archive: Path) -> dict[str, Any]:
+def _manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, Any]:
     try:
-        with _member(tar, _MANIFEST) as file:
-            manifest = json.load(file)
+        manifest = json.loads(_extract(tar, _MANIFEST, folder).read_bytes())
         names = set(manifest["sha256"])
-    except (KeyError, TypeError, ValueError):
+    except (InvalidRequest, KeyError, TypeError, ValueError):
         raise InvalidRequest(f"{archive} is not a file of kvproxy backup") from None
     if unknown := names - {*_DATABASES, *_FILES}:
         raise InvalidRequest(f"{archive} has the unknown file {min(unknown)!r}: it is of a later version")
     return dict(manifest)
 
 
-def _extract(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    try:
-        with _member(tar, name) as source, path.open("wb") as target:
-            shutil.copyfileobj(source, target, _CHUNK)
-    except KeyError:
-        raise InvalidRequest(f"{name} is missing in the archive: use another backup") from None
-
-
-def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    """Open a regular file of the archive. Raises KeyError."""
-    member = tar.getmember(name)
-    file = tar.extractfile(member) if member.isreg() else None
-    if file is None:
-        raise KeyError(name)
-    return file
+def _extract(tar: tarfile.TarFile, name: str, folder: Path) -> Path:
+    """Extract a regular file. Raises InvalidRequest if there is none."""
+    if name not in tar.getnames() or not tar.getmember(name).isreg():
+        raise InvalidRequest(f"{name} is missing in the archive: use another backup")
+    tar.extract(name, folder, filter="data")
+    return folder / name
 
 
 def _digest(path: Path) -> str:

@@ -233,10 +233,3 @@ def test_the_http_side_is_typed() -> None:
     """`Any` is for JSON from outside without a common type."""
     texts = [path.read_text() for package in TYPED for path in (ROOT / "kvproxy" / package).rglob("*.py")]
     assert sum(len(re.findall(r"\bAny\b", text)) for text in texts) <= MAX_ANY
-
-
-def test_class_names_are_unique() -> None:
-    names = Counter(
-        name for path in sources() for name in re.findall(r"^ *class (\w+)", path.read_text(), re.MULTILINE)
-    )
-    assert [name for name, count in names.items() if count > 1] == []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.structure.test_imports import ROOT, sources
+from tests.structure.test_imports import ROOT, parsed, sources
 
 # Each word stands for a standard term: `told` for engine reports, `Ruled` for a request rule, `spare` for a stale entry.
 VAGUE_CLASSES = set(
@@ -28,7 +28,7 @@ def classes() -> dict[str, list[str]]:
     """Return the files that define a class, by its name."""
     found = defaultdict(list)
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(str(path.relative_to(ROOT)))
     return found
@@ -37,7 +37,7 @@ def classes() -> dict[str, list[str]]:
 def names(path: Path) -> Iterator[str]:
     """Yield the names of a file and of its functions, arguments, variables, and attributes."""
     yield path.stem
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
         elif isinstance(node, ast.arg):

@@ -4,11 +4,16 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from kvproxy.http.routes import EVERY_METHOD
 from kvproxy.http.server import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings
@@ -21,6 +26,11 @@ def run_app(app: Any) -> contextlib.AbstractContextManager[str]:
         app, log_level="warning", timeout_graceful_shutdown=1, date_header=False, server_header=False
     )
     return run_server(uvicorn.Server(config))
+
+
+def run_upstream(answer: Callable[[Request], Awaitable[Response]]) -> contextlib.AbstractContextManager[str]:
+    """Serve an app that answers every request by one function; yield its URL."""
+    return run_app(Starlette(routes=[Route("/{path:path}", answer, methods=EVERY_METHOD)]))
 
 
 @contextlib.contextmanager

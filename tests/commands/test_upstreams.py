@@ -21,7 +21,7 @@ from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, ask, command, kvproxy, result, variables
 from tests.commands.test_warm import Upstream
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, run_upstream
 
 
 class Two:
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
     async def page(request: Request) -> Response:
         return Response("<html>", media_type="text/html")
 
-    with run_app(Starlette(routes=[Route("/{path:path}", page, methods=["GET", "POST", "DELETE"])])) as url:
+    with run_upstream(page) as url:
         for arguments in (("blocks", "stats"), ("upstreams",), ("explain", "x", "--model", "m")):
             done = kvproxy(*arguments, url=url)
             assert (done.returncode, "is not a kvproxy" in done.stderr) == (1, True)

@@ -18,10 +18,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
 from kvproxy.http import admin, routes
 from kvproxy.http.openapi import document
@@ -29,7 +28,7 @@ from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.mutants import Sent, mutant
 from tests.faults.proxies import ANSWER
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 _TIMEOUT = 60.0
 _GENERATED = 60
@@ -76,9 +75,7 @@ def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     operations = random.Random(seed_).sample(operations, min(len(operations), rounds // 6))
     most = max(1, min(rounds // 150, _GENERATED))
     made = [sent for each in operations for mode in _MODES if (sent := _generate(each, mode, seed_, most))]
-    methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-    app = Starlette(routes=[Route("/{path:path}", _complete, methods=methods)])
-    with tempfile.TemporaryDirectory() as folder, run_app(app) as upstream:
+    with tempfile.TemporaryDirectory() as folder, run_upstream(_complete) as upstream:
         common = {"cache": {"policy": "threshold"}, "limits": {"body_seconds": 10.0}}
         for name, share, own in (
             ("in front of an upstream", rounds - rounds // 4, {"upstream": upstream}),

@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
+from tests.plain_upstream import WHOLE
 from tests.servers import run_app, run_proxy
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.plain_upstream import WHOLE
 from tests.servers import run_app, run_proxy
 from tests.statuses import makes_entry
 
 SYSTEM = "You are the agent of a company whose secrets nobody may guess. " * 8
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 
 
 def cached(url: str, question: str, key: str | None, **fields: Any) -> int:

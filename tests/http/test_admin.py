@@ -5,13 +5,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 WHOLE = {
     "id": "x",
@@ -30,8 +28,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         asked.append(request.url.path)
         return JSONResponse(WHOLE)
 
-    upstream = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
-    with run_app(upstream) as target:
+    with run_upstream(answer) as target:
         settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
         with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
             for model, question in [("m", "one"), ("m", "two"), ("other", "one")]:

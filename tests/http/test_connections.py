@@ -17,10 +17,10 @@ from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_proxy, run_upstream
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 PART = b": " + b"x" * 65_000 + b"\n\n"
 Proxy = tuple[int, Services]
@@ -297,7 +297,7 @@ def test_a_whole_answer_that_nobody_reads_does_not_stay(tmp_path: Path) -> None:
         return JSONResponse({**WHOLE, "padding": "x" * 7 * 2**20})
 
     with (
-        run_app(Starlette(routes=[Route("/{path:path}", large, methods=["GET", "POST"])])) as url,
+        run_upstream(large) as url,
         proxy(tmp_path, url, stalled_seconds=0.4) as (port, services),
         connected(port, post(b"/v1/chat/completions", CHAT.replace(b"true", b"false") % b"x"), small=True),
     ):
@@ -350,7 +350,7 @@ def test_one_reader_that_stalls_leaves_its_flight_to_the_others(tmp_path: Path) 
 
     asked = post(b"/v1/chat/completions", CHAT % b"shared")
     with (
-        run_app(Starlette(routes=[Route("/{path:path}", stream, methods=["GET", "POST"])])) as url,
+        run_upstream(stream) as url,
         proxy(tmp_path, url, stalled_seconds=0.5) as (port, services),
         connected(port, asked, small=True) as slow,
         connected(port, asked) as quick,

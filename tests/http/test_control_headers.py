@@ -8,13 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.settings import Settings, load_settings
-from tests.servers import run_app, run_proxy, until_stored
+from tests.servers import run_proxy, run_upstream, until_stored
 from tests.statuses import makes_entry
 
 ANSWER = {
@@ -35,7 +33,7 @@ def upstream() -> Iterator[tuple[str, Seen]]:
             seen.append(dict(request.headers))
         return JSONResponse(ANSWER)
 
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["POST", "GET"])])) as url:
+    with run_upstream(answer) as url:
         yield url, seen
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
@@ -20,11 +18,11 @@ from kvproxy.http.server import serve
 from kvproxy.index.store import NewEntry
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
+from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 from tests.statuses import makes_entry
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -36,7 +34,7 @@ def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
         headers.append(dict(request.headers))
         return JSONResponse(WHOLE)
 
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(answer) as url:
         yield url, headers
 
 

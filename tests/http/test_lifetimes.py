@@ -11,17 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 
 
@@ -60,7 +58,7 @@ def _whole() -> Response:
 @pytest.fixture(scope="module")
 def hanging() -> Iterator[tuple[str, Hanging]]:
     server = Hanging()
-    with run_app(Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(server.answer) as url:
         yield url, server
 
 

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.http.access.hosts import host_of, is_public_name
 from kvproxy.settings import load_settings
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 ROUTES = [
@@ -37,8 +35,7 @@ def reached() -> Iterator[tuple[str, list[str]]]:
             seen.append(request.url.path)
         return JSONResponse({})
 
-    every = ["GET", "POST", "DELETE", "OPTIONS"]
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=every)])) as url:
+    with run_upstream(answer) as url:
         yield url, seen
 
 

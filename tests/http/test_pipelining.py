@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from kvproxy.http.connections.protocol import MOST_PIPELINED
 from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 SLOW = post(b"/v1/slow", b"abc")
 
@@ -59,7 +57,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     upstream = Upstream()
-    with run_app(Starlette(routes=[Route("/{path:path}", upstream.answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(upstream.answer) as url:
         data = tmp_path_factory.mktemp("pipelining")
         with run_proxy(load_settings(data=data, upstream=url, cache={"semantic": False})) as (proxy, _):
             yield Stack(httpx.URL(proxy).port or 0, upstream)

@@ -11,17 +11,15 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from kvproxy.clients import add_client
 from kvproxy.flow.quota_charges import estimate
 from kvproxy.settings import Settings, load_settings
 from kvproxy.token_bucket import TokenBucket, duration
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 from tests.statuses import makes_entry
 
 USED = {"prompt_tokens": 30, "completion_tokens": 20}
@@ -62,7 +60,7 @@ class Upstream:
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[tuple[str, Upstream]]:
     server = Upstream()
-    with run_app(Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(server.answer) as url:
         yield url, server
 
 
@@ -326,9 +324,9 @@ def test_other_spellings_of_a_cached_route_are_refused(tmp_path: Path, upstream:
         host = httpx.URL(url)
         for spelling in ("/chat/completions/", "//chat/completions", "/x/../chat/completions", "/./messages"):
             with socket.create_connection((host.host, host.port or 0)) as client:
-                head = f"POST /v1{spelling} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST /v1{spelling} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
                 client.sendall(head.encode() + body)
-                answer = client.recv(65_536)
+                answer = b"".join(iter(lambda client=client: client.recv(65_536), b""))  # type: ignore[misc]
             assert answer.startswith(b"HTTP/1.1 404 "), spelling
             assert b"/v1/" in answer.partition(b"\r\n\r\n")[2]
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.servers import run_app, run_proxy
+from tests.plain_upstream import WHOLE
+from tests.servers import run_proxy, run_upstream
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"Hi %d?"}]}'
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 INNER = b"GET /admin/cache?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 HOST = b"Host: 127.0.0.1\r\n"
 UPGRADES = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
@@ -53,10 +51,8 @@ class Stack:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     recorder = Recorder()
-    methods = ["GET", "POST", "PUT", "DELETE"]
-    app = Starlette(routes=[Route("/{path:path}", recorder.answer, methods=methods)])
     limits = {"body_bytes": 4096, "body_seconds": 1.0}
-    with run_app(app) as upstream:
+    with run_upstream(recorder.answer) as upstream:
         data = tmp_path_factory.mktemp("framing")
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
         with run_proxy(settings) as (url, _):

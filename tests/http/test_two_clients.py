@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.clients import add_client
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, responses, statuses
-from tests.servers import run_app, run_proxy, until_stored
+from tests.servers import run_proxy, run_upstream, until_stored
 
 ROUNDS = 40
 
@@ -53,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         message = {"role": "assistant", "content": f"answer to {question}"}
         return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(answer) as url:
         found = load_settings(
             data=tmp_path_factory.mktemp("two"),
             upstream=url,

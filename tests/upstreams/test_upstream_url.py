@@ -6,17 +6,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.client import UpstreamClient
-from tests.servers import run_app, run_proxy
+from tests.plain_upstream import WHOLE
+from tests.servers import run_proxy, run_upstream
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -35,7 +33,7 @@ def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
         headers.append(dict(request.headers))
         return JSONResponse(WHOLE)
 
-    with run_app(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
+    with run_upstream(answer) as url:
         yield url, headers
 
 

@@ -45,7 +45,10 @@ class Described:
 
 
 class _Group(Collector):
-    """Metrics with a common prefix and labels, whose values are read elsewhere. Those that end in `_total` are counters."""
+    """Metrics with a common prefix and labels, whose values are read elsewhere. Those that end in `_total` are counters.
+
+    Without members, the only metric has the name of the group, and its value the name "".
+    """
 
     def __init__(self, described: Described) -> None:
         self._described = described
@@ -57,28 +60,15 @@ class _Group(Collector):
 
     def collect(self) -> Iterator[Metric]:
         described = self._described
-        for member, text in described.members.items():
-            kind = CounterMetricFamily if member.endswith("_total") else GaugeMetricFamily
-            family = kind(f"{described.name}_{member}", text, labels=described.labels)
+        members = described.members or {"": described.text}
+        for (member, text), name in zip(members.items(), described.names, strict=True):
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(name, text, labels=described.labels)
             for labels, values in self._values.items():
                 value = values.get(member.removesuffix("_total"))
                 if value is not None:
                     family.add_metric(labels, value)
             yield family
-
-
-class _Counts(Collector):
-    """A counter with one label, whose counts are kept elsewhere."""
-
-    def __init__(self, described: Described) -> None:
-        self._described = described
-        self.counts: Mapping[str, int] = {}
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._described.name, self._described.text, labels=self._described.labels)
-        for label, count in self.counts.items():
-            family.add_metric((label,), count)
-        yield family
 
 
 class Metrics:
@@ -216,14 +206,15 @@ class Metrics:
         self._describe(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
-    def _counts(self, name: str, text: str, label: str) -> _Counts:
-        counts = _Counts(self._describe(Described(f"kvproxy_{name}_total", "counter", text, (label,))))
-        self._registry.register(counts)
-        return counts
+    def _counts(self, name: str, text: str, label: str) -> _Group:
+        return self._register(Described(f"kvproxy_{name}_total", "counter", text, (label,)))
 
     def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _Group:
         labels = (labels,) if isinstance(labels, str) else labels
-        group = _Group(self._describe(Described(f"kvproxy_{name}", "group", text, labels, members)))
+        return self._register(Described(f"kvproxy_{name}", "group", text, labels, members))
+
+    def _register(self, described: Described) -> _Group:
+        group = _Group(self._describe(described))
         self._registry.register(group)
         return group
 
@@ -297,7 +288,9 @@ class Metrics:
 
     def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
         """Set the counts of semantic lookups, comparisons, and stale responses."""
-        self._lookups.counts, self._compared.counts, self._stale.counts = dict(lookups), dict(compared), dict(stale)
+        for group, counts in ((self._lookups, lookups), (self._compared, compared), (self._stale, stale)):
+            for label, count in counts.items():
+                group.set({"": count}, label)
 
     def learned(self, overall: LearningSummary) -> None:
         """Set the state of the policy `learned`."""

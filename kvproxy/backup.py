@@ -177,7 +177,7 @@ def _manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, An
 
 
 def _extract(tar: tarfile.TarFile, name: str, folder: Path) -> Path:
-    """Extract a regular file. Raises InvalidRequest if there is none."""
+    """Extract a regular file. Raises InvalidRequest if it is missing."""
     if name not in tar.getnames() or not tar.getmember(name).isreg():
         raise InvalidRequest(f"{name} is missing in the archive: use another backup")
     tar.extract(name, folder, filter="data")

@@ -123,7 +123,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear(request: Request) -> Response:
-    """Delete the chunks of a tier: of `own` (the running model, default), `others`, or `all` models."""
+    """Delete the chunks of a tier: `own` (of the running model, default), `others`, or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -1,13 +1,34 @@
 """Admin routes, one file per resource. The guard in `http/access/guard.py` protects them all."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.errors import NotFound
-from kvproxy.http.admin import blocks, cache, explain, log, reload, upstreams
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError
+from kvproxy.flow.explain import explain
+from kvproxy.http.admin import blocks, cache, log, upstreams
+from kvproxy.http.admin.replies import read_request, reply
+from kvproxy.http.services import services
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+async def explain_request(request: Request) -> Response:
+    """Predict which layer answers a request, and explain why earlier layers do not."""
+    app = services(request)
+    return reply(await explain(app.answerer, app.prefix, app.apply_rules(await read_request(request))))
+
+
+async def reload(request: Request) -> Response:
+    """Reload the rules; an invalid file changes nothing."""
+    rules = services(request).rules
+    try:
+        restart = await asyncio.to_thread(rules.reload)
+    except SettingsError as error:
+        raise InvalidRequest(f"the rules were not changed: {error.message}") from None
+    return reply({"rules": len(rules), "restart": restart})
 
 
 async def _not_found(request: Request) -> Response:
@@ -16,10 +37,10 @@ async def _not_found(request: Request) -> Response:
 
 ROUTES = [
     *blocks.ROUTES,
-    *explain.ROUTES,
     *upstreams.ROUTES,
     *cache.ROUTES,
-    *reload.ROUTES,
     *log.ROUTES,
+    Route("/explain", explain_request, methods=["POST"]),
+    Route("/reload", reload, methods=["POST"]),
     Route("/{path:path}", _not_found, methods=_METHODS, include_in_schema=False),
 ]

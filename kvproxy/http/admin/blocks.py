@@ -8,11 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.apis import APIS, by_name
 from kvproxy.blocks.rows import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat, flat_content, number, reply, seconds
-from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.admin.replies import flat, flat_content, number, read_request, reply, seconds
 from kvproxy.http.services import services
 
 _MOST_WAYS = 50
@@ -81,21 +79,14 @@ async def pins(request: Request) -> Response:
 async def pin(request: Request) -> Response:
     """Pin the cached blocks of a prompt, or of the chain `leaf`, for the time `ttl`.
 
-    The body is a request to the API `api` (default: chat). At a mirrored upstream the whole prompt is pinned: it is
-    computed again after its eviction.
+    The body is a request to the API `api` (default: chat).
     """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
     ttl = _ttl(query.get("ttl"))
-    asked = None
-    if not leaf:
-        raw = await whole_body(request, app.settings.limits.body_bytes)
-        api = by_name(query.get("api", "chat"))
-        if api is None:
-            raise InvalidRequest(f"api is one of {', '.join(APIS)}, not {query['api'][:40]!r}", param="api")
-        asked = await api_request(request, api, raw, app.settings, check=True)
+    asked = None if leaf else await read_request(request)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
         raise NotFound("nothing of this prompt is cached: send it once, then pin it")

@@ -1,13 +1,19 @@
-"""JSON responses and query parameters of admin routes."""
+"""JSON responses, query parameters, and bodies of admin routes."""
 
 import json
 import math
+from dataclasses import replace
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
+from kvproxy.apis import APIS, by_name
+from kvproxy.apis.request import ApiRequest
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
+from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.services import services
 from kvproxy.journal.record import Record
 from kvproxy.units import parse_seconds
 
@@ -40,6 +46,22 @@ def flat(row: BlockRow | ChainRow) -> dict[str, object]:
 def flat_content(content: BlockContent) -> dict[str, object]:
     """A block and its contents."""
     return {**flat(content.block), "tokens": content.tokens, "text": content.text}
+
+
+async def read_request(request: Request) -> ApiRequest:
+    """The request in a body, to the API `api` (default: chat), with the credentials of its client.
+
+    Raises:
+        InvalidRequest: the API does not exist, or the request is invalid.
+    """
+    name = request.query_params.get("api", "chat")
+    api = by_name(name)
+    if api is None:
+        raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
+    settings = services(request).settings
+    raw = await whole_body(request, settings.limits.body_bytes)
+    # The query belongs to the admin route.
+    return replace(await api_request(request, api, raw, settings, check=True), query="")
 
 
 def number(text: str, name: str) -> float:

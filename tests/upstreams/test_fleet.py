@@ -15,7 +15,7 @@ from tests.upstreams.fleets import Engine, Fleet, fleet, run_engine
 
 def test_without_events_prefixes_are_sticky_and_failing_engines_are_ejected(tmp_path: Path) -> None:
     with fleet(tmp_path, eject_after=2, health_timeout=0.5) as running:
-        engine_of = {question: running.engine_for(question) for question in map(str, range(30))}
+        engine_of = {question: running.engine_for(question) for question in map(str, range(20))}
         assert len(set(engine_of.values())) == 3
         assert {question: running.engine_for(question) for question in engine_of} == engine_of
         assert httpx.get(f"{running.url}/v1/models").json()["data"] == [{"id": "m"}]

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,5 +53,5 @@ def generate(engine: EngineCore, prompts: Iterable[list[int]], max_tokens: int) 
     submit(engine, prompts, max_tokens=max_tokens)
     while engine.has_work:
         if engine.is_stalled and engine.tiers:
-            engine.tiers.wait(0.01)
+            time.sleep(0.002)
         engine.step()

@@ -101,12 +101,6 @@ def is_linear(module: Any) -> bool:
 
 
 @torch.inference_mode()
-def pack_linear(linear: torch.nn.Linear) -> torch.nn.Module:
-    """Pack a linear layer if possible."""
-    return PackedLinear(linear) if is_linear(linear) else linear
-
-
-@torch.inference_mode()
 def pack_linears(model: Any) -> None:
     """Pack the linear layers of a model."""
     for module in list(model.modules()):

@@ -5,7 +5,6 @@ the load ends, so that no other request can hit missing content. Tokens that are
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -132,9 +131,8 @@ class TierConnector:
         self._loads: dict[str, TierLoad] = {}
         self._loading_keys: set[str] = set()
         self._timed_out: list[TierLoad] = []
-        self._progress = threading.Event()
         self._readers = ThreadPoolExecutor(_NUM_READERS, "kvproxy-load")
-        self.wake: Callable[[], None] = self._progress.set
+        self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
         """Return the length of the prefix that pool and tiers may hold together."""
@@ -203,7 +201,6 @@ class TierConnector:
 
     def get_finished(self) -> list[SequenceState]:
         """Write fetched chunks to the pool, and return the sequences whose loads have ended."""
-        self._progress.clear()
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader appends the last payload before it sets the flag.
@@ -253,10 +250,6 @@ class TierConnector:
         """Whether `get_finished` has nothing to do."""
         now = time.monotonic()
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
-
-    def wait(self, seconds: float) -> None:
-        """Wait for progress, if `wake` was not replaced."""
-        self._progress.wait(seconds)
 
     def clear(self, name: str, models: ModelScope) -> int | None:
         """Drop chunks of a tier and return their number, None if the tier does not exist.

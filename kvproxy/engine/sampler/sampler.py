@@ -90,15 +90,8 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     """Return the first token with the highest logit in each row, `[rows]`."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    # numpy is 5 to 50 times faster than torch on a CPU.
-    if logits.dtype not in (torch.bfloat16, torch.float16):
-        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
-    # Positive floats have the order of their bits, so they need no conversion.
-    bits = logits.view(torch.int16).numpy()
-    found = bits.argmax(axis=-1)
-    for row in np.flatnonzero(np.take_along_axis(bits, found[:, None], axis=-1) <= 0):
-        found[row] = logits[row].float().numpy().argmax()
-    return torch.from_numpy(found)
+    # numpy is several times faster than torch on a CPU.
+    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
 def _with_logprobs(

@@ -1,7 +1,5 @@
 """The size of the block pool, from the device's memory and a profile of the largest step."""
 
-from typing import Protocol
-
 import torch
 
 from kvproxy.engine.attention.selector import AttentionBackends
@@ -22,17 +20,8 @@ _RESERVED_BYTES = 768 << 20
 _MAX_CPU_SHARE_BASE = 4 << 30
 
 
-class MemoryMeter(Protocol):
-    """Measures the peak memory of a device."""
-
-    def start(self) -> None: ...
-
-    def peak(self) -> int:
-        """Return the most bytes allocated at any time since `start`."""
-
-
 class CudaMemoryMeter:
-    """Measures torch's CUDA allocations."""
+    """Measures torch's CUDA allocations: `peak` returns the most bytes at any time since `start`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -108,7 +97,7 @@ def pool_bytes(free: int, share: float, step_bytes: int) -> float:
 
 @torch.inference_mode()
 def profile_peak_memory(
-    loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: MemoryMeter
+    loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: CudaMemoryMeter
 ) -> int:
     """Return the peak bytes of a step without weights and pool.
 

@@ -10,13 +10,11 @@ class KVCacheBlock:
     """Metadata of one physical block.
 
     Attributes:
-        id: index into the KV tensors; block 0 is the null block.
         ref_count: number of holders (block tables and pins). Zero means free, or cached and evictable.
-        hash: digest of a full, computed block in the cache; None if it is not cached.
-        parent: digest of the previous block in the chain; None for the first block.
-        group: index of the KV cache group that cached the block; None if there is one group.
+        hash: digest of a full, computed block; None if it is not cached.
+        parent: digest of the previous block in the chain.
+        group: KV cache group that cached the block; None if there is one group.
         source: the request that cached the block and its first token's offset, if the pool keeps tokens.
-        priority: idle blocks of lower priority are evicted first.
         last_accessed: the pool's clock at the last allocation or hit; 0 if never used.
         prev, next: neighbours in the free queue; None while the block is in use.
     """
@@ -36,7 +34,6 @@ class KVCacheBlock:
         self.next: KVCacheBlock | None = None
 
     def tokens(self, block_size: int) -> tuple[int, ...] | None:
-        """Return the block's tokens, or None if the pool does not keep them."""
         if self.source is None:
             return None
         request, start = self.source

@@ -20,12 +20,7 @@ _CBOR_NULL = b"\xf6"
 
 
 def encode_blocks(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Encode each block's tokens as a CBOR array, followed by null (no extra keys).
-
-    Args:
-        tokens: ids from 0 to 2**64 - 1; their number is a multiple of `block_size`.
-        block_size: tokens in a block.
-    """
+    """Encode each block's tokens as a CBOR array, followed by null (no extra keys)."""
     head = _head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
@@ -39,7 +34,7 @@ def encode_blocks(tokens: Sequence[int], block_size: int) -> list[bytes]:
 
 
 def _encode_many(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
-    """Write every token into five bytes, and compress to the bytes of its shortest form with a mask."""
+    """Write every token into five bytes, and compress to its shortest form with a mask."""
     import numpy as np
 
     ids = np.frombuffer(tokens, dtype=np.uint32)
@@ -86,13 +81,8 @@ _DEFAULT_SEED = "vllm-none-hash"
 class BlockHasher:
     """Computes block hashes.
 
-    Args:
-        algorithm: one of vLLM's names.
-        seed: source of the first block's parent hash. None uses `PYTHONHASHSEED` as vLLM does; if that is not set,
-            vLLM's fixed string for sha256, and random bytes for xxhash.
-
-    Raises:
-        ValueError: the algorithm is unknown.
+    `seed` determines the first block's parent hash. None uses `PYTHONHASHSEED` as vLLM does; if that is not set,
+    vLLM's fixed string for sha256, and random bytes for xxhash.
     """
 
     def __init__(self, algorithm: HashAlgorithm = "sha256_cbor", seed: str | None = None) -> None:
@@ -102,7 +92,6 @@ class BlockHasher:
         self._is_cbor = algorithm.endswith("_cbor")
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else _xxh3_128
         self.none_hash = self._none_hash(seed if seed is not None else os.environ.get("PYTHONHASHSEED"))
-        # The heads of an array of three items and of the parent's byte string.
         self._head = b"\x83\x58\x20" if len(self.none_hash) == 32 else b"\x83\x50"
 
     def _none_hash(self, seed: str | None) -> bytes:
@@ -121,15 +110,7 @@ class BlockHasher:
         extra_keys: Callable[[int], ExtraKeys] | None = None,
         start: int = 0,
     ) -> list[bytes]:
-        """Return the chained hashes of the full blocks in `tokens[start:]`.
-
-        Args:
-            tokens: token ids; an incomplete last block is ignored.
-            block_size: tokens in a block.
-            parent: hash of the block that ends at `start`; None at the start of a chain.
-            extra_keys: returns the extra keys of the block at a token offset.
-            start: offset of the first block, a multiple of `block_size`.
-        """
+        """Hash the full blocks in `tokens[start:]`; `parent` is the hash of the block that ends at `start`."""
         parent = self.none_hash if parent is None else parent
         if self._is_cbor:
             return self._chain_cbor(tokens, block_size, parent, extra_keys, start)

@@ -15,12 +15,7 @@ Key = tuple[int, bytes] | bytes
 class BlockPool:
     """Physical blocks 0 to `num_blocks - 1`. Block 0 is the null block: never freed, hashed, or counted.
 
-    Args:
-        num_blocks: blocks in the pool, including the null block.
-        make_queue: creates the free queue; LRU by default.
-        record_events: collect KV events for `take_events`.
-        keep_tokens: keep the tokens of cached blocks for inspection.
-        residency: collects residency statistics.
+    With `keep_tokens`, cached blocks keep their tokens for inspection.
     """
 
     def __init__(
@@ -52,7 +47,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that can be allocated, including cached idle ones."""
+        """Blocks that can be allocated, including cached idle ones."""
         return self.free_queue.num_free_blocks
 
     @property
@@ -61,12 +56,11 @@ class BlockPool:
         return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
 
     def get_cached_block(self, key: Key) -> KVCacheBlock | None:
-        """Return the oldest block cached under `key`."""
         block = self.cached_blocks.get(key)
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
-        """Add a holder to each block, remove idle blocks from the free queue, and raise priorities to `priority`."""
+        """Add a holder to each block, and raise priorities to `priority`."""
         clock = self._clock = self._clock + 1
         self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:
@@ -79,7 +73,7 @@ class BlockPool:
             self.residency.on_hit(blocks)
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
-        """Allocate `count` free blocks and evict their content; raises RuntimeError if fewer are free."""
+        """Allocate free blocks and evict their content; raises RuntimeError if fewer are free."""
         if count > self.num_free_blocks:
             raise RuntimeError(f"cannot allocate {count} blocks: {self.num_free_blocks} are free")
         blocks = self.free_queue.popleft_n(count)
@@ -117,10 +111,7 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` holds block `first + i` of the request and gets the hash `hashes[first + i]`.
-
-        Null blocks are skipped.
-        """
+        """Cache full blocks: `blocks[i]` is block `first + i` of the request. Null blocks are skipped."""
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
         source = request if self.keep_tokens else None
@@ -170,12 +161,10 @@ class BlockPool:
                 start = end + 1
 
     def key_of(self, block: KVCacheBlock) -> Key:
-        """Return the key of a cached block."""
         assert block.hash is not None
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove cached blocks from the cache, so that their content may be overwritten."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)
@@ -192,7 +181,7 @@ class BlockPool:
         self.num_evictions += len(blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Remove all blocks from the cache; return False and change nothing while a block is in use."""
+        """Empty the cache; return False and change nothing while a block is in use."""
         if self.num_free_blocks != self.num_blocks - 1:
             return False
         order = list(self.free_queue)
@@ -209,6 +198,5 @@ class BlockPool:
         return True
 
     def take_events(self) -> list[KVEvent]:
-        """Return and clear the recorded events."""
         events, self._events = self._events, []
         return events

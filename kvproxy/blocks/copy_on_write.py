@@ -7,12 +7,9 @@ from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import SingleTypeKVCacheManager
 
 SharedBlocks = list[tuple[SingleTypeKVCacheManager, int]]
-"""Positions in block tables whose blocks have several holders."""
 
 
 class CopyOnWrite:
-    """Pending copies between the blocks of a pool."""
-
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._sources: dict[int, int] = {}  # destination -> source
@@ -40,6 +37,5 @@ class CopyOnWrite:
             self._pool.free_blocks([old])
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return and clear the pending copies as (source, destination) block ids."""
         sources, self._sources = self._sources, {}
         return [(source, destination) for destination, source in sources.items()]

@@ -11,17 +11,14 @@ _NUM_CONTEXT_TOKENS = 12
 def find_divergence(
     tokens: Sequence[int], start: int, block_size: int, children: Iterable[Sequence[int]]
 ) -> Divergence | None:
-    """Compare a prompt with the cached blocks that follow its cached prefix.
+    """Find the first difference from the closest cached chain.
 
     Args:
-        tokens: the prompt.
         start: length of the cached prefix in tokens.
-        block_size: tokens in a block.
-        children: tokens of each cached block that follows the first `start` tokens.
+        children: tokens of each cached block that follows the prefix.
 
     Returns:
-        The difference from the child with the longest common prefix; None if there is no child, or if the prompt ends
-        before it differs.
+        None if there is no child, or if the prompt ends before it differs.
     """
     block = tokens[start : start + block_size]
     closest: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""KV cache events, as vLLM publishes them: `BlockStored`, `BlockRemoved`, `AllBlocksCleared`."""
+"""KV cache events, as vLLM publishes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,11 @@ class BlockStored:
     """Consecutive blocks of one chain were cached.
 
     Attributes:
-        hashes: digests in chain order.
         parent: digest of the previous block; None at the start of a chain.
-        tokens: ids of all blocks.
-        block_size: tokens in a block.
-        lora: name of the adapter.
-        extra_keys: untagged extra keys of each block (adapter, salt, (item, offset)); None if there are none.
+        extra_keys: untagged extra keys of each block (adapter, salt, (item, offset)).
         group: index of the KV cache group; None if there is one group.
-        kind: the group's attention type in vLLM's spelling; None for a single group with full attention.
-        window: the group's sliding window in tokens.
+        kind: the attention type in vLLM's spelling; None for a single group with full attention.
+        window: sliding window in tokens.
     """
 
     hashes: tuple[bytes, ...]
@@ -44,7 +40,6 @@ class BlockStored:
         block_size: int,
         group: int | None,
     ) -> "BlockStored":
-        """Create the event for the request's blocks `first` to `first + len(hashes)`."""
         extra, end = None, first + len(hashes)
         if request.has_extra_keys:
             extra = tuple(
@@ -61,7 +56,7 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return the map that vLLM encodes with msgpack; hashes are integers, defaults are omitted."""
+        """Return the map that vLLM encodes with msgpack; defaults are omitted."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],

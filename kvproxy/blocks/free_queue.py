@@ -23,8 +23,7 @@ class FreeQueue(Protocol):
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add uncached blocks, evicted first and in this order."""
 
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        """Blocks in eviction order."""
+    def __iter__(self) -> Iterator[KVCacheBlock]: ...
 
 
 class FreeKVCacheBlockQueue:

@@ -9,32 +9,23 @@ Block = TypeVar("Block")
 
 
 class SearchableGroup(Protocol[Hash, Block]):
-    """A KV cache group of the embedded engine or of a mirrored engine."""
-
     @property
-    def block_size(self) -> int:
-        """Tokens in a block."""
+    def block_size(self) -> int: ...
 
     def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
         """Select this group's block hashes from those of the smallest block size."""
 
-    def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]:
-        """Return the blocks of the longest prefix that this group can reuse."""
+    def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 
 
 def find_longest_cache_hit(
     groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
 ) -> tuple[tuple[Sequence[Block], ...], int]:
-    """Find the longest prefix that every group can reuse.
+    """Return each group's blocks of the longest common prefix, and its length in tokens.
 
     Args:
-        groups: groups of one model.
         hashes: hashes of the prompt's blocks of the smallest block size.
-        max_tokens: maximum length of the prefix.
         alignment_tokens: the length is a multiple of this and of all block sizes.
-
-    Returns:
-        Each group's blocks, and the length of the prefix in tokens.
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:
@@ -43,7 +34,7 @@ def find_longest_cache_hit(
     chains = [group.group_hashes(hashes) for group in groups]
     length = max_tokens // alignment * alignment
     blocks: list[list[Block]] = []
-    # A group can only shorten the prefix that the other groups found: repeat until the length is stable.
+    # A group may shorten the prefix of the other groups: repeat until the length is stable.
     while True:
         before = length
         blocks = []

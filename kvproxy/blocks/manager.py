@@ -21,11 +21,9 @@ from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """Result of a lookup.
+    """Each group's cached blocks, and the length of the cached prefix.
 
     Attributes:
-        groups: each group's cached blocks.
-        num_tokens: length of the cached prefix.
         shared_prefix_end: end of a longer prefix that only full-attention groups have; 0 if there is none.
     """
 
@@ -35,25 +33,17 @@ class ComputedBlocks:
 
     @property
     def blocks(self) -> Sequence[KVCacheBlock]:
-        """Blocks of the first group."""
         return self.groups[0]
 
 
 class KVCacheManager:
-    """Block tables of live requests over one pool.
-
-    Its `main` group is the first one with full attention, or the first one. Views show the chains of the main group.
+    """Block tables of live requests over one pool. Views show the chains of the `main` group.
 
     Args:
-        num_blocks: blocks in the pool, including the null block.
-        block_size: tokens in a block, if `groups` is None.
-        hasher: names blocks; the default is `sha256_cbor` with vLLM's seed.
+        num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
-        policy: eviction policy, see `policies`; lru is vLLM's.
+        policy: eviction policy; lru is vLLM's.
         keep_tokens: keep the tokens of cached blocks for inspection.
-        record_events: collect KV events.
-        priorities: use the priorities of requests.
-        residency: collects residency statistics.
         alignment_tokens: hits are multiples of this, and of all block sizes.
     """
 
@@ -107,10 +97,7 @@ class KVCacheManager:
         self._copy_on_write = CopyOnWrite(self.pool)
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
-        """Find the longest cached prefix of a request.
-
-        The last token is always computed, for its logits: a prompt that fills its blocks exactly recomputes the last one.
-        """
+        """Find the longest cached prefix; the last token is always computed, for its logits."""
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
@@ -141,17 +128,12 @@ class KVCacheManager:
         and `num_new_tokens`.
 
         Args:
-            request: a live request, or a new one if `computed` is given.
-            num_new_tokens: tokens to compute, or to load from elsewhere.
             computed: result of the lookup, for a new request.
             num_lookahead_tokens: slots for draft tokens; never cached.
-            delay_cache_blocks: do not cache the new blocks until `cache_blocks`, because their content is still loading.
+            delay_cache_blocks: cache the new blocks later, with `cache_blocks`, because their content is still loading.
 
         Returns:
-            The new blocks of all groups, or None if too few blocks are free; then nothing changes.
-
-        Raises:
-            ValueError: `computed` is given for a live request.
+            The new blocks, or None if too few blocks are free; then nothing changes.
         """
         if computed is not None and request.id in self.requests:
             raise ValueError(f"request {request.id!r} is live: free it first")
@@ -194,23 +176,18 @@ class KVCacheManager:
             self.num_hit_tokens += computed.num_tokens
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
-        """Cache every block that the first `num_computed_tokens` fill."""
         request.update_hashes(self.hasher, self.hash_block_size)
         for group in self.groups:
             group.cache_blocks(request, num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
-        """Free a request's blocks, the last block first; cached blocks stay cached until eviction."""
+        """Free a request's blocks, the last block first; cached blocks stay until eviction."""
         self.requests.pop(request.id, None)
         for group in self.groups:
             group.free(request.id)
 
     def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
-        """Share all blocks of a parent with a child; the first write to a shared block copies it.
-
-        Raises:
-            ValueError: the parent holds no blocks, or a request with the child's id is live.
-        """
+        """Share all blocks of a parent; the first write to a shared block copies it."""
         if parent.id not in self.requests:
             raise ValueError(f"request {parent.id!r} holds no blocks to share")
         if child.id in self.requests:
@@ -224,29 +201,27 @@ class KVCacheManager:
             group.num_cached[child.id] = group.num_cached.get(parent.id, 0)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return the pending copies as (source, destination) block ids, and clear them.
+        """Return and clear the pending copies as (source, destination) block ids.
 
         Copy them before the next forward pass. All sources may be read first; no destination occurs twice.
         """
         return self._copy_on_write.take_copies()
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return a request's block table for each group; 0 replaces blocks that the group no longer needs."""
+        """Return each group's block table; 0 replaces blocks that the group no longer needs."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return the maximum number of blocks that a request of `num_tokens` holds at any time."""
         return sum(group.max_blocks_in_use(num_tokens, max_step_tokens) for group in self.groups)
 
     def max_request_tokens(self, max_step_tokens: int) -> int:
-        """Return the length of the longest request that fits the empty pool."""
         # A request with sliding windows only has no limit.
         lengths = range(1, 1 << 40)
         num_blocks = self.pool.num_blocks - 1
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Return whether the free blocks suffice for the whole request after `computed`; reserves nothing."""
+        """Return whether the free blocks suffice for the whole request; reserves nothing."""
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)
@@ -254,11 +229,10 @@ class KVCacheManager:
         return needed <= self.pool.num_free_blocks
 
     def reset_prefix_cache(self) -> bool:
-        """Remove all blocks from the cache; return False and change nothing while a request is live."""
+        """Empty the cache; return False and change nothing while a request is live."""
         return self.pool.reset_prefix_cache()
 
     def take_events(self) -> list[KVEvent]:
-        """Return and clear the KV events; empty without `record_events`."""
         return [
             self.groups[event.group or 0].add_group_info(event) if isinstance(event, BlockStored) else event
             for event in self.pool.take_events()
@@ -267,11 +241,7 @@ class KVCacheManager:
     def snapshot(self) -> list[BlockStored]:
         """Return the cached blocks as events, parents first, for a subscriber that joins late.
 
-        The subscriber applies them to an empty state, and then all events of later `take_events` calls. The parent of an
-        event may be missing from the snapshot, because it was evicted.
-
-        Raises:
-            ValueError: the manager does not keep tokens.
+        An event's parent may have been evicted. Requires `keep_tokens`.
         """
         if not self.pool.keep_tokens:
             raise ValueError("a snapshot needs a manager with keep_tokens")
@@ -287,7 +257,7 @@ class KVCacheManager:
         return [event for _, event in sorted(events, key=itemgetter(0))]
 
     def stats(self) -> PoolStats:
-        """Return the statistics of the pool and of lookups; O(number of blocks)."""
+        """Return statistics; O(number of blocks)."""
         pool = self.pool
         return PoolStats(
             num_blocks=pool.num_blocks,

@@ -12,8 +12,6 @@ from kvproxy.blocks.rows import PinRow
 
 @dataclass(frozen=True, slots=True)
 class PinnedChain:
-    """Pinned blocks, and the time at which the pin expires; None for a pin without expiry."""
-
     blocks: tuple[KVCacheBlock, ...]
     expires: float | None
 
@@ -25,10 +23,7 @@ class PinLimitExceeded(Exception):
 class Pins:
     """Pins by name. A pinned block counts as used, and a reset is refused while a pin exists.
 
-    Args:
-        manager: the block cache. The caller calls `expire` before it allocates blocks or reads statistics.
-        clock: monotonic seconds.
-        max_blocks: maximum number of blocks in all pins; None for no limit.
+    The caller calls `expire` before it allocates blocks or reads statistics.
     """
 
     def __init__(
@@ -47,12 +42,7 @@ class Pins:
         return len(self._pins)
 
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
-        """Pin the cached prefix of a prompt; replaces an older pin with the same name.
-
-        Args:
-            name: name of the pin.
-            request: the prompt; the manager does not admit it.
-            ttl: lifetime of the pin in seconds; None for no limit.
+        """Pin the cached prefix of a prompt for `ttl` seconds, and replace an older pin with the name.
 
         Returns:
             Number of pinned tokens; 0 if nothing is cached, and then there is no pin.
@@ -80,7 +70,6 @@ class Pins:
             raise PinLimitExceeded(f"pins would hold {total} blocks; the limit is {self._max_blocks}")
 
     def unpin(self, name: str) -> bool:
-        """Remove a pin; return False if there is no such pin."""
         pin = self._pins.pop(name, None)
         if pin is None:
             return False
@@ -88,7 +77,6 @@ class Pins:
         return True
 
     def clear(self) -> None:
-        """Remove all pins."""
         for name in list(self._pins):
             self.unpin(name)
 
@@ -101,7 +89,6 @@ class Pins:
         return len(expired)
 
     def list(self) -> list[PinRow]:
-        """Return all pins, the oldest first."""
         now = self._clock()
         return [
             PinRow(

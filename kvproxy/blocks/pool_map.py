@@ -18,10 +18,8 @@ class PoolMap:
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.
         states: a letter for each block: `0` null, `u` used, `p` pinned, `c` cached, `f` free.
-        refs: reference counts.
         used: ordinals of the last use; 0 if never used.
-        tenants: names of the tenants.
-        tenant: index of each block's tenant; -1 if it has none.
+        tenant: index in `tenants`; -1 if the block has none.
         queue: indexes of the idle blocks in eviction order.
     """
 
@@ -55,6 +53,5 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
 
 
 def map_rows(rows: Sequence[BlockRow]) -> PoolMap:
-    """Return the map of an external engine's blocks."""
     names = [(row.hash or "")[:_NAME_DIGITS] for row in rows]
     return PoolMap(names, "".join(_LETTERS[row.state] for row in rows), None, None, None, None, None)

@@ -1,4 +1,4 @@
-"""The block cache's view of a request: its tokens, its extra hash keys, and its progress."""
+"""The block cache's view of a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +19,13 @@ class CacheRequest:
     """A sequence of tokens that holds blocks, or is about to.
 
     Args:
-        id: unique among the live requests of a manager.
-        tokens: the prompt.
         salt: separates the caches of tenants; part of the first block's hash.
         lora: name and path of the adapter; part of every block's hash.
         mm: multimodal items by offset; part of the hash of every block that they overlap.
-        priority: idle blocks of lower priority are evicted first, if the manager uses priorities.
-        skip_read: never reuse blocks, because prompt log-probabilities need every position; blocks are still cached.
+        priority: idle blocks of lower priority are evicted first.
+        skip_read: never reuse blocks, because prompt log-probabilities need every position.
 
     Attributes:
-        num_prompt: tokens of the prompt.
         shared_prefix_end: end of a prefix shared with other prompts beyond the hit, in tokens; 0 if there is none.
         is_recorded: whether the lookup statistics include the request.
     """
@@ -77,11 +74,9 @@ class CacheRequest:
         return len(self.tokens)
 
     def append(self, token: int) -> None:
-        """Add a generated token."""
         self.tokens.append(token)
 
     def inherit(self, parent: "CacheRequest") -> None:
-        """Copy the tokens, hashes, and progress of another request."""
         self.tokens = list(parent.tokens)
         self.salt, self.lora, self.mm, self.priority = parent.salt, parent.lora, parent.mm, parent.priority
         self.block_hashes = list(parent.block_hashes)
@@ -90,7 +85,7 @@ class CacheRequest:
         self.is_recorded = True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:
-        """Hash the blocks that filled up since the last call; return the hashes of all full blocks."""
+        """Hash the blocks that filled up since the last call; return all hashes."""
         hashes = self.block_hashes
         done = len(hashes)
         if len(self.tokens) >= (done + 1) * block_size:
@@ -106,7 +101,7 @@ class CacheRequest:
         return bool(self.mm or self.salt or self.lora)
 
     def extra_keys(self, start: int, end: int) -> ExtraKeys:
-        """Return the extra hash keys of the block with tokens `start` to `end`, in vLLM's order; None if empty."""
+        """Return the extra hash keys of a block in vLLM's order; None if empty."""
         keys: list[tuple[object, ...]] = []
         if self.lora is not None:
             keys.append(("lora", *self.lora))

@@ -14,7 +14,6 @@ class ResidencyStats:
     """Statistics of recent evictions and hits; None before the first one.
 
     Attributes:
-        evicted: number of cached blocks evicted since the start.
         lifetime: median seconds from caching to eviction.
         idle: median seconds from the last use to eviction.
         never_hit: share of evicted blocks without a hit, 0 to 1.
@@ -29,12 +28,7 @@ class ResidencyStats:
 
 
 class ResidencyTracker:
-    """Records when cached blocks are stored, hit, and evicted. Uncached blocks do not count.
-
-    Args:
-        clock: monotonic seconds.
-        window: number of recent evictions, and of hits, in the statistics.
-    """
+    """Records when cached blocks are stored, hit, and evicted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 4096) -> None:
         self._clock = clock
@@ -60,7 +54,6 @@ class ResidencyTracker:
                 self._hit.add(block.id)
 
     def on_freed(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Restart the idle time of blocks that a request no longer uses."""
         now = self._clock()
         for block in blocks:
             if block.id in self._used_at:

@@ -1,7 +1,7 @@
-"""Rows and statistics of a prefix cache for admin routes and commands.
+"""Rows and statistics of a prefix cache, embedded or mirrored, for admin routes and commands.
 
-The embedded engine and mirrored engines use the same classes. A field is None if the cache does not provide it: KV events
-contain neither block ids, nor reference counts, nor the eviction order.
+A field is None if the cache does not provide it: KV events contain neither block ids, nor reference counts, nor the
+eviction order.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,7 @@ BlockState = Literal["null", "used", "pinned", "cached", "free"]
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Location of an external engine's block.
-
-    Attributes:
-        engine: the engine's URL.
-        rank: its data-parallel rank.
-        medium: GPU, CPU, ...
-        groups: indexes of the KV cache groups that hold the block; empty if there is one group.
-    """
+    """Location of an external engine's block; `groups` is empty if there is one KV cache group."""
 
     engine: str
     rank: int | None = None
@@ -31,12 +24,9 @@ class BlockLocation:
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """A block.
+    """A block; hashes are hexadecimal.
 
     Attributes:
-        hash, parent: digests in hexadecimal.
-        computed: whether the block is full and computed.
-        num_tokens: tokens in the block.
         last_accessed: ordinal of the last use.
         requests: ids of the requests that hold the block.
         group: index of the KV cache group; None if there is one group.
@@ -61,8 +51,6 @@ class BlockRow:
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """A block with its token ids, if known, and their text."""
-
     block: BlockRow
     tokens: tuple[int, ...] | None
     text: str = ""
@@ -70,13 +58,6 @@ class BlockContent:
 
 @dataclass(frozen=True, slots=True)
 class PinRow:
-    """A pin.
-
-    Attributes:
-        blocks: ids of its blocks in the embedded engine's pool.
-        seconds_left: remaining lifetime; None for a pin without expiry.
-    """
-
     name: str
     blocks: tuple[int, ...]
     seconds_left: float | None
@@ -87,14 +68,10 @@ class ChainRow:
     """A cached chain from its first block to a leaf.
 
     Attributes:
-        leaf: the leaf's hash in hexadecimal.
-        blocks: ids of its blocks in chain order.
+        leaf: hash in hexadecimal.
         complete: whether its first block is the start of a prompt.
         in_use: number of blocks in use.
         last_accessed: ordinal of the leaf's last use.
-        first_tokens: token ids of its first block.
-        first_text: text of its first block.
-        place: location of a mirrored chain.
     """
 
     leaf: str | None
@@ -111,14 +88,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A KV cache group's share of the pool.
-
-    Attributes:
-        kind: the attention type.
-        reach: tokens of the window or chunk; 0 for full attention.
-        used: blocks held by requests.
-        cached: idle cached blocks.
-    """
+    """A KV cache group's share of the pool; `reach` is 0 for full attention, `cached` counts idle blocks."""
 
     number: int
     kind: str
@@ -143,14 +113,10 @@ class PoolStats:
 
     Attributes:
         num_blocks: physical blocks, including the null block.
-        block_size: tokens in a block.
         free: blocks that can be allocated, including cached idle ones.
         cached: idle blocks in the cache.
-        used: blocks in use by live requests.
         usage: share of the pool in use, 0 to 1.
         queries, hits: prompt tokens looked up and found since the start.
-        hit_rate: hits over queries; 0 before the first query.
-        evictions: cached blocks evicted since the start.
     """
 
     num_blocks: int
@@ -172,7 +138,6 @@ class PoolReport:
     Attributes:
         pinned: blocks held by pins.
         distinct: cached blocks without copies.
-        block_bytes, used_bytes: memory of a block, and of the used blocks.
         groups: KV cache groups, if the model has several or limited attention.
     """
 
@@ -199,9 +164,7 @@ class Divergence:
     """The first difference between a prompt and the closest cached chain.
 
     Attributes:
-        position: index of the first different token.
-        cached: the chain's tokens from there to the end of its block.
-        prompt: the prompt's tokens at the same positions.
+        cached, prompt: tokens from `position` to the end of the block.
         before: the last common tokens.
     """
 
@@ -213,15 +176,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The cached prefix of a prompt in the embedded engine's pool.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        matched_tokens: length of the cached prefix.
-        blocks: ids of the cached blocks.
-        divergence: the first difference from the closest cached chain.
-        groups: matches of each KV cache group, if the model has several or limited attention.
-    """
+    """The cached prefix of a prompt in the embedded engine's pool."""
 
     prompt_tokens: int
     matched_tokens: int

@@ -16,7 +16,6 @@ PUBLISHED_KINDS: dict[GroupKind, str] = {
     "sliding_window": "sliding_window",
     "chunked_local": "chunked_local_attention",
 }
-"""vLLM's names of the attention types in KV events."""
 Block = TypeVar("Block")
 
 
@@ -25,11 +24,8 @@ class GroupSpec:
     """Attention of one group of layers.
 
     Attributes:
-        kind: the attention type.
-        block_size: tokens in a block.
         reach: tokens of the sliding window or the chunk; unused by full attention.
-        cached_windows: for sliding windows: cache all blocks, or only the last window of each prompt and of each
-            shared prefix.
+        cached_windows: cache all blocks, or only the last window of each prompt and of each shared prefix.
     """
 
     kind: GroupKind = "full"
@@ -48,9 +44,7 @@ class SingleTypeKVCacheManager:
     """Block tables of a group with full attention; subclasses implement limited attention.
 
     Args:
-        spec: attention of the group.
-        pool: the pool, shared by all groups.
-        group_id: the group's index; None if there is one group.
+        group_id: None if there is one group.
         hash_block_size: block size of the hash chain; a divisor of the group's block size.
         alignment_tokens: hits are multiples of this.
     """
@@ -74,22 +68,19 @@ class SingleTypeKVCacheManager:
         self._alignment_tokens = alignment_tokens
 
     def get_cached_block(self, digest: bytes) -> KVCacheBlock | None:
-        """Return this group's oldest block with a hash."""
         return self.pool.get_cached_block(digest if self.group_id is None else (self.group_id, digest))
 
     def add_group_info(self, event: BlockStored) -> BlockStored:
-        """Add the group's attention type and window; unchanged for a single group with full attention."""
         if self.group_id is None and self.spec.kind == "full":
             return event
         window = self.spec.reach if self.spec.kind == "sliding_window" else None
         return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Select this group's block hashes: the hash of a block is that of the last small block in it."""
+        """Select this group's hashes: a block has the hash of the last small block in it."""
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        """Return the cached blocks up to the first miss, at most `max_blocks`."""
         found: list[KVCacheBlock] = []
         if self.group_id is None:
             cached = self.pool.cached_blocks
@@ -107,13 +98,12 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Return the free blocks that a table of `num_tokens` takes: new blocks and idle hits."""
+        """Count the free blocks that a table of `num_tokens` takes: new blocks and idle hits."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Return the maximum number of blocks that a request of `num_tokens` holds at any time."""
         return -(-num_tokens // self.block_size)
 
     def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
@@ -122,7 +112,6 @@ class SingleTypeKVCacheManager:
         self.num_cached[request_id] = len(computed)
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
-        """Extend the table to `num_tokens`; return the new blocks."""
         table = self.tables.get(request_id)
         if table is None:
             table = self.tables[request_id] = []
@@ -135,7 +124,6 @@ class SingleTypeKVCacheManager:
         return new
 
     def cache_blocks(self, request: CacheRequest, num_tokens: int) -> None:
-        """Cache the blocks that the first `num_tokens` fill."""
         first = self.num_cached[request.id]
         end = num_tokens // self.block_size
         if end <= first:
@@ -148,15 +136,14 @@ class SingleTypeKVCacheManager:
     def _cacheable_blocks(
         self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
     ) -> list[KVCacheBlock]:
-        """Return `table[first:end]` with the null block in place of blocks that are not cached."""
         return table[first:end]
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """Return the number of leading tokens that later tokens do not attend to."""
+        """Count the leading tokens that later tokens do not attend to."""
         return 0
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the blocks that later tokens do not attend to, and replace them with the null block."""
+        """Free the skipped blocks, and replace them with the null block."""
         skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
         table = self.tables.get(request_id)
         if not skipped or not table:
@@ -171,7 +158,6 @@ class SingleTypeKVCacheManager:
         self.pool.free_blocks(freed)
 
     def free(self, request_id: str) -> None:
-        """Free a request's blocks, the last block first."""
         self.num_cached.pop(request_id, None)
         table = self.tables.pop(request_id, None)
         if not table:
@@ -182,21 +168,14 @@ class SingleTypeKVCacheManager:
 
 
 def blocks_in_window(window: int, block_size: int) -> int:
-    """Return the number of previous blocks that the first token of a block attends to."""
+    """Count the previous blocks that a block's first token attends to."""
     return -(-(window - 1) // block_size)
 
 
 def find_window_hit(
     get_block: Callable[[int], Block | None], num_blocks: int, window_blocks: int, null: Block
 ) -> list[Block]:
-    """Find the longest prefix whose last window is cached.
-
-    Args:
-        get_block: returns the cached block at a position of the chain.
-        num_blocks: blocks in the chain.
-        window_blocks: blocks in a window.
-        null: replaces the blocks before the window.
-    """
+    """Find the longest prefix whose last window is cached; `null` replaces the blocks before it."""
     found = [null] * num_blocks
     if window_blocks == 0:
         return found
@@ -221,7 +200,6 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     """Each token attends to itself and the `reach - 1` previous tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        """Return the longest prefix whose last window is cached; earlier blocks are the null block."""
         return find_window_hit(
             lambda index: self.get_cached_block(hashes[index]),
             min(len(hashes), max_blocks),
@@ -259,7 +237,7 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     """Each token attends to the previous tokens in its own chunk of `reach` tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        """Return null blocks up to the start of the last chunk, then cached blocks up to the first miss."""
+        """Return null blocks up to the last chunk, then cached blocks up to the first miss."""
         blocks = min(len(hashes), max_blocks)
         first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
         found = [self.pool.null_block] * min(first, blocks)

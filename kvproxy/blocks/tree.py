@@ -1,4 +1,4 @@
-"""Cached chains as a tree: chains with a common prefix fork at the first different block."""
+"""Cached chains as a tree that forks at the first different block."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ _MAX_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A cached block: its name for `show`, its hash, its parent's hash, and whether it is in use."""
-
     name: str
     hash: str
     parent: str | None
@@ -24,13 +22,10 @@ class Branch:
     """Consecutive blocks without a fork.
 
     Attributes:
-        end: hash of the last block, the parent of the branches below.
-        blocks: number of blocks.
-        names: names of the first blocks.
+        end: hash of the last block.
         below: number of blocks in all branches below.
         leaves: number of chains through this branch.
         held: number of blocks in use, in this branch and below.
-        text: text of the first block.
     """
 
     end: str
@@ -43,7 +38,6 @@ class Branch:
 
 
 def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
-    """Return the nodes of the main group's cached blocks."""
     group = manager.main.group_id
     return [
         TreeNode(str(block.id), block.hash.hex(), block.parent.hex() if block.parent else None, block.ref_count > 0)
@@ -61,10 +55,7 @@ def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
     """Return a page of the branches below a block, the largest first, and their total number.
 
-    Args:
-        nodes: all cached blocks.
-        parent: hash of the block; None for the roots.
-        start, limit: the page.
+    `parent` is the block's hash; None for the roots.
     """
     children: dict[str | None, list[TreeNode]] = {}
     by_hash = {node.hash: node for node in nodes}

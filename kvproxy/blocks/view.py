@@ -22,12 +22,10 @@ from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCach
 
 
 def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
-    """Return every block by id."""
     return _block_rows(manager, manager.pool.blocks)
 
 
 def list_free_blocks(manager: KVCacheManager) -> list[BlockRow]:
-    """Return the free blocks in eviction order."""
     return _block_rows(manager, manager.pool.free_queue)
 
 
@@ -60,7 +58,6 @@ def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list
 
 
 def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[int]) -> BlockState:
-    """Return the state of a block; `in_tables` has the ids of the blocks that requests hold."""
     if block is null:
         return "null"
     if block.ref_count:
@@ -69,7 +66,7 @@ def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[in
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
-    """Return a block with its tokens; None if there is no such block. The caller adds the text."""
+    """Return a block with its tokens."""
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]
@@ -78,10 +75,7 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 
 
 def list_chains(manager: KVCacheManager) -> list[ChainRow]:
-    """Return the cached chains of the main group, most recently used first. The caller adds the text.
-
-    Each chain includes the prefix that it shares with other chains.
-    """
+    """Return the cached chains of the main group, most recently used first."""
     group = manager.main.group_id
     cached = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
     parents = {block.parent for block in cached.values()}
@@ -109,7 +103,6 @@ def _chain_row(manager: KVCacheManager, cached: dict[bytes, KVCacheBlock], leaf:
 
 
 def report_pool(manager: KVCacheManager) -> PoolReport:
-    """Return the statistics of the pool, its pins, its groups, and residency."""
     pool, null = manager.pool, manager.pool.null_block
     in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
     return PoolReport(
@@ -121,7 +114,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def chain_to(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
-    """Return a request that reuses the chain to the block whose hash starts with `prefix`; None if there is none."""
+    """Return a request that reuses the chain to the block whose hash starts with `prefix`."""
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):
             request, start = block.source

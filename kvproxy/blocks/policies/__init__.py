@@ -16,16 +16,7 @@ __all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
 
 
 def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
-    """Create a free queue.
-
-    Args:
-        policy: lru, or a key of `POLICIES`.
-        blocks: the initial free blocks.
-        capacity: blocks in the pool; some policies derive the sizes of their lists from it.
-
-    Raises:
-        ValueError: the policy is unknown.
-    """
+    """Create a free queue for lru, or a key of `POLICIES`; `capacity` is the number of blocks in the pool."""
     if policy == "lru":
         return FreeKVCacheBlockQueue(blocks)
     if policy not in POLICIES:

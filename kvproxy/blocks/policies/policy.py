@@ -10,7 +10,7 @@ class EvictionPolicy(Protocol[Key]):
     """Idle keys in eviction order."""
 
     def add(self, key: Key) -> None:
-        """Add a key that became idle: a new one, or one that was hit before."""
+        """Add a key that became idle."""
 
     def remove(self, key: Key) -> None:
         """Remove a key that was hit and is in use."""

@@ -8,18 +8,13 @@ from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.policies.policy import EvictionPolicy
 
 GroupHash = tuple[int | None, bytes]
-"""Group and hash of a block: a policy counts the uses of content, whichever copy is used."""
 
 
 class PolicyQueue:
     """A `FreeQueue` whose policy selects the next cached block.
 
     Uncached blocks are evicted first, then duplicates of other idle blocks. A block is skipped while an idle child is cached,
-    because lookups reach the child only through its parent. (A request that uses a child also uses its parent.)
-
-    Args:
-        policy: an empty policy.
-        blocks: the initial free blocks, all uncached.
+    because lookups reach the child only through its parent.
     """
 
     def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Priorities: all idle blocks of a lower priority are evicted before any of a higher priority."""
+"""A free queue that evicts all idle blocks of a lower priority first."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -7,13 +7,9 @@ from kvproxy.blocks.free_queue import FreeKVCacheBlockQueue, FreeQueue
 
 
 class PriorityQueue:
-    """A `FreeQueue` with one queue for each priority of cached blocks, and one for uncached blocks.
+    """A `FreeQueue` with a queue for each priority of cached blocks, and one for uncached blocks.
 
-    A request gives its priority to all blocks of its chain, so a parent's priority is never below its children's.
-
-    Args:
-        make_level: creates an empty queue for one priority.
-        blocks: the initial free blocks.
+    A request gives its priority to its whole chain, so a parent's priority is never below its children's.
     """
 
     def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:

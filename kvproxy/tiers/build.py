@@ -30,11 +30,9 @@ def build_chain(
         pin: moves a buffer into page-locked memory, for CUDA.
         token_bytes: bytes of a token's keys and values.
         batch_tokens: maximum tokens of a step.
-        cipher: encrypts chunks on disk and in Redis.
 
     Raises:
-        SettingsError: the chunk size is not a multiple of the block size or exceeds a tier, the folder cannot be written, or
-            the URL is invalid.
+        SettingsError: the chunk size does not fit, the folder cannot be written, or the URL is invalid.
     """
     if not settings.enabled:
         return None

@@ -44,11 +44,10 @@ class TierChain:
         return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
 
     def should_save(self, key: str) -> bool:
-        """Return whether a tier needs a chunk that is not pending."""
         return key not in self._pending and any(store.should_put(key) for store in self.stores)
 
     def find_tier(self, key: str) -> str | None:
-        """Return the name of the first tier that holds a chunk; may call another machine."""
+        """Return the first tier that holds a chunk; may call another machine."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
@@ -75,7 +74,7 @@ class TierChain:
         return None
 
     def _decrypt(self, key: str, data: Data) -> Data:
-        """Decrypt a chunk; one that was not encrypted, or with another key, is returned unchanged."""
+        """Return the chunk unchanged if it was not encrypted, or with another key."""
         try:
             return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
         except ValueError:
@@ -87,7 +86,7 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a chunk of `size` bytes is accepted now; a single chunk of any size is. Reserves nothing."""
+        """Return whether a chunk is accepted now; a single chunk of any size is. Reserves nothing."""
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
@@ -130,7 +129,7 @@ class TierChain:
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
         """Delete a tier's matching chunks after all pending ones are written.
 
-        Returns their number, or None without such a tier. Raises TierError if that takes longer than `timeout` seconds.
+        Returns their number, or None without such a tier. Raises TierError after `timeout` seconds.
         """
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
@@ -159,7 +158,6 @@ class TierChain:
         return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:
-        """Return the statistics of each tier, the fastest first."""
         return [TierStats(**(asdict(store.stats()) | self._counts[store.name])) for store in self.stores]
 
     def close(self) -> None:

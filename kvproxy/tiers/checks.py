@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that chunks are multiples of blocks, and that a restart finds them in persistent tiers."""
+    """Check that chunks are multiples of blocks, and that a restart finds them."""
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(
@@ -26,7 +26,6 @@ def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_
 
 
 def check_host(limit: int) -> str:
-    """Check that the host has enough memory."""
     free = free_memory()
     if limit > free:
         raise KvproxyError(
@@ -36,7 +35,7 @@ def check_host(limit: int) -> str:
 
 
 def check_disk(folder: Path, limit: int) -> str:
-    """Check that the folder is private and writable and has space for `limit` bytes, and count its chunks."""
+    """Check that the folder is private, writable, and large enough; count its chunks."""
     found = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ from kvproxy.tiers.store import Data
 MAGIC = b"kvchunk\n"
 VERSION = 1
 ALIGNMENT = 64
-"""Alignment of the payload in its buffer, for tensors."""
 
 _SUM_END = len(MAGIC) + 16
 _FIXED = struct.Struct("<IIIIQ32s")
@@ -28,20 +27,16 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """Identity of a chunk: its model, the hash of its last block, and its tokens."""
-
     fingerprint: bytes
     digest: bytes
     tokens: Sequence[int]
 
     @property
     def key(self) -> str:
-        """Key in stores; it includes the model."""
         return f"{key_prefix(self.fingerprint)}{self.digest.hex()}"
 
 
 def key_prefix(fingerprint: bytes) -> str:
-    """Return the common prefix of the keys of a model's chunks."""
     return f"{fingerprint.hex()[:16]}-"
 
 
@@ -52,7 +47,7 @@ def header_bytes(name: ChunkName) -> int:
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write the header and checksum of a buffer whose payload is complete at `header_bytes`."""
+    """Write header and checksum of a buffer whose payload is complete at `header_bytes`."""
     start = header_bytes(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)
@@ -76,7 +71,6 @@ def read_payload(data: Data, name: ChunkName) -> memoryview | None:
 
 
 def _header(name: ChunkName, size: int) -> bytes:
-    """Return the header after the checksum, for a buffer of `size` bytes."""
     start = header_bytes(name)
     ids = array("I", name.tokens)
     if sys.byteorder == "big":

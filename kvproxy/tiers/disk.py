@@ -19,12 +19,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class DiskStore(LocalStore):
     """A folder of chunks, used by one process. A full disk acts as the limit.
 
-    Args:
-        folder: created if missing; only its owner may read it, because chunks contain prompts.
-        limit: maximum bytes.
-
-    Raises:
-        OSError: the folder cannot be created or read.
+    Only the owner may read the folder, because chunks contain prompts.
     """
 
     name = "disk"

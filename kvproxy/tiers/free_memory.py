@@ -7,10 +7,7 @@ _ROOT = Path("/")
 
 
 def free_memory(root: Path = _ROOT) -> int:
-    """Return the available bytes, including reclaimable page cache, within the container's limit.
-
-    `root` contains `proc` and `sys`.
-    """
+    """Return the available bytes, including reclaimable page cache, within the container's limit."""
     found = [_available_memory(root), _container_memory(root / "sys/fs/cgroup")]
     # Without /proc, use all physical memory.
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +23,6 @@ def _available_memory(root: Path) -> int | None:
 
 
 def _container_memory(group: Path) -> int | None:
-    """Return the rest of the container's limit; None without a limit."""
     try:
         limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
         fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

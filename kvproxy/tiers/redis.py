@@ -27,12 +27,11 @@ class CircuitBreaker:
 
     @property
     def ready(self) -> bool:
-        """Whether a call is allowed now."""
         opened_at = self._opened_at
         return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
     def allow(self) -> bool:
-        """Reserve a call, which must end with `success` or `failure`; return False while the circuit is open."""
+        """Reserve a call, which must end with `success` or `failure`; False while the circuit is open."""
         with self._lock:
             if not self.ready:
                 return False
@@ -64,10 +63,7 @@ class RedisStore:
     Args:
         url: redis://, rediss:// or unix://.
         timeout: seconds for a connection, and for each read or write; a longer call counts as a failure.
-        ttl: seconds until Redis deletes a chunk; None for no expiry.
-
-    Raises:
-        SettingsError: the URL is invalid, or redis-py is missing.
+        ttl: seconds until Redis deletes a chunk.
     """
 
     name = "redis"
@@ -150,7 +146,6 @@ class RedisStore:
                 return
 
     def server_info(self) -> dict[str, Any]:
-        """Return the server's version, `maxmemory`, `maxmemory_policy`, and more."""
         return dict(self._call(self._client.info))
 
     def _call(self, command: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Protocol
 
 Data = bytes | bytearray | memoryview
-"""A chunk as `codec` writes it. `get` returns a writable buffer (`bytearray`), because torch reads it in place."""
+"""A chunk. `get` returns a writable buffer (`bytearray`), because torch reads it in place."""
 
 
 class TierError(Exception):
@@ -19,10 +19,8 @@ class StoreStats:
     """Statistics of a store.
 
     Attributes:
-        name: host, disk or redis.
         chunks, bytes: content, as far as this process knows.
         limit: maximum bytes; None if the store decides.
-        evictions: chunks evicted to make room.
         available: False while the store is not used after failures.
     """
 
@@ -39,11 +37,8 @@ class TierStats(StoreStats):
     """Statistics of a tier since the start.
 
     Attributes:
-        hits, misses: lookups with and without a chunk.
         damaged: invalid chunks, which were deleted.
-        errors: failed calls.
         dropped: chunks that were never written, because too many were pending.
-        bytes_loaded: bytes of the hits.
     """
 
     hits: int = 0
@@ -62,11 +57,9 @@ class ChunkStore(Protocol):
     """Whether `contains` calls another machine; the engine thread calls it on local stores only."""
 
     @property
-    def available(self) -> bool:
-        """False while the store is not used after failures."""
+    def available(self) -> bool: ...
 
-    def get(self, key: str) -> Data | None:
-        """Return a chunk, or None."""
+    def get(self, key: str) -> Data | None: ...
 
     def put(self, key: str, data: Data) -> None:
         """Store a chunk; the caller does not change the buffer afterwards."""
@@ -77,17 +70,14 @@ class ChunkStore(Protocol):
     def should_put(self, key: str) -> bool:
         """Return whether a chunk should be stored; uses local information only."""
 
-    def delete(self, key: str) -> None:
-        """Delete a chunk if it exists."""
+    def delete(self, key: str) -> None: ...
 
     def clear(self, matches: Callable[[str], bool]) -> int:
         """Delete the chunks with matching keys; return their number."""
 
-    def stats(self) -> StoreStats:
-        """Return the store's statistics."""
+    def stats(self) -> StoreStats: ...
 
-    def close(self) -> None:
-        """Close files and connections."""
+    def close(self) -> None: ...
 
 
 class LocalStore:
@@ -116,7 +106,6 @@ class LocalStore:
         self._remove(key)
 
     def _remove(self, key: str) -> None:
-        """Delete the content of a chunk, if it exists."""
         raise NotImplementedError
 
     def clear(self, matches: Callable[[str], bool]) -> int:

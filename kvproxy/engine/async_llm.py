@@ -29,16 +29,8 @@ T = TypeVar("T")
 class AsyncLLM:
     """An engine for callers on an event loop.
 
-    Args:
-        loaded: the model.
-        settings: sizes, limits, and threads.
-        tiers: chunk stores beyond the pool.
-        cipher: encrypts chunks outside of this process.
-
     Attributes:
-        tokenizer: only for the engine's thread.
-        async_tokenizer: for all other callers.
-        default_sampling_params: recommended by the model.
+        tokenizer: only for the engine's thread; other callers use `async_tokenizer`.
         adapters: name and digest of each LoRA adapter for block hashes, by name.
         on_finished: receives the last delta of each sequence, on the event loop.
     """
@@ -77,11 +69,7 @@ class AsyncLLM:
         tiers: TierSettings | None = None,
         cipher: Cipher | None = None,
     ) -> "AsyncLLM":
-        """Load `demo`, a folder, or a Hugging Face id.
-
-        Raises:
-            ModelUnsupported: the model cannot be loaded or cannot share blocks.
-        """
+        """Load `demo`, a folder, or a Hugging Face id."""
         if settings.lora and settings.quantization == "int8":
             raise ModelUnsupported(
                 "LoRA adapters need plain weights: remove engine.quantization = int8 or the adapters"
@@ -110,7 +98,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine does not answer, None if it is healthy. Can be read from any thread."""
+        """Why the engine does not answer. Can be read from any thread."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -150,7 +138,6 @@ class AsyncLLM:
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def pins(self, change: Callable[[Pins], T]) -> T:
-        """Call `change` with the pinned chains, between steps."""
         return await self._run_between_steps(lambda: change(self._engine.pins))
 
     async def _run_between_steps(self, call: Callable[[], T]) -> T:
@@ -169,7 +156,7 @@ class AsyncLLM:
         return await asyncio.wrap_future(result)
 
     async def tier_match(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
-        """Return the tokens that each tier would add to the pool's hit, without loading them."""
+        """Return the tokens that each tier would add to the pool's hit."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}
@@ -183,15 +170,9 @@ class AsyncLLM:
         return added
 
     def tier_figures(self) -> list[TierStats]:
-        """Return the statistics of each tier, the fastest first."""
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
     async def clear_tier(self, name: str, models: ModelScope) -> int | None:
-        """Drop chunks of a tier, see `TierConnector.clear`.
-
-        Raises:
-            TierUnavailable: the tier failed.
-        """
         if self._engine.tiers is None:
             return None
         try:

@@ -37,12 +37,7 @@ _log = logging.getLogger("kvproxy")
 class EngineCore:
     """A model with a paged prefix cache. Not thread-safe: `EngineThread` makes all calls.
 
-    Args:
-        loaded: the model.
-        settings: sizes and limits.
-        tiers: chunk stores beyond the pool.
-        cipher: encrypts chunks outside of this process.
-        capture: captures decode steps; by default CUDA graphs if the device supports them.
+    `capture` captures decode steps; by default CUDA graphs if the device supports them.
     """
 
     def __init__(
@@ -133,7 +128,6 @@ class EngineCore:
         """Enqueue a request.
 
         Args:
-            request: its id is unique among the live requests.
             on_output: receives the deltas of all its sequences.
             on_error: receives the error that ends the request.
 
@@ -158,17 +152,13 @@ class EngineCore:
         return adapter
 
     def abort(self, request_id: str) -> None:
-        """Drop all sequences of a request and free their blocks."""
         for sequence in self._scheduler.sequences:
             if sequence.request.id == request_id:
                 self._scheduler.remove(sequence)
         self._waits_for_load = False
 
     def step(self) -> bool:
-        """Run one step and send its tokens. Does nothing if `is_stalled`.
-
-        Returns:
-            Whether a token was computed.
+        """Run one step and send its tokens; return whether a token was computed.
 
         Raises:
             StepFailed: the forward pass failed. Its requests are aborted and their new blocks are forgotten.
@@ -200,7 +190,7 @@ class EngineCore:
         return [replace(output, logits=output.logits.clone()) for output in outputs]
 
     def _abort_step(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        """Abort the requests of a failed step, and all requests that share a block that it was to write."""
+        """Abort the requests of a failed step, and all requests that share a block of it."""
         work = scheduled.prefills + scheduled.decodes
         unwritten = {block for _, span in work for block in self._written_blocks(span)}
         failed = {sequence.request.id for sequence, _ in work}
@@ -212,7 +202,6 @@ class EngineCore:
         self._abort_failed(failed, unwritten, client_error(error))
 
     def _abort_failed_sequence(self, output: SequenceLogits, error: Exception) -> None:
-        """Abort the request of a sequence that failed after the forward pass, and forget its new blocks."""
         request_id = output.sequence.request.id
         _log.error("request %s failed and was aborted", request_id, exc_info=error)
         self._abort_failed({request_id}, self._written_blocks(output.span), client_error(error))
@@ -241,7 +230,6 @@ class EngineCore:
             _send_error(sequence, error)
 
     def close(self) -> None:
-        """Flush and close the tiers."""
         if self.tiers is not None:
             self.tiers.close()
 

@@ -1,4 +1,4 @@
-"""The engine's thread. Every call of the engine core runs on it, between steps."""
+"""The engine's thread: every call of the engine core runs on it, between steps."""
 
 import contextlib
 import logging
@@ -24,13 +24,7 @@ _STALL_POLL_SECONDS = 0.1
 class EngineThread:
     """Runs the steps of an engine, and jobs between the steps.
 
-    Args:
-        engine: called only on this thread after `start`.
-        settings: CPU threads, and the address of KV events.
-
-    Attributes:
-        health: can be read from any thread.
-        publisher: publishes KV events, if enabled.
+    `health` can be read from any thread.
     """
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
@@ -56,21 +50,13 @@ class EngineThread:
             self.publisher.close()
 
     def put(self, job: Job) -> None:
-        """Run a job between steps.
-
-        Raises:
-            Overloaded: the thread does not run.
-        """
+        """Run a job between steps; raises `Overloaded` if the thread does not run."""
         if not self._thread.is_alive():
             raise Overloaded("the engine is not running: start the server again")
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send` receives its deltas or one error, and must not block.
-
-        Raises:
-            Overloaded: the engine failed.
-        """
+        """Enqueue a request. `send` receives its deltas or one error, and must not block."""
         if self.health.fatal_error is not None:
             raise Overloaded(self.health.fatal_error)
         self.put(lambda: self._submit(request, send))
@@ -88,7 +74,7 @@ class EngineThread:
             raise
 
     def abort(self, request: GenerationRequest, send: Send) -> None:
-        """Drop a request that was submitted with `send`, and free its blocks. Ignore a finished request."""
+        """Abort a request that was submitted with `send`; ignore a finished one."""
         self._jobs.put(lambda: self._abort(request.id, send))
 
     def _abort(self, request_id: str, send: Send) -> None:
@@ -158,7 +144,6 @@ class EngineThread:
                 send(error)
 
     def _publish(self) -> None:
-        """Publish the KV events of a step as one batch."""
         if self.publisher is None:
             return
         try:

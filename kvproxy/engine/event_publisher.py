@@ -26,7 +26,6 @@ _BIND_HOSTS = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
 
 
 def create_publisher(settings: EngineSettings, request_snapshot: Callable[[], None]) -> "KVEventPublisher | None":
-    """Create the publisher if the settings enable KV events."""
     if settings.kv_events is None:
         return None
     return KVEventPublisher(
@@ -50,9 +49,6 @@ class KVEventPublisher:
 
     Attributes:
         endpoint, replay: the addresses with their actual ports.
-
-    Raises:
-        SettingsError: an address cannot be used.
     """
 
     def __init__(
@@ -107,11 +103,9 @@ class KVEventPublisher:
         self._wake_sender.send(b"")
 
     def publish_snapshot(self, stored: Sequence[KVEvent]) -> None:
-        """Publish all cached blocks for new subscribers."""
         self.publish([AllBlocksCleared(), *stored])
 
     def close(self) -> None:
-        """Send the queued batches and stop."""
         self._queue.put(None)
         self._wake_sender.send(b"")
         self._thread.join(timeout=5)

@@ -1,4 +1,4 @@
-"""Errors of steps, and whether the engine still answers."""
+"""Errors of steps, and the engine's health."""
 
 import torch
 
@@ -30,7 +30,7 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def client_error(error: BaseException) -> Overloaded:
-    """Return the error for the client. It does not reveal the cause, which is in the log."""
+    """Return an error for the client that does not reveal the cause."""
     kind = "ran out of memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "failed"
     return Overloaded(f"the engine {kind} on this request: see the server's log")
 
@@ -43,8 +43,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """Health of the engine, written by its thread and read by any thread.
 
-    Attributes:
-        fatal_error: why the engine can never answer again. Failed steps, in contrast, are forgotten after a good step.
+    `fatal_error` is permanent. Failed steps, in contrast, are forgotten after a good step.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class EngineHealth:
 
     @property
     def failure(self) -> str | None:
-        """The problem in one sentence, None if the engine is healthy."""
+        """The problem in one sentence."""
         if self.fatal_error is not None:
             return self.fatal_error
         if self._num_failed_steps >= FAILURE_THRESHOLD:
@@ -69,6 +68,5 @@ class EngineHealth:
         self._last_error = first_line(error)
 
     def set_fatal(self, reason: str) -> None:
-        """Mark the engine as failed for good. The first reason is kept."""
         if self.fatal_error is None:
             self.fatal_error = reason

@@ -24,13 +24,7 @@ _NUMBERS = {"temperature": (0, 100), "top_p": (0, 1)}
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Sizes of a model and its pool.
-
-    Attributes:
-        vocab_size: number of token ids.
-        max_model_len: tokens of the longest sequence of the model.
-        pool_tokens: tokens of the longest sequence in the block pool.
-    """
+    """Sizes of a model and its pool in tokens."""
 
     vocab_size: int
     max_model_len: int
@@ -38,7 +32,7 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest sequence that fits the model and the pool."""
+        """Length of the longest sequence that fits the model and the pool."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
@@ -60,15 +54,11 @@ class EngineLimits:
         return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
     def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, at_least: bool = False) -> None:
-        """Check that a prompt and its output fit.
+        """Check that a prompt and its output fit, or raise `ContextTooLong`.
 
         Args:
-            num_prompt_tokens: length of the prompt.
             max_tokens: None requires room for one token.
             at_least: `num_prompt_tokens` is a lower bound.
-
-        Raises:
-            ContextTooLong: they do not fit.
         """
         if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return
@@ -79,7 +69,7 @@ class EngineLimits:
 
 
 def _validate_scheduling(request: GenerationRequest) -> None:
-    """Check values that would fail in code shared by all requests: the queue's order and the block hashes."""
+    """Check values that would fail in code shared by all requests."""
     if type(request.priority) is not int or type(request.queue_priority) is not int:
         raise InvalidRequest("priority must be an integer", param="priority")
     try:
@@ -89,11 +79,6 @@ def _validate_scheduling(request: GenerationRequest) -> None:
 
 
 def validate_sampling(params: SamplingParams) -> None:
-    """Check types and ranges of sampling parameters.
-
-    Raises:
-        InvalidRequest: names the parameter and its range.
-    """
     for name, (least, most) in _INTEGERS.items():
         value = getattr(params, name)
         if value is None and name in _OPTIONAL:

@@ -17,9 +17,8 @@ class OutputProcessor:
     """Turns the logits of a step into tokens of its sequences.
 
     Args:
-        scheduler: receives forked sequences and drops finished ones.
         on_finished: receives each finished sequence before its blocks are freed.
-        on_failed: receives a sequence's logits and its error; aborts the whole request.
+        on_failed: aborts the whole request of a sequence.
     """
 
     def __init__(
@@ -35,8 +34,7 @@ class OutputProcessor:
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
         """Sample and send a token for each completely computed sequence.
 
-        Raises:
-            Exception: the device failed.
+        Raises an exception if the device failed.
         """
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
@@ -57,7 +55,7 @@ class OutputProcessor:
             self._on_failed(output, error)
 
     def _ready_sequences(self, output: SequenceLogits) -> list[SequenceState]:
-        """Record prompt log-probabilities; return the sequences that need a token, forks included."""
+        """Return the sequences that need a token, forks included."""
         sequence = output.sequence
         if sequence.needs_prompt_logprobs:
             sequence.add_prompt_logprobs(output.span.start, output.logits)
@@ -80,7 +78,7 @@ class OutputProcessor:
         return children
 
     def _sample(self, ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> None:
-        """Sample all sequences in one call. If that fails, sample each sequence by itself."""
+        """Sample all sequences in one call. If that fails, sample each by itself."""
         try:
             sampled = iter(_sample_tokens(ready))
         except Exception as error:
@@ -116,7 +114,6 @@ class OutputProcessor:
 
 
 def _sample_tokens(ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> list[SampledToken]:
-    """Sample a token for each sequence and each of its draft tokens."""
     counts = [1 + output.span.num_draft_tokens for _, output in ready]
     rows = [sequence for (sequence, _), count in zip(ready, counts, strict=True) for _ in range(count)]
     logits = torch.cat([output.logits[-count:] for (_, output), count in zip(ready, counts, strict=True)])

@@ -11,16 +11,12 @@ _MAX_ROWS = 128
 def eager_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Compute grouped-query attention; the softmax is in float32.
+    """Compute grouped-query attention in the shape of `query`; the softmax is in float32.
 
     Args:
         query: `[.., kv_heads, group, rows, head_dim]`.
         key, value: `[.., kv_heads, keys, head_dim]`.
         mask: added to the scores of the last keys, `[.., rows, last keys]`.
-        scores: the layer's options.
-
-    Returns:
-        The shape of `query`.
     """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     # The heads of a group become rows of one product.
@@ -41,7 +37,7 @@ def eager_attention(
 def eager_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Return the attention of the last rows of one sequence, `[rows, heads, head_dim]`; causal without a mask."""
+    """Return the attention of a sequence's last rows, `[rows, heads, head_dim]`."""
     rows, heads, _ = query.shape
     kv_heads = key.shape[1]
     past = key.shape[0] - rows

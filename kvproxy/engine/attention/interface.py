@@ -1,7 +1,6 @@
 """The interface of attention backends.
 
-A backend prepares a step once per layer group, and is then called once per layer. Prompt tokens and decoding rows have
-separate backends.
+A backend prepares a step once per layer group, and is then called once per layer.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool
 
 KV = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,6 @@ class ScoreOptions:
     """A layer's attention scores.
 
     Attributes:
-        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
         softcap: limits scores to ±softcap by tanh.
         sinks: `[heads]`, an extra score per head in the softmax that has no value.
     """
@@ -34,7 +31,6 @@ class ScoreOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weights are a softmax of scaled scores."""
         return self.softcap is None and self.sinks is None
 
 
@@ -43,7 +39,7 @@ DEFAULT_SCORES = ScoreOptions()
 
 @dataclass(frozen=True, slots=True)
 class AttentionFeatures:
-    """What a model requires beyond full attention. Not every backend supports it."""
+    """What a model requires beyond full attention."""
 
     sliding_window: bool = False
     softcap: bool = False
@@ -63,7 +59,6 @@ class AttentionOp(Protocol):
             query: `[rows, heads, head_dim]`.
             new: keys and values of the rows, each `[rows, kv_heads, head_dim]`. The pool holds them already.
             cached: keys and values of the layer, each `[blocks, block_size, kv_heads, head_dim]`.
-            scores: the layer's options.
         """
 
 
@@ -72,8 +67,7 @@ class PrefillBackend(Protocol):
 
     name: str
 
-    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
-        """Prepare rows that hold the spans' tokens in order."""
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp: ...
 
 
 class DecodeBackend(Protocol):
@@ -92,6 +86,4 @@ class DecodeBackend(Protocol):
         Args:
             table: block table, `[rows, blocks]` int32 on the device; any block beyond a sequence's end.
             lengths: sequence lengths, `[rows]` int64 on the device.
-            pool: KV tensors.
-            group: limits the visible tokens.
         """

@@ -1,6 +1,5 @@
 """Paged attention for transformers models.
 
-`register()` registers the function under `NAME`. The model's forward call passes the input batch as a keyword argument.
 New keys and values are written to the pool before any are read, so a sequence can use a block that another sequence
 fills in the same step.
 """
@@ -18,7 +17,6 @@ NAME = "kvproxy_paged"
 
 
 def register() -> None:
-    """Register the attention function with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)
@@ -37,18 +35,12 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute one layer for all sequences of a step.
+    """Compute one layer for all sequences of a step, `[1, tokens, heads, head_dim]`.
 
     Args:
-        module: the attention layer; `layer_idx` selects the pool's layer.
         query: `[1, heads, tokens, head_dim]`.
         key, value: `[1, kv_heads, tokens, head_dim]`.
-        attention_mask: ignored.
-        input_batch: the step.
         scaling, softcap, s_aux: see `ScoreOptions`.
-
-    Returns:
-        `[1, tokens, heads, head_dim]`.
     """
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     temperature = getattr(module, "query_temperature", None)

@@ -1,7 +1,4 @@
-"""Attention by `scaled_dot_product_attention` over gathered blocks, for every device and dtype.
-
-Scores with softcap or sinks use eager attention.
-"""
+"""Attention by `scaled_dot_product_attention` over gathered blocks, for every device and dtype."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +66,6 @@ class _Run:
     """Consecutive tokens of one sequence.
 
     Attributes:
-        rows: rows of the step.
         keys: slice of the step's own keys without a past, otherwise of the tokens in `blocks`.
         blocks: the visible blocks; None without a past.
         mask: added to the scores; None for causal attention.
@@ -82,7 +78,6 @@ class _Run:
 
 
 def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
-    """Split a span whose first row is `begin` into runs."""
     device, size = pool.data.device, pool.block_size
     runs = []
     for first, start, end in group.split_runs(span.start, span.end, _MAX_RUN):
@@ -103,8 +98,6 @@ def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _PrefillRuns:
-    """`prefer_products`: matrix products are faster than SDPA."""
-
     runs: tuple[_Run, ...]
     prefer_products: bool
 
@@ -121,7 +114,6 @@ class _PrefillRuns:
 
 
 def _gather(cached: KV, blocks: torch.Tensor) -> KV:
-    """Return the tokens of blocks, each `[tokens, kv_heads, head_dim]`."""
     keys, values = cached
     return keys.index_select(0, blocks).flatten(0, 1), values.index_select(0, blocks).flatten(0, 1)
 

@@ -28,11 +28,7 @@ def select_backends(
     prefill: str = "auto",
     decode: str = "auto",
 ) -> AttentionBackends:
-    """Return the named backends; `auto` selects the fastest supported ones.
-
-    Raises:
-        SettingsError: a named backend is not supported on the device.
-    """
+    """Return the named backends; `auto` selects the fastest supported ones."""
     return AttentionBackends(_prefill(device, dtype, head_dim, features, prefill), _decode(device, decode))
 
 

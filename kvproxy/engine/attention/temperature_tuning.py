@@ -1,7 +1,6 @@
-"""Attention temperature tuning of Llama 4: queries of layers without rotary embedding grow with their position.
+"""Attention temperature tuning of Llama 4: queries grow with their position.
 
-transformers takes the positions from the index in the row, but a packed row holds several sequences. The model's own tuning
-is therefore replaced by one that uses the batch's positions.
+transformers takes the positions from the index in the row, but a packed row holds several sequences.
 """
 
 from typing import Any
@@ -22,7 +21,6 @@ class QueryTemperature(torch.nn.Module):
 
 
 def use_batch_positions(model: Any) -> None:
-    """Replace the temperature tuning of a model's attention layers."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             module.attn_temperature_tuning = False

@@ -25,7 +25,7 @@ class TritonDecode:
     Args:
         max_splits: most splits of a sequence, a power of two.
         min_split: fewest keys of a split, a power of two from 128. Splits are multiples of it.
-        num_programs: about this many programs are launched, so that a step captured for long sequences launches few idle ones.
+        num_programs: about this many programs are launched, so that a captured step launches few idle ones.
     """
 
     name = "triton"
@@ -45,19 +45,12 @@ class TritonDecode:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory per multiprocessor."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
 def launch_options(padded_group: int, *, double_buffer: bool) -> dict[str, int]:
-    """Return the compile options of the first kernel.
-
-    Args:
-        padded_group: query heads per key head, rounded up to a power of two.
-        double_buffer: whether the shared memory fits two buffers.
-    """
     # Groups of 64 and more use large matrix instructions, which are double-buffered already. Four warps have enough
     # registers for the smallest groups only.
     return {
@@ -67,7 +60,6 @@ def launch_options(padded_group: int, *, double_buffer: bool) -> dict[str, int]:
 
 
 def unsupported_reason(device: torch.device) -> str | None:
-    """Return why the kernels cannot run on a device, None if they can."""
     try:
         from triton.runtime.interpreter import InterpretedFunction
 
@@ -165,7 +157,7 @@ def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
 
 
 def _dot_type(query: torch.Tensor) -> Any:
-    """Return the operand type of matrix products. The interpreter does not support bfloat16."""
+    """The interpreter does not support bfloat16."""
     import triton.language as tl
 
     if query.dtype == torch.bfloat16 and not query.is_cuda:

@@ -15,13 +15,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Return the keys per split: as few as MAX_SPLITS splits allow."""
     return tl.cdiv(tl.cdiv(length, MAX_SPLITS), MIN_SPLIT) * MIN_SPLIT
 
 
 @triton.jit
 def _first_visible(length, KIND: tl.constexpr, REACH: tl.constexpr):
-    """Return the first visible key of the last token, see `LayerGroup.first_visible`."""
     if KIND == "sliding_window":
         first = tl.maximum(length - REACH, 0)
     elif KIND == "chunked_local":

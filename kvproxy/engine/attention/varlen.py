@@ -1,7 +1,6 @@
 """Prefill by FlashAttention through `torch.nn.attention.varlen`: one call for all prompts of a step.
 
-The paged mode of FlashAttention 2 requires blocks of multiples of 256 tokens. Cached keys and values are therefore gathered in
-each layer.
+FlashAttention 2's paged mode requires blocks of multiples of 256 tokens, so each layer gathers its cached keys.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ class PackedAttention(Protocol):
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: "PackedLayout", scores: ScoreOptions
     ) -> torch.Tensor:
-        """Return `[queries, heads, head_dim]` for keys `[keys, kv_heads, head_dim]`. Does not support softcap."""
+        """Return `[queries, heads, head_dim]` for keys `[keys, kv_heads, head_dim]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class PackedLayout:
 
     Attributes:
         query_ends, key_ends: `[sequences + 1]` int32, cumulative lengths from 0.
-        max_query_len, max_key_len: of any sequence.
         window: tokens that a query sees, itself included; None for all.
     """
 
@@ -46,11 +44,7 @@ class PackedLayout:
 
 
 class VarlenPrefill:
-    """One call for all spans.
-
-    Args:
-        attend: the kernel; FlashAttention by default.
-    """
+    """One call for all spans."""
 
     name = "varlen"
 
@@ -79,7 +73,6 @@ class VarlenPrefill:
 def _visible_slots(
     runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int
 ) -> "np.ndarray[Any, Any]":
-    """Return the KV slots of the tokens that each run sees, `[tokens]`."""
     offsets = np.arange(block_size)
     parts = []
     for span, first, _, end in runs:
@@ -91,8 +84,6 @@ def _visible_slots(
 
 @dataclass(frozen=True, slots=True)
 class _PackedRows:
-    """`slots` is None if no run has a past."""
-
     layout: PackedLayout
     slots: torch.Tensor | None
     attend: PackedAttention
@@ -107,7 +98,6 @@ class _PackedRows:
 def unsupported_reason(
     device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures = NO_FEATURES
 ) -> str | None:
-    """Return why FlashAttention cannot run, None if it can."""
     if device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(device) < (8, 0):

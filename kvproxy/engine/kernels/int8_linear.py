@@ -12,8 +12,6 @@ _MAX_INT8_ROWS = 160
 
 
 class Int8Linear(torch.nn.Module):
-    """Replaces a linear layer."""
-
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -24,7 +22,6 @@ class Int8Linear(torch.nn.Module):
         self.bias = linear.bias
 
     def dequantized(self) -> torch.Tensor:
-        """Return the weights in bfloat16."""
         quantized, scale = self.get_buffer("quantized"), self.get_buffer("scale")
         return quantized.to(scale.dtype) * scale[:, None]
 
@@ -38,11 +35,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize(model: Any) -> None:
-    """Quantize all linear layers of a model.
-
-    Raises:
-        ModelUnsupported: the model is not in bfloat16 on a CPU.
-    """
+    """Quantize all linear layers of a model in bfloat16 on a CPU."""
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

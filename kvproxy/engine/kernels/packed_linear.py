@@ -14,11 +14,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedModule(torch.nn.Module):
-    """A replacement of a linear layer, whose weights cannot be read back.
-
-    Attributes:
-        digest: of the weights, for the model's fingerprint.
-    """
+    """A replacement of a linear layer, whose weights cannot be read back."""
 
     digest: torch.Tensor
 
@@ -31,8 +27,6 @@ class PackedModule(torch.nn.Module):
 
 
 class PackedLinear(PackedModule):
-    """A linear layer with packed weights."""
-
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__(linear)
         self.bias = linear.bias
@@ -44,13 +38,7 @@ class PackedLinear(PackedModule):
 
 
 class PackedSlice(PackedModule):
-    """One of several linear layers that are computed together.
-
-    Args:
-        linear: the layer.
-        merged: computes all layers.
-        index: number of the layer.
-    """
+    """One of several linear layers that are computed together."""
 
     def __init__(self, linear: torch.nn.Linear, merged: "_MergedLinear", index: int) -> None:
         super().__init__(linear)
@@ -88,21 +76,18 @@ class _MergedLinear:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights of a dtype can be packed on a device."""
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 def is_linear(module: Any) -> bool:
-    """Whether a module is a linear layer that can be packed."""
     # A subclass may compute something else.
     return type(module) is torch.nn.Linear and can_pack(module.weight.device, module.weight.dtype)
 
 
 @torch.inference_mode()
 def pack_linears(model: Any) -> None:
-    """Pack the linear layers of a model."""
     for module in list(model.modules()):
         _merge_qkv(module)
     for name, module in list(model.named_modules()):
@@ -111,7 +96,6 @@ def pack_linears(model: Any) -> None:
 
 
 def _merge_qkv(module: torch.nn.Module) -> None:
-    """Merge a module's query, key, and value projections."""
     linears: list[Any] = [getattr(module, name, None) for name in _QKV]
     if not all(map(is_linear, linears)) or len({(each.in_features, each.bias is None) for each in linears}) > 1:
         return

@@ -23,9 +23,7 @@ class ChunkTransfer:
     """Names chunks, and copies them between the pool and host buffers.
 
     Args:
-        pool: KV tensors.
-        hasher: computes block hashes.
-        chunk_tokens: tokens of a chunk, a multiple of the pool's block size.
+        chunk_tokens: a multiple of the pool's block size.
         fingerprint: of the model, see `model_fingerprint`.
         buffers: pinned memory for a pool on CUDA.
     """
@@ -58,8 +56,7 @@ class ChunkTransfer:
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
         """Copy blocks to a new buffer, with space for the header.
 
-        Returns:
-            The buffer, and a function that blocks until it is filled. On CUDA the copy is asynchronous.
+        The copy is asynchronous on CUDA; the returned function blocks until the buffer is filled.
         """
         size = self.num_bytes(name)
         buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
@@ -67,7 +64,6 @@ class ChunkTransfer:
         return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[header_bytes(name) :], len(blocks)))
 
     def num_bytes(self, name: ChunkName) -> int:
-        """Return the size of a chunk with its header."""
         pool = self._pool
         return header_bytes(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
@@ -95,8 +91,8 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If a tier has no room for a chunk, the chunk and those behind it are offered again after the next step: a chain is
-        only readable up to its first missing chunk.
+        If a tier has no room for a chunk, it and all later chunks are offered again after the next step: a chain is only
+        readable up to its first missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):
@@ -105,7 +101,6 @@ class ChunkSaver:
                 sequence.num_saved_chunks += 1
 
     def request_finished(self, sequence: SequenceState) -> None:
-        """Count the unsaved chunks of a finished sequence as dropped."""
         for name, _ in self._unsaved_chunks(sequence):
             self._chain.count_dropped(name.key)
 

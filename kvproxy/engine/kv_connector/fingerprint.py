@@ -18,8 +18,7 @@ _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "to
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
     """Return 32 bytes that identify configuration, weights, dtype, device, shape, and hashing.
 
-    Reads all weights once, at about 10 GB/s. In strict mode the fingerprint also covers everything that may change the last
-    bits: chunk length, torch version, kernels, processor, and threads.
+    Reads all weights once, at about 10 GB/s. In strict mode it also covers everything that may change the last bits.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

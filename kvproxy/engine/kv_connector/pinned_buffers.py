@@ -18,20 +18,13 @@ _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
-    """Allocate bytes that a CUDA device can access directly."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class PinnedBufferPool:
-    """A thread-safe pool of buffers. A buffer returns to the pool when the last reference to it ends.
+    """A thread-safe pool of buffers. A buffer returns to the pool when its last reference ends.
 
-    Slabs are never freed, because pinning memory is slow.
-
-    Args:
-        allocate: returns a slab of a number of bytes.
-
-    Attributes:
-        allocated: bytes of all slabs.
+    Slabs are never freed, because pinning memory is slow. `allocated` counts the bytes of all slabs.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = allocate_pinned) -> None:
@@ -42,11 +35,7 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """Return an uninitialized buffer.
-
-        Raises:
-            RuntimeError: no more memory can be pinned.
-        """
+        """Return an uninitialized buffer; raises RuntimeError if no more memory can be pinned."""
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
@@ -68,7 +57,7 @@ class PinnedBufferPool:
         return copy
 
     def _new_slab(self, size: int) -> list[Any]:
-        """Allocate a slab, at most doubling the pool, and return its buffers."""
+        """Allocate a slab, at most doubling the pool."""
         num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
         slab_bytes = 1 << (num_bytes - 1).bit_length()
         memory = self._allocate(slab_bytes).numpy()

@@ -30,7 +30,6 @@ from kvproxy.tiers.codec import ChunkName, read_payload
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")
 ModelScope = Literal["own", "others", "all"]
-"""Whose chunks to clear: of this model, of other models, or all."""
 
 
 def create_tier_connector(
@@ -42,11 +41,7 @@ def create_tier_connector(
     tiers: TierSettings,
     cipher: Cipher | None = None,
 ) -> "TierConnector | None":
-    """Create the connector if the settings enable a tier and the model has full attention only.
-
-    Raises:
-        SettingsError: a tier's settings are invalid.
-    """
+    """Create the connector if a tier is enabled and the model has full attention only."""
     if any(group.kind != "full" for group in loaded.groups):
         if tiers.enabled:
             _log.warning(
@@ -75,15 +70,11 @@ class TierLoad:
     """A load in flight.
 
     Attributes:
-        sequence: waits for the load.
-        names: the chunks in order.
         start, end: token range.
         loaded_until: end of the tokens in the pool.
         deadline: when the load times out; progress extends it.
         count_as_cached: the tokens count as cached in the sequence's usage.
         payloads: fetched chunks that are not in the pool yet.
-        is_done: the reader has finished.
-        is_cancelled: the result is not needed any more.
     """
 
     sequence: SequenceState
@@ -102,10 +93,6 @@ class TierConnector:
     """Connects an engine to its tiers; `saver` saves chunks.
 
     Args:
-        chain: the tiers.
-        transfer: copies chunks to and from the pool.
-        manager: the block cache.
-        chunked_prefill: limits the cacheable tokens.
         timeout: seconds without progress after which a load ends.
 
     Attributes:
@@ -144,7 +131,7 @@ class TierConnector:
         return end if self.chain.may_hold(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
-        """Return the most tokens that chunks can provide. The last token is computed for its logits."""
+        """The last token is computed for its logits."""
         num_tokens = cache_request.num_tokens
         return (
             min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)
@@ -153,7 +140,7 @@ class TierConnector:
         )
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks beyond the pool's hit: key, and number of tokens that the chunk would add."""
+        """Return the chunks beyond the pool's hit: key, and number of added tokens."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
@@ -235,7 +222,6 @@ class TierConnector:
             sequence.num_cached_tokens = end
 
     def cancel(self, sequence: SequenceState) -> None:
-        """Cancel a sequence's load and discard its result."""
         load = self._loads.get(sequence.cache_request.id)
         if load is not None:
             self._forget(load)
@@ -252,17 +238,12 @@ class TierConnector:
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
     def clear(self, name: str, models: ModelScope) -> int | None:
-        """Drop chunks of a tier and return their number, None if the tier does not exist.
-
-        Raises:
-            TierError: the tier failed.
-        """
+        """Drop chunks of a tier and return their number, None if the tier does not exist."""
         own = self._transfer.prefix
         filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
         return self.chain.clear(name, filters.get(models, lambda key: True))
 
     def close(self) -> None:
-        """Cancel all loads and close the tiers."""
         for load in self._loads.values():
             load.is_cancelled = True
         self._readers.shutdown(cancel_futures=True)

@@ -18,7 +18,6 @@ GROUP_KINDS: dict[str, GroupKind] = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "chunked_local",
 }
-"""Supported kinds of attention, by their names in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,6 @@ class LayerGroup:
     """Layers that share block tables.
 
     Attributes:
-        index: number of the group.
-        kind: kind of attention.
         reach: tokens of the window or chunk, 0 for full attention.
         layers: layer indexes, in the order of their pool slots.
     """
@@ -38,7 +35,6 @@ class LayerGroup:
     layers: tuple[int, ...] = ()
 
     def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
-        """Return the group's description for the block cache."""
         return GroupSpec(self.kind, block_size, self.reach, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_visible(self, position: Position) -> Position:
@@ -49,10 +45,9 @@ class LayerGroup:
         return position // self.reach * self.reach if self.kind == "chunked_local" else position * 0
 
     def split_runs(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split tokens into runs of at most `max_tokens` if attention is limited. A run never crosses a chunk.
+        """Split tokens into runs of at most `max_tokens` if attention is limited.
 
-        Yields:
-            The first visible position, the first token, and the end of each run.
+        Yields the first visible position, the first token, and the end of each run. A run never crosses a chunk.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
@@ -63,7 +58,6 @@ class LayerGroup:
 
 
 FULL_ATTENTION = LayerGroup()
-"""The only group of a model with full attention in all layers."""
 
 
 def group_layers(config: Any) -> tuple[LayerGroup, ...]:
@@ -85,11 +79,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
 
 
 def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
-    """Return the kind and reach of each layer's attention from a transformers configuration.
-
-    Raises:
-        KeyError: a layer's kind is not supported.
-    """
+    """Return the kind and reach of each layer's attention; raises KeyError for an unsupported kind."""
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     names = getattr(config, "layer_types", None)
     if names is None:
@@ -103,5 +93,4 @@ def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
 
 
 def pool_slots(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
-    """Return each layer's group and pool slot."""
     return {layer: (group.index, slot) for group in groups for slot, layer in enumerate(group.layers)}

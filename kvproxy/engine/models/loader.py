@@ -30,15 +30,6 @@ _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with paged attention.
-
-    Attributes:
-        groups: layers that share block tables.
-        features: what the model requires of attention.
-        default_sampling_params: recommended by `generation_config.json`.
-        adapters: LoRA adapters.
-    """
-
     name: str
     model: Any
     tokenizer: ChatTokenizer
@@ -96,11 +87,6 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
 
 
 def gguf_options(source: Path) -> dict[str, Any]:
-    """Return the arguments with which transformers reads a `.gguf` file.
-
-    Raises:
-        ModelUnsupported: the file or a required package is missing.
-    """
     from importlib.util import find_spec
 
     if source.suffix.lower() != ".gguf":
@@ -116,11 +102,7 @@ def gguf_options(source: Path) -> dict[str, Any]:
 
 
 def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -> LoadedModel:
-    """Move a transformers model to a device and switch it to paged attention.
-
-    Raises:
-        ModelUnsupported: its layers cannot share blocks.
-    """
+    """Move a transformers model to a device and switch it to paged attention."""
     config = model.config.get_text_config()
     reason = unsupported_reason(model, config)
     if reason:
@@ -155,7 +137,6 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
 
 
 def unsupported_reason(model: Any, config: Any) -> str | None:
-    """Return why a model's layers cannot share blocks, None if they can."""
     unknown = set(getattr(config, "layer_types", None) or ()) - set(GROUP_KINDS)
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
@@ -177,7 +158,7 @@ def unsupported_reason(model: Any, config: Any) -> str | None:
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Return the types of rotary embedding, which may differ between kinds of layers."""
+    """The types may differ between kinds of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))] if isinstance(rope, dict) else []
     return {str(part.get("rope_type") or part.get("type")) for part in parts}

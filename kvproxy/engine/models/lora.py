@@ -27,22 +27,14 @@ _Matrices = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A loaded adapter: its id from 1, and a digest of its matrices."""
+    """A loaded adapter; ids start at 1."""
 
     lora_id: int
     digest: str
 
 
 class LoraManager:
-    """Adds LoRA adapters to a model's layers through forward hooks.
-
-    Args:
-        model: its weights do not change.
-        folders: peft folders by adapter name.
-
-    Raises:
-        ModelUnsupported: an adapter cannot be read or does not fit the model.
-    """
+    """Adds LoRA adapters to a model's layers through forward hooks."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path]) -> None:
         self.by_name: dict[str, LoraAdapter] = {}

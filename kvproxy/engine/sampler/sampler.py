@@ -25,12 +25,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers of one sequence, in order. `peek` does not consume them.
-
-    Args:
-        params: a seed makes the numbers repeatable.
-        index: number of the sequence in its request; each has its own numbers.
-    """
+    """The random numbers of one sequence, in order; repeatable with a seed."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -41,7 +36,7 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next numbers in [0, 1)."""
+        """Return the next numbers in [0, 1), without consuming them."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))
@@ -61,8 +56,7 @@ def sample(
 
     Args:
         logits: `[rows, vocabulary]`.
-        params: sampling parameters of each row.
-        uniforms: a uniform random number in [0, 1) for each row, independent of the batch.
+        uniforms: a random number in [0, 1) for each row, independent of the batch.
         allowed: mask of the allowed tokens on the host, `[rows, vocabulary]`. Log-probabilities ignore it.
     """
     plain = logits
@@ -82,7 +76,6 @@ def sample(
 
 
 def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
-    """Whether top_p or top_k excludes tokens."""
     return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
@@ -97,7 +90,6 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
 def _with_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequence[int | None]
 ) -> list[SampledToken]:
-    """Add the requested log-probabilities."""
     rows = [row for row, count in enumerate(num_logprobs) if count is not None]
     if not rows:
         return [SampledToken(token) for token in tokens.tolist()]
@@ -137,7 +129,7 @@ def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniform
 
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return probabilities of tokens in descending order, 0 for tokens outside top_k and top_p."""
+    """Return probabilities of tokens in descending order, 0 for excluded tokens."""
     device, vocabulary = logits.device, logits.shape[-1]
     counts = upload([each.top_k if each.top_k > 0 else vocabulary for each in params], device)
     places = torch.arange(vocabulary, device=device)
@@ -149,13 +141,7 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[SampledToken]:
-    """Return the log-probability and rank of given tokens.
-
-    Args:
-        logits: `[rows, vocabulary]`.
-        tokens: one for each row.
-        num_top: number of alternatives to report.
-    """
+    """Return the log-probability and rank of one given token for each row of logits."""
     samples: list[SampledToken] = []
     most = min(num_top, logits.shape[-1])
     # All log-probabilities of a long prompt would take gigabytes.
@@ -165,7 +151,6 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> l
         chosen = logprobs.gather(1, upload(given, logits.device)[:, None])
         ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
         values, ids = logprobs.topk(most)
-        # One copy to the host, as in `_with_logprobs`.
         found = torch.cat([part.double() for part in (chosen, ranks, values, ids)], dim=1).tolist()
         samples += [
             SampledToken(token, value, tuple(zip(map(int, rest[most:]), rest[:most], strict=True)), int(rank))

@@ -31,11 +31,7 @@ class GrammarMatcher:
         return self._matcher.is_stopped()
 
     def accept_token(self, token: int) -> None:
-        """Advance by a sampled token.
-
-        Raises:
-            RuntimeError: the grammar refuses the token, or became too large.
-        """
+        """Advance by a sampled token; raises RuntimeError if the grammar refuses it or is too large."""
         # An EOS token is refused only if the request ignores EOS.
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar cannot be followed: {self._matcher.get_error()}")
@@ -44,7 +40,6 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy())
 
     def fill_bitmask(self, row: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
-        """Write one bit per allowed token."""
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
 
@@ -59,12 +54,7 @@ def allowed_tokens(matchers: Sequence[GrammarMatcher | None], vocabulary: int) -
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokens. Thread-safe.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        vocabulary: width of the model's logits.
-    """
+    """Compiles grammars for one model's tokens. Thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -74,11 +64,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a matcher in its initial state. The first call, and large schemas, take up to a second.
-
-        Raises:
-            InvalidRequest: the grammar or the model's tokenizer is not supported.
-        """
+        """Return a matcher in its initial state. The first call, and large schemas, take up to a second."""
         with self._lock:
             return self._compile_cached(grammar).fork()
 

@@ -6,23 +6,21 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 class ChunkedPrefill:
     """Division of sequences into steps.
 
-    By default a step takes as many tokens as the budget allows, and every computed block is cached. Rounding then depends
-    on the batch size, so a hit can differ from a miss in the last bits of a logit.
+    By default a step takes as many tokens as the budget allows. Rounding depends on the batch size, so a hit can differ
+    from a miss in the last bits of a logit.
 
-    In strict mode a hit equals a miss bit for bit. Prompts are computed in chunks aligned to `max_num_batched_tokens`, and output
-    tokens one at a time. Only complete chunks of prompts are cached.
+    In strict mode a hit equals a miss bit for bit: prompts are computed in aligned chunks, output tokens one at a time,
+    and only complete chunks of prompts are cached.
     """
 
     def __init__(self, block_size: int, max_num_batched_tokens: int, *, strict: bool) -> None:
         chunk = max(block_size, max_num_batched_tokens // block_size * block_size)
         self.is_strict = strict
         self.alignment = chunk if strict else block_size
-        """The length of a cache hit is a multiple of this number of tokens."""
         self.max_step_tokens = max(max_num_batched_tokens, chunk) if strict else max_num_batched_tokens
-        """Most tokens of one sequence in a step."""
 
     def num_new_tokens(self, sequence: SequenceState, start: int, budget: int) -> int:
-        """Return the number of tokens to compute from `start`. A strict chunk may exceed the budget."""
+        """Return the number of tokens to compute. A strict chunk may exceed the budget."""
         remaining = sequence.cache_request.num_tokens - start
         if not self.is_strict:
             return min(remaining, budget)
@@ -31,7 +29,6 @@ class ChunkedPrefill:
         return min(self.alignment - start % self.alignment, prompt) if prompt > 0 else 1
 
     def num_cacheable_tokens(self, sequence: SequenceState, num_computed: int) -> int:
-        """Return how many of the first `num_computed` tokens other requests may reuse."""
         if not self.is_strict:
             return num_computed
         return min(num_computed, sequence.num_prompt_tokens // self.alignment * self.alignment)

@@ -1,4 +1,4 @@
-"""The work of one step: a span of tokens for each scheduled sequence."""
+"""The work of one step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class TokenSpan:
     Attributes:
         block_tables: one block table per layer group; block 0 replaces freed blocks.
         num_draft_tokens: how many of the last tokens are speculative.
-        lora_id: LoRA adapter, 0 for the base model.
+        lora_id: 0 for the base model.
     """
 
     tokens: Sequence[int]
@@ -29,12 +29,11 @@ class TokenSpan:
         return self.start + len(self.tokens)
 
     def slot_mapping(self, block_size: int, group: int = 0) -> list[int]:
-        """Return each token's KV slot in a layer group: block * block_size + offset."""
+        """Return each token's KV slot: block * block_size + offset."""
         table = self.block_tables[group]
         return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
     def rows(self) -> "list[TokenSpan]":
-        """Split into spans of one token."""
         return [
             TokenSpan([token], at, self.block_tables, lora_id=self.lora_id)
             for at, token in enumerate(self.tokens, self.start)
@@ -52,6 +51,6 @@ class SchedulerOutput:
         return len(self.prefills) + len(self.decodes)
 
     def split(self) -> "Iterator[SchedulerOutput]":
-        """Yield a step for each sequence, in an order in which shared blocks are written before they are read."""
+        """Yield a step for each sequence, so that shared blocks are written before they are read."""
         yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
         yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

@@ -10,9 +10,9 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """Waiting sequences, and the service that each tenant has received.
+    """Waiting sequences, and the service (cost of computed tokens) of each tenant.
 
-    Within one priority, the tenant with the least service comes first. Service is the cost of computed tokens.
+    Within one priority, the tenant with the least service comes first.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,6 @@ class RequestQueue:
         self._next_number += 1
 
     def unregister(self, sequence: SequenceState) -> None:
-        """Forget a finished or aborted sequence."""
         tenant = sequence.request.tenant
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:
@@ -80,6 +79,5 @@ class RequestQueue:
             del self._queues[tenant]
 
     def charge(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Add computed tokens to the service of the sequence's tenant."""
         cost = OUTPUT_COST if sequence.num_output_tokens else PROMPT_COST
         self._service[sequence.request.tenant] += cost * num_tokens

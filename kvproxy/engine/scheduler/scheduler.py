@@ -15,11 +15,8 @@ class Scheduler:
     hold are loaded while other sequences run.
 
     Args:
-        manager: the block cache.
         max_num_batched_tokens: token budget of a step.
         max_num_seqs: sequences of a step.
-        chunked_prefill: divides sequences into steps.
-        tiers: chunk stores beyond the pool.
         num_draft_tokens: most speculative tokens per sequence and step.
     """
 
@@ -45,22 +42,18 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[SequenceState]:
-        """Every live sequence."""
         return [*self.running, *self.loading, *self.waiting]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a new sequence."""
         self.waiting.register(sequence)
         self.waiting.add(sequence)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
-        """Run a child that shares its parent's blocks."""
         self.manager.fork(parent.cache_request, child.cache_request)
         self.waiting.register(child)
         self.running.append(child)
 
     def remove(self, sequence: SequenceState) -> None:
-        """Drop a sequence and free its blocks. Ignore an unknown sequence."""
         if sequence in self.loading:
             assert self._tiers is not None
             self._tiers.cancel(sequence)
@@ -134,7 +127,7 @@ class Scheduler:
         return count
 
     def _schedule_drafts(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        """Schedule the last token with draft tokens behind it. Return 0 without drafts or free blocks."""
+        """Schedule the last token with drafts. Return 0 without drafts or free blocks."""
         drafts = sequence.propose_drafts(min(self._num_draft_tokens, budget - 1))
         cache_request, start = sequence.cache_request, sequence.cache_request.num_computed_tokens
         if not drafts or self.manager.allocate_slots(cache_request, 1, num_lookahead_tokens=len(drafts)) is None:
@@ -179,7 +172,7 @@ class Scheduler:
         self.waiting.charge(sequence, count)
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Free a sequence's blocks and enqueue it. It restarts from the blocks that stay cached."""
+        """Free a sequence's blocks and enqueue it."""
         self.running.remove(sequence)
         self.manager.free(sequence.cache_request)
         sequence.cache_request.num_computed_tokens = 0

@@ -18,15 +18,11 @@ OutputCallback = Callable[[Delta], None]
 ErrorCallback = Callable[[KvproxyError], None]
 
 
-def ignore_error(error: KvproxyError) -> None:
-    """Discard an error."""
+def ignore_error(error: KvproxyError) -> None: ...
 
 
 class NgramProposer:
-    """Speculative decoding by prompt lookup.
-
-    Proposes the tokens that followed the latest earlier occurrence of the last n tokens.
-    """
+    """Speculative decoding: propose the tokens that followed the latest occurrence of the last n tokens."""
 
     def __init__(self, n: int = 3) -> None:
         self._n = n
@@ -48,19 +44,13 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        request: the client's request.
-        index: number of the sequence, from 0 to n - 1.
-        max_tokens: most tokens to generate.
-        tokenizer: the model's tokenizer.
+        index: from 0 to n - 1.
         on_output: receives each delta on the engine's thread.
         on_error: receives the error that ends the request.
-        matcher: the request's grammar.
-        adapter: the LoRA adapter.
 
     Attributes:
         is_aborted: the request failed; do not sample or send any more tokens.
         num_cached_tokens: prompt tokens that were not computed, in the pool or loaded from a tier.
-        num_tier_tokens: the part of `num_cached_tokens` that came from a tier.
         num_saved_chunks: complete chunks that were offered to the tiers.
     """
 
@@ -149,7 +139,6 @@ class SequenceState:
             self.num_cached_tokens = num_cached_tokens
 
     def propose_drafts(self, limit: int) -> list[int]:
-        """Propose draft tokens, fewer than the tokens that the sequence may still generate."""
         if self.matcher is not None:
             # The grammar's mask depends on the sampled token before.
             return []
@@ -158,7 +147,7 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Score the prompt tokens after `start` with the logits of the tokens from `start` on."""
+        """Score the prompt tokens after `start` with the logits from `start` on."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]
@@ -166,7 +155,7 @@ class SequenceState:
             self._prompt_logprobs += self._logprobs(scored)
 
     def append(self, sampled: SampledToken) -> None:
-        """Append a sampled token, send the new text, and set the finish reason."""
+        """Append a token, send the new text, and set the finish reason."""
         if self.num_output_tokens == 0:
             self._first_token_time = now()
         self.cache_request.append(sampled.token)
@@ -183,7 +172,7 @@ class SequenceState:
         self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
     def finish_without_output(self) -> None:
-        """Finish a request with `max_tokens` 0, which computes only the prompt."""
+        """Finish a request with `max_tokens` 0."""
         self._first_token_time = now()
         self.finish_reason = "length"
         self._send("", (), ())

@@ -14,11 +14,9 @@ _NUM_THREADS = 3
 
 
 class AsyncTokenizer:
-    """Runs a tokenizer on its own threads. Every call raises `Overloaded` after `close`.
+    """Runs a tokenizer on its own threads; see `ChatTokenizer`. After `close`, calls raise `Overloaded`.
 
-    Args:
-        tokenizer: see its methods for errors.
-        validate_length: receives a lower bound of the prompt's tokens, and raises an error if they cannot fit.
+    `validate_length` receives a lower bound of the prompt's tokens, and raises an error if they cannot fit.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:
@@ -28,35 +26,20 @@ class AsyncTokenizer:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kvproxy-tokenize")
 
     async def encode(self, text: str, param: str = "prompt") -> list[int]:
-        """Return the token ids of a raw prompt.
-
-        Raises:
-            InvalidRequest: the text is not valid Unicode; names the field `param`.
-            ContextTooLong: the text cannot fit.
-        """
         return await self._run(lambda: self._tokenizer.encode(text, param, self._validate_length))
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
-        """Return the token ids of a conversation, up to the assistant's turn.
-
-        Raises:
-            InvalidRequest: the model has no chat template, or the template rejects the messages.
-            ContextTooLong: the conversation cannot fit.
-        """
         return await self._run(lambda: self._tokenizer.chat(messages, tools, self._validate_length))
 
     async def tool_call_format(self) -> ToolCallFormat | None:
-        """Return how the chat template writes tool calls, None if it is not supported."""
         return await self._run(lambda: self._tokenizer.tool_call_format)
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
         return await self._run(lambda: self._tokenizer.decode(ids))
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token, special tokens included."""
         return await self._run(lambda: [self._tokenizer.token_text(token) for token in ids])
 
     async def _run(self, function: Callable[[], T]) -> T:
@@ -65,6 +48,5 @@ class AsyncTokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def close(self) -> None:
-        """Stop the threads and cancel queued calls."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -6,12 +6,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Turns the tokens of one sequence into text that can be sent.
-
-    Args:
-        decode: token ids to text.
-        stop: strings that end the output.
-    """
+    """Turns the tokens of one sequence into text that can be sent."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode

@@ -20,12 +20,7 @@ def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A thread-safe Hugging Face tokenizer.
-
-    Args:
-        tokenizer: a `PreTrainedTokenizerBase`.
-        eos_ids: tokens that end the output.
-    """
+    """A thread-safe Hugging Face tokenizer; `eos_ids` end the output."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -38,13 +33,11 @@ class ChatTokenizer:
         """Return the token ids of a raw prompt, with the model's special tokens.
 
         Args:
-            text: the prompt.
             param: the request's field, for errors.
             check: called before tokenization.
 
         Raises:
             InvalidRequest: the text is not valid Unicode.
-            KvproxyError: raised by `check`.
         """
         self._check_text(text, param, check)
         return self._ids(text)
@@ -59,7 +52,6 @@ class ChatTokenizer:
 
         Raises:
             InvalidRequest: the model has no chat template, or the template rejects the messages.
-            KvproxyError: raised by `check`, see `encode`.
         """
         text = self._render(messages, tools)
         # Checked after rendering, because the template may drop text.
@@ -119,7 +111,7 @@ class ChatTokenizer:
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:
-        """How the chat template writes tool calls, None if it is not supported."""
+        """None if tool calls are not supported."""
         if self._tokenizer.chat_template is None:
             return None
 
@@ -135,11 +127,6 @@ class ChatTokenizer:
         return learn_tool_call_format(render, {token.content: number for number, token in added if token.special})
 
     def to_llguidance(self, vocabulary: int) -> Any:
-        """Convert the tokenizer for llguidance.
-
-        Raises:
-            InvalidRequest: it is not a fast tokenizer.
-        """
         from llguidance.hf import from_tokenizer
 
         if not self._tokenizer.is_fast:
@@ -150,7 +137,7 @@ class ChatTokenizer:
         return from_tokenizer(self._tokenizer, vocabulary, sorted(self.eos_ids) or None)
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token, special tokens included."""
+        """Return the text of a token, special tokens included."""
         text: str = self._tokenizer.decode([token])
         return text
 

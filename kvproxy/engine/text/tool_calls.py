@@ -23,8 +23,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 class ToolCallFormat:
     """The text around calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
-    Attributes:
-        special: ids of special tokens by their text. They are not part of the output's text.
+    `special` contains ids of special tokens, which are not part of the output's text.
     """
 
     begin: str
@@ -38,7 +37,6 @@ class ToolCallFormat:
 
         Args:
             schemas: JSON schemas of the parameters by tool name.
-            required: whether a call is required.
             parallel: whether several calls are allowed.
         """
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
@@ -60,17 +58,15 @@ class ToolCallFormat:
 
     @property
     def opening(self) -> str:
-        """The visible text at the beginning of a call."""
         return self.visible_text(self.begin)
 
     def visible_text(self, text: str) -> str:
-        """Remove special tokens from a text."""
         for token in self.special:
             text = text.replace(token, "")
         return text
 
     def _lark(self, text: str) -> str:
-        """Return a text as Lark literals, with special tokens by id."""
+        """Return Lark literals, with special tokens by id."""
         parts, rest = [], text
         while rest:
             at, token = min(((rest.find(each), each) for each in self.special if each in rest), default=(len(rest), ""))
@@ -81,7 +77,7 @@ class ToolCallFormat:
 
 
 def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
-    """Learn how a template writes calls, None if it is not supported."""
+    """Learn how a template writes calls; None if it is not supported."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
             form = _learn(render, special, written)
@@ -133,7 +129,7 @@ def _tool(name: str) -> dict[str, Any]:
 
 
 def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
-    """Return the text around names and arguments, None if no JSON arguments follow a name."""
+    """Return the text around names and arguments; None without JSON arguments."""
     parts, at = [], 0
     for name in names:
         start = text.find(name, at)
@@ -149,7 +145,6 @@ def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
 
 
 def _escape_in_class(letter: str) -> str:
-    """Escape a character for a character class of a regular expression."""
     return f"\\{letter}" if letter in "\\]^-/" else letter
 
 
@@ -173,7 +168,6 @@ class ToolCallParser:
         return replace(delta, text="", calls=tuple(self._take_complete_calls(index)))
 
     def _take_complete_calls(self, index: int) -> list[ToolCall]:
-        """Remove and return the complete calls of the buffer."""
         form = self._form
         calls: list[ToolCall] = []
         middle = form.visible_text(form.middle)

@@ -1,9 +1,7 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
 Each row of a captured step is one token. The step writes all keys and values before any row reads them, so several rows
-may belong to one sequence: draft tokens, and short ends of prompts.
-
-A step is padded to the next capture size. Its inputs are copied to tensors at fixed addresses. Padding rows use block 0.
+may belong to one sequence. A step is padded to the next capture size; padding rows use block 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +22,14 @@ from kvproxy.engine.worker.transfer import to_host_tensor
 from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
-"""Computes the logits of a step from inputs at fixed addresses."""
 
 
 class StepCapture(Protocol):
-    """Turns a step into a replayable one."""
-
     def __call__(self, step: Step) -> Step:
-        """Return the replayable step, which may overwrite its previous result."""
+        """Return a replayable step, which may overwrite its previous result."""
 
 
 def no_capture(step: Step) -> Step:
-    """Return the step itself, for devices without graphs."""
     return step
 
 
@@ -46,8 +40,7 @@ class CannotCapture(Exception):
 class CudaCapture:
     """Captures CUDA graphs that share one memory pool. Capture the largest step first.
 
-    Args:
-        device: must be the current CUDA device during capture.
+    `device` must be the current CUDA device during capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,11 +48,6 @@ class CudaCapture:
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        """Capture a step.
-
-        Raises:
-            CannotCapture: the step synchronizes with the device.
-        """
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -99,7 +87,6 @@ def capture_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def max_captured_rows(settings: EngineSettings) -> int:
-    """Return the rows of the largest captured step: one token and the draft tokens of each sequence."""
     num_drafts = 0 if settings.batch_invariant else settings.num_speculative_tokens
     return min(settings.max_num_seqs * (1 + num_drafts), settings.max_num_batched_tokens)
 
@@ -109,15 +96,7 @@ class CapturedSteps:
 
     Args:
         forward: computes the logits of a step, `[rows, vocabulary]`.
-        pool: KV tensors.
-        groups: the model's layer groups.
-        decode: the attention backend.
-        max_rows: rows of the largest step.
         max_blocks: blocks of the longest sequence.
-        capture: captures a step.
-
-    Raises:
-        CannotCapture: the model's steps cannot be captured.
     """
 
     def __init__(
@@ -145,7 +124,7 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Return the logits of one-token spans, `[rows, vocabulary]`. The next call overwrites them."""
+        """Return the logits, `[rows, vocabulary]`. The next call overwrites them."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]
@@ -167,7 +146,6 @@ class CapturedSteps:
         return [span.tokens[0], span.start, span.end, *slots]
 
     def _padding_rows(self, size: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
-        """Return rows of length 1 in block 0."""
         rows = np.zeros((3 + len(self._groups), size), np.int64)
         rows[2] = 1
         return rows

@@ -1,4 +1,4 @@
-"""The input of one step as tensors: a packed row of tokens, and attention metadata for each layer group."""
+"""The input of one step as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class AttentionMetadata:
 
     Attributes:
         slot_mapping: `[tokens]`, the KV slot of each token: block * block_size + offset.
-        prefill, decode: attention of the two parts of the row; None if the part is empty.
+        prefill, decode: None if the part of the row is empty.
     """
 
     slot_mapping: torch.Tensor
@@ -29,11 +29,9 @@ class AttentionMetadata:
 
 
 class InputBatch:
-    """Input of the model for one step. Prefill tokens come first in the row, then one token per decoding sequence.
+    """A packed row: prefill tokens, then one token per decoding sequence.
 
     Args:
-        pool: KV tensors.
-        groups: the model's layer groups.
         tokens, positions: `[1, tokens]`.
         decode_start: first decoding token in the row.
         metadata: one item per group.
@@ -56,7 +54,6 @@ class InputBatch:
         self._metadata = metadata
 
     def layer(self, index: int) -> tuple[AttentionMetadata, KV]:
-        """Return a layer's attention metadata, and its keys and values in the pool."""
         group, slot = self._pool_slots[index]
         return self._metadata[group], self._pool.layer(slot)
 
@@ -99,11 +96,11 @@ def build_input_batch(
 def decode_block_table(
     spans: Sequence[TokenSpan], block_size: int, device: torch.device, group: int = 0
 ) -> torch.Tensor:
-    """Return the block table of decoding sequences on a device, `[rows, blocks]` int32."""
+    """Return block tables on a device, `[rows, blocks]` int32."""
     width = max(-(-span.end // block_size) for span in spans)
     return upload(padded_block_table([span.block_tables[group] for span in spans], width), device, np.int32)
 
 
 def padded_block_table(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    """Truncate block tables, or pad them with block 0, to one width."""
+    """Truncate block tables, or pad them with block 0."""
     return [[*blocks[:width], *[0] * (width - len(blocks))] for blocks in tables]

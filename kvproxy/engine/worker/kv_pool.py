@@ -15,8 +15,6 @@ _CACHE_LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Shape of a block: layers of a group, key/value heads, and width of a head."""
-
     layers: int
     kv_heads: int
     head_dim: int
@@ -50,11 +48,10 @@ class KVPool:
         self._uploads = AsyncUploads()
 
     def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer slot, each `[blocks, block_size, kv_heads, head_dim]`."""
+        """Return keys and values, each `[blocks, block_size, kv_heads, head_dim]`."""
         return self._layers[slot]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks within the pool: (source, destination) block ids."""
         if pairs:
             source, destination = upload(pairs, self.data.device).T
             self.data[:, :, destination] = self.data[:, :, source]
@@ -62,8 +59,7 @@ class KVPool:
     def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
         """Copy blocks to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
 
-        Returns:
-            A function that blocks until `out` is filled. On CUDA, `out` must be pinned.
+        The returned function blocks until `out` is filled. On CUDA, `out` must be pinned.
         """
         ids = upload(blocks, self.data.device)
         if self.data.device.type == "cpu":
@@ -72,14 +68,14 @@ class KVPool:
         return self._downloads.start(self.data.index_select(2, ids), out)
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Overwrite blocks with the blocks from `first` on in `content`, a result of `read_blocks`."""
+        """Overwrite blocks with the blocks of `content` from `first` on."""
         device = self.data.device
         moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
         self.data.index_copy_(2, upload(blocks, device), moved)
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate zeros. On a CPU the system commits memory on the first write, so that startup is fast."""
+    """On a CPU the system commits memory on the first write, so that startup is fast."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     num_bytes = math.prod(sizes) * dtype.itemsize

@@ -37,11 +37,7 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Return `num_blocks`, or as many blocks as fit `kv_memory`.
-
-    Raises:
-        SettingsError: too little memory is allowed or free.
-    """
+    """Return `num_blocks`, or as many blocks as fit `kv_memory`."""
     block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
         _check_host_memory(block_bytes, settings)
@@ -58,11 +54,7 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
-    """Refuse a pool beyond the host's free memory: the system would kill the process later.
-
-    Raises:
-        SettingsError: the pool does not fit.
-    """
+    """Refuse a pool beyond the free memory: the system would kill the process later."""
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:
@@ -91,7 +83,6 @@ def _available_bytes(loaded: LoadedModel, backends: AttentionBackends, settings:
 
 
 def pool_bytes(free: int, share: float, step_bytes: int) -> float:
-    """Return a share of the free bytes, less what a step and other libraries need."""
     return min(share * free, free - _STEP_MARGIN * step_bytes - _RESERVED_BYTES)
 
 
@@ -101,9 +92,7 @@ def profile_peak_memory(
 ) -> int:
     """Return the peak bytes of a step without weights and pool.
 
-    Runs a prompt of `max_num_batched_tokens` tokens, sampling of `max_num_seqs` rows, and the largest captured step.
-    Log-probabilities
-    of a whole prompt may need more memory; such a step fails alone.
+    Log-probabilities of a whole prompt may need more memory; such a step fails alone.
     """
     block_size = settings.block_size
     max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)

@@ -33,8 +33,6 @@ class SequenceLogits:
 
 
 class ModelRunner:
-    """A model with its KV pool and attention backends."""
-
     def __init__(self, loaded: LoadedModel, pool: KVPool, backends: AttentionBackends = SDPA) -> None:
         self._model = loaded.model
         self._device = loaded.device
@@ -50,10 +48,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, capture: StepCapture, *, max_rows: int, max_len: int) -> None:
-        """Capture steps of up to `max_rows` rows for sequences of up to `max_len` tokens.
-
-        If the model cannot be captured, its steps run eagerly.
-        """
+        """Capture steps; if the model cannot be captured, its steps run eagerly."""
         with self._on_device():
             try:
                 self._captured = CapturedSteps(
@@ -70,7 +65,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
-        """Compute a step and return the logits of each sequence that needs them."""
         work = scheduled.prefills + scheduled.decodes
         counts = [_num_logits(sequence, span) for sequence, span in work]
         logits = self.run_captured([span for _, span in work], counts)
@@ -80,7 +74,7 @@ class ModelRunner:
         return [SequenceLogits(*item, part) for item, part, count in zip(work, logits, counts, strict=True) if count]
 
     def run_captured(self, spans: list[TokenSpan], counts: list[int]) -> Sequence[torch.Tensor] | None:
-        """Return the logits of the last `counts` tokens of each span, None if no captured step fits."""
+        """Return the logits of the last `counts` tokens of each span; None if no captured step fits."""
         if self._captured is None or any(len(span.tokens) > _MAX_CAPTURED_SPAN for span in spans):
             return None
         rows = [row for span in spans for row in span.rows()]
@@ -94,7 +88,6 @@ class ModelRunner:
     def run_eager(
         self, prefills: list[TokenSpan], decodes: list[TokenSpan], counts: list[int]
     ) -> Sequence[torch.Tensor]:
-        """Return the logits of the last `counts` tokens of each span."""
         rows: list[int] = []
         end = 0
         for span, count in zip(prefills + decodes, counts, strict=True):

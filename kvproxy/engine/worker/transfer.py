@@ -17,7 +17,6 @@ def to_host_tensor(values: HostNumbers, device: torch.device, dtype: type = np.i
 
 
 def upload(values: HostNumbers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
-    """Create a tensor on a device."""
     return to_host_tensor(values, device, dtype).to(device, non_blocking=True)
 
 
@@ -28,10 +27,9 @@ class AsyncDownloads:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, source: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
-        """Copy `source`, which must not be written any more, to pinned memory.
+        """Copy `source`, which must not change any more, to pinned memory.
 
-        Returns:
-            A function that blocks until `out` is filled.
+        The returned function blocks until `out` is filled.
         """
         if self._stream is None:
             out.copy_(source)
@@ -52,7 +50,6 @@ class AsyncUploads:
         self._in_flight: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
 
     def start(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return the tensor on the device, for the current stream."""
         if device.type != "cuda":
             return source.to(device)
         while self._in_flight and self._in_flight[0][0].query():

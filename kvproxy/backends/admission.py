@@ -1,4 +1,4 @@
-"""Limits for concurrent and waiting requests of one backend."""
+"""Limits on the concurrent and waiting requests of one backend."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class Admission:
         self.waiting = 0
 
     async def enter(self) -> None:
-        """Wait for a place, first come, first served. Raises Overloaded."""
+        """Wait for a place in order of arrival. Raises Overloaded."""
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:

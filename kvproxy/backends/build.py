@@ -1,4 +1,4 @@
-"""Builds the backend of the settings, with the view of its prefix cache."""
+"""Builds the backend of the settings."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A backend and its prefix cache, with either the embedded engine's worker or the fleet of upstreams."""
-
     backend: Backend
     prefix: PrefixCache
     worker: "AsyncLLM | None" = None
@@ -27,7 +25,7 @@ class Built:
 
 
 def build_backend(settings: Settings) -> Built:
-    """Build the embedded engine or the fleet of upstreams. Raises SettingsError or ModelUnsupported."""
+    """Build the backend of the settings. Raises SettingsError or ModelUnsupported."""
     if not settings.servers:
         return _build_embedded(settings)
     if settings.tiers.enabled:
@@ -42,7 +40,7 @@ def _build_embedded(settings: Settings) -> Built:
 
     cipher = load_cipher(settings.encryption)
     worker = AsyncLLM.load(settings.engine, settings.model, settings.tiers, cipher)
-    # The engine's own queue is fair between tenants, so waiting requests are admitted to it.
+    # The engine's own queue is fair between tenants, so it gets the waiting requests.
     limit = settings.engine.max_num_seqs + settings.limits.queue_size
     backend = EmbeddedBackend(
         worker,

@@ -23,8 +23,8 @@ class EmbeddedBackend:
     """Serves requests from the embedded engine.
 
     Args:
-        shared_blocks: share cached blocks between tenants. Otherwise no tenant can detect another tenant's prompts.
-        global_priorities: apply priorities between tenants, not only within one.
+        shared_blocks: share cached blocks between tenants; otherwise no tenant can detect another tenant's prompts.
+        global_priorities: apply priorities between tenants, too.
     """
 
     def __init__(
@@ -59,10 +59,7 @@ class EmbeddedBackend:
         return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
     async def send(self, request: ApiRequest) -> Generated:
-        """Generate a response; returns with its first piece.
-
-        Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded.
-        """
+        """Return with the first piece. Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded."""
         await self.admission.enter()
         try:
             return await self._generate(request)
@@ -111,11 +108,11 @@ class EmbeddedBackend:
         return codec
 
     async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""
+        """Tokenize a request. Raises InvalidRequest for unsupported fields."""
         decoded = decoded or self._decode(request)
         tokens = await self._tokens(decoded.prompt)
         return GenerationRequest(
-            # Clients may repeat a request id; the engine requires unique ids.
+            # Clients may repeat an id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
             decoded.sampling,
@@ -147,7 +144,7 @@ class EmbeddedBackend:
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """Return the request for the block cache, with the tokens `more` after the prompt."""
+        """Return the request for the block cache; `more` tokens follow the prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 

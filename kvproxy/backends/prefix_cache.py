@@ -1,4 +1,4 @@
-"""The view of a prefix cache: of the embedded engine, of mirrored upstreams, or of llama.cpp slots."""
+"""The view of a prefix cache: the embedded engine's, mirrored ones, or slots of llama.cpp."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,11 +16,11 @@ from kvproxy.tiers.store import TierStats
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Metrics of one engine; None if it does not report one.
+    """Metrics of one engine; None if it does not report them.
 
     Attributes:
-        usage: fraction of the pool that requests use.
-        queries, hits: prompt tokens looked up in its prefix cache, and found, since its start.
+        usage: used fraction of the pool.
+        queries, hits: prompt tokens looked up and found since its start.
         age: seconds since the report.
         engine: the upstream's URL.
     """
@@ -46,9 +46,7 @@ class PrefixFigures:
     Attributes:
         pool: the pool, or the sum over all upstreams.
         complete: whether the mirrors missed no event; None without mirrors.
-        engines: URLs of the upstreams.
-        reported: metrics reported by the upstreams.
-        slots: whether the blocks are slots of llama.cpp, which differ in length.
+        slots: the blocks are slots of llama.cpp, which differ in length.
     """
 
     pool: PoolReport
@@ -61,7 +59,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class SpelledDivergence:
-    """The first difference between a prompt and the cached tokens, as text; see `blocks.rows.Divergence`."""
+    """A `blocks.rows.Divergence` as text."""
 
     position: int
     cached: str
@@ -74,17 +72,16 @@ class PrefixReport:
     """Prefix reuse of a request. Unknown values are None.
 
     Attributes:
-        matched_tokens: cached prefix in tokens.
-        blocks: blocks of this prefix: numbers, or hashes of mirrored blocks.
+        matched_tokens: length of the cached prefix.
+        blocks: numbers, or hashes of mirrored blocks.
         tiers: additional tokens by tier.
         reason: cause of a missing report, or a note.
         engine, rank: engine with the longest prefix, and its data-parallel rank.
         engines: cached tokens by engine.
-        complete: whether the mirror missed no event.
-        hashes_match: whether the engine's block hashes follow the configured algorithm and seed.
-        digests: block hashes of the prompt.
-        groups: reuse by attention group, for a model with limited attention in the embedded engine.
-        slots: whether the engine caches prefixes in slots and files.
+        complete: the mirror missed no event.
+        hashes_match: the engine's block hashes follow the configured algorithm and seed.
+        groups: reuse by attention group of the embedded engine; empty without limited attention.
+        slots: the engine caches prefixes in slots and files.
     """
 
     prompt_tokens: int | None = None
@@ -110,8 +107,6 @@ class PrefixReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReset:
-    """Result of a reset of one engine's prefix cache, with the engine's error message."""
-
     engine: str
     reset: bool
     message: str | None = None
@@ -119,7 +114,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """Result of a reset, with the numbers of pinned and used blocks that prevented it."""
+    """The result of a reset, with the numbers of pinned and used blocks that prevented it."""
 
     reset: bool
     pinned: int | None = None
@@ -128,7 +123,7 @@ class ResetReport:
 
 
 class PrefixCache:
-    """Interface of a prefix cache. The default methods raise NoPrefixCache, for an upstream that reports nothing."""
+    """Interface of a prefix cache. Methods raise NoPrefixCache by default."""
 
     async def blocks(self) -> list[BlockRow]:
         raise no_events()
@@ -138,19 +133,17 @@ class PrefixCache:
         raise no_events()
 
     async def map(self) -> PoolMap:
-        """Return all blocks in columns."""
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """List the branches after a block, or the roots, with their text; and return their total count."""
+        """List the branches after a block, or the roots; and return their total count."""
         raise no_events()
 
     async def chains(self) -> list[ChainRow]:
-        """List cached chains with their first text."""
         raise no_events()
 
     async def show(self, name: str) -> BlockContent | None:
-        """Return one block with its tokens and text, by its number or a prefix of its hash."""
+        """Find a block by its number or a prefix of its hash."""
         raise no_events()
 
     async def figures(self) -> PrefixFigures:
@@ -160,26 +153,25 @@ class PrefixCache:
         raise no_events()
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        """Return the prefix reuse of a request; None if it is unknown."""
         return None
 
     async def pins(self) -> list[PinRow]:
-        """List chains that are protected from eviction."""
+        """List chains protected from eviction."""
         raise _no_pins()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the cached blocks of a prompt, or the chain that ends in `leaf`; return the tokens."""
+        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the tokens."""
         raise _no_pins()
 
     async def unpin(self, name: str) -> bool:
         raise _no_pins()
 
     async def tiers(self) -> list[TierStats]:
-        """List statistics of the tiers, the fastest first."""
+        """List the tiers, the fastest first."""
         raise _no_tiers()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete a tier's chunks of the models `own`, `others` or `all`; None if the tier does not exist."""
+        """Delete chunks of the models `own`, `others` or `all`; None if the tier does not exist."""
         raise _no_tiers()
 
 
@@ -198,7 +190,7 @@ def _no_tiers() -> NoPrefixCache:
 
 
 Decode = Callable[[Sequence[int] | None], Awaitable[str]]
-"""Returns the text of tokens; an empty text for None."""
+"""Returns the text of tokens, or "" for None."""
 
 
 async def spell_divergence(divergence: Divergence | None, decode: Decode) -> SpelledDivergence | None:

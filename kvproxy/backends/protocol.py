@@ -1,4 +1,4 @@
-"""The interface of backends: they return typed pieces of the embedded engine, or the bytes of an upstream."""
+"""The interface of backends."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ class Generated:
     """A response of the embedded engine in flight.
 
     Attributes:
-        pieces: all pieces; raises a KvproxyError if the engine fails.
-        usage: usage of the first piece: prompt tokens and cached tokens.
+        pieces: raises a KvproxyError if the engine fails.
+        usage: usage of the first piece.
         echo: prefix of each completion.
-        close: stops the generation; safe to call more than once.
+        close: stops the generation; may be called again.
     """
 
     pieces: AsyncIterator[Delta]
@@ -41,7 +41,7 @@ class ServingUpstream:
 
     Attributes:
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
-        report_reuse: callback for the reported reuse, called once with the model, the prompt tokens, and the reused tokens.
+        report_reuse: called once with the model, the prompt tokens, and the reused tokens.
     """
 
     url: str
@@ -55,11 +55,10 @@ class Relayed:
 
     Attributes:
         headers: names in lower case, possibly repeated.
-        chunks: the body; raises a KvproxyError if the upstream breaks off.
-        close: closes the response; safe to call more than once.
-        on_first_chunk: callbacks for the first chunk.
-        on_end: callbacks for the end of the body, its failure, or `close`; each is called once.
-        served_by: the upstream that serves the request; None if no fleet chose one.
+        chunks: raises a KvproxyError if the upstream breaks off.
+        close: may be called again.
+        on_end: called once each: at the end of the body, its failure, or `close`.
+        served_by: None if no fleet chose an upstream.
     """
 
     status: int
@@ -76,9 +75,9 @@ class Relayed:
         return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
     async def wait_for_first_chunk(self) -> None:
-        """Read the first chunk: an engine sends the head of a stream long before its first token.
+        """An engine sends the head of a stream long before its first token.
 
-        If the upstream fails before, the response is closed and a KvproxyError raised.
+        If the upstream fails first, close the response and raise a KvproxyError.
         """
         chunks = self.chunks
         try:
@@ -89,7 +88,7 @@ class Relayed:
         self.chunks = _prepend(first, chunks)
 
     async def body(self) -> bytes:
-        """Read the whole body and close the response."""
+        """Read the whole body, then close."""
         try:
             return b"".join([chunk async for chunk in self.chunks])
         finally:
@@ -107,27 +106,25 @@ Reply: TypeAlias = Generated | Relayed
 
 
 class Forwarder(Protocol):
-    """Forwards any request, also to APIs that are not cached."""
-
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
-        """Forward a request unchanged. The path includes the query; names of headers are in lower case."""
+        """Forward a request unchanged; `path` includes the query."""
 
 
 class Backend(Protocol):
     name: str
-    """Part of the cache key: a response of one backend is never served for another one."""
+    """Part of the cache key: backends never share responses."""
     forwarder: Forwarder | None
     """Serves all other requests; None for the embedded engine."""
 
     async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Send a request; returns with the head of the response, or raises a KvproxyError."""
+        """Return with the head of the response, or raise a KvproxyError."""
 
     async def models(self) -> JsonObject:
         """Return OpenAI's list."""
 
     def failure(self) -> str | None:
-        """Return the reason why no request can be served now, or None."""
+        """Return the reason why no request can be served, or None."""
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """kvproxy: a caching reverse proxy for LLMs, with a semantic response cache and an exact prefix block cache.
 
-The parts that are of use without the proxy can be imported from here; docs/library.md shows each at work. A name is
-imported when it is first used, so that `import kvproxy` costs nothing.
+The parts that are useful without the proxy can be imported from here; docs/library.md shows each. A name is imported when
+it is first used, so that `import kvproxy` is cheap.
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Name -> the module that has it, and its name there.
+# Name -> its module, and its name there.
 _PLACES = {
     "AsyncCache": ("kvproxy.library", "AsyncCache"),
     "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),

@@ -30,7 +30,6 @@ class Backup:
     """The content of an archive.
 
     Attributes:
-        version: of kvproxy that wrote it.
         created: seconds since the epoch.
         files: size in bytes by name.
     """
@@ -41,17 +40,17 @@ class Backup:
 
 
 def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None) -> Backup:
-    """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
+    """Write the databases, clients, and settings of a data folder to a private archive.
 
-    SQLite copies each database in one transaction, so that writes continue meanwhile. Responses in PostgreSQL, the keys of
-    encryption, tiers, and derived search indexes are not included.
+    Each database is copied in one transaction, while writes continue. Excludes responses in PostgreSQL, encryption keys,
+    tiers, and search indexes.
 
     Args:
         archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
         done: called with the name of each file.
 
     Raises:
-        NotFound: the data folder has no file to save.
+        NotFound: there is no file to save.
         InvalidRequest: the archive cannot be written.
         KvproxyError: a database cannot be read.
     """
@@ -83,14 +82,14 @@ def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
     """Restore an archive to a data folder that no proxy uses.
 
-    Every file is checked before the first one is put in its place.
+    All files are checked before the first is restored.
 
     Args:
         replace: overwrite existing files.
 
     Raises:
         NotFound: the archive does not exist.
-        InvalidRequest: the archive is damaged, or there are files already.
+        InvalidRequest: the archive is damaged, or files exist.
         SettingsError: a proxy uses the data folder.
     """
     places = _places(settings)
@@ -118,7 +117,6 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
 
 
 def _places(settings: Settings) -> dict[str, Path]:
-    """Return the file of each name; responses may be elsewhere, or in PostgreSQL."""
     found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
     if "://" in settings.store_where:
         del found[_RESPONSES]
@@ -147,7 +145,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Move a file to its place, without the log of the file that was there."""
+    """Move a file, and delete the log of the replaced file."""
     for suffix in ("-wal", "-shm"):
         target.with_name(target.name + suffix).unlink(missing_ok=True)
     source.chmod(0o600)
@@ -177,7 +175,6 @@ def _manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, An
 
 
 def _extract(tar: tarfile.TarFile, name: str, folder: Path) -> Path:
-    """Extract a regular file. Raises InvalidRequest if it is missing."""
     if name not in tar.getnames() or not tar.getmember(name).isreg():
         raise InvalidRequest(f"{name} is missing in the archive: use another backup")
     tar.extract(name, folder, filter="data")

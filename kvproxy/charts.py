@@ -1,4 +1,4 @@
-"""Charts of the analyses: drawn at a terminal by plotext, and saved as files by matplotlib, in the colours of the dashboard."""
+"""Charts of the analyses, at a terminal (plotext) or in files (matplotlib)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The palette of Okabe and Ito, which the dashboard uses: readable for the colour-blind.
+# The palette of Okabe and Ito, readable for the colour-blind.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _GREY = "#8b94a3"
 _HEIGHT = 14
@@ -18,11 +18,9 @@ _BAR_MARGIN = 12
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart.
+    """A line of a chart; terminals show neither intervals nor dashes.
 
-    Attributes:
-        lows, highs: an interval around each value; empty without one. Terminals do not show it.
-        is_dashed: tell it from the others; terminals do not show it.
+    `lows` and `highs` are an interval around each value; empty without one.
     """
 
     name: str
@@ -35,13 +33,12 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart with lines, or with bars.
+    """A chart with lines or bars.
 
     Attributes:
-        bars: pairs of a name and a value; horizontal bars.
-        levels: pairs of a name and a value; horizontal lines.
-        log_x: use a logarithmic horizontal axis.
-        is_share: the values are shares of 1, shown as percentages.
+        bars: names and values; horizontal bars.
+        levels: names and values; horizontal lines.
+        is_share: values are shares of 1, shown in percent.
     """
 
     x_label: str
@@ -54,12 +51,12 @@ class Chart:
 
 
 def draw(charts: Sequence[Chart], width: int, *, colours: bool = True) -> str:
-    """Return charts as text for a terminal of a width in characters."""
+    """Return charts as text; `width` is in characters."""
     return "\n".join(_drawn(chart, width, colours) for chart in charts)
 
 
 def save(charts: Sequence[Chart], path: Path) -> None:
-    """Save charts below each other; the file's suffix selects the format (png, svg, pdf)."""
+    """Save charts below each other, in the format of the file's suffix (png, svg, pdf)."""
     from matplotlib.figure import Figure
 
     heights = [1 + len(chart.bars) / 3 if chart.bars else 4 for chart in charts]
@@ -71,7 +68,7 @@ def save(charts: Sequence[Chart], path: Path) -> None:
 
 
 def _drawn(chart: Chart, width: int, colours: bool) -> str:
-    # Typed as Any: plotext has no types. It draws on one figure of the module.
+    # Typed as Any: plotext has no types. It draws on one global figure.
     import plotext
 
     if not chart.bars and not any(line.xs for line in chart.lines):

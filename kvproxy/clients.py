@@ -1,4 +1,4 @@
-"""Clients and their keys, from the settings and from a file in the data folder that `kvproxy keys` writes."""
+"""Clients and their keys, from the settings and from the file of `kvproxy keys`."""
 
 import hashlib
 import os
@@ -20,12 +20,11 @@ _LIST = TypeAdapter(list[ClientSettings])
 
 
 def clients_file(data: Path) -> Path:
-    """The file of `kvproxy keys`."""
     return data / "clients.json"
 
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
-    """All clients, in the order of settings and file.
+    """List all clients, those of the settings first.
 
     Raises:
         SettingsError: the file cannot be read, or two clients share a name or a key.
@@ -41,7 +40,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def is_closed(settings: Settings) -> bool:
-    """Whether requests require a key: there is a client, or there was one before its removal."""
+    """Whether requests require a key; true even after the last client's removal."""
     return bool(settings.clients) or clients_file(settings.data).exists()
 
 
@@ -68,13 +67,13 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:
-    """Give a client a new key, and return it. Running proxies notice this within a second.
+    """Give a client a new key. Running proxies notice it within a second.
 
     Args:
         grace: seconds in which the old key stays valid.
 
     Raises:
-        NotFound: the file has no client of this name.
+        NotFound: no such client.
         InvalidRequest: it is in the settings.
     """
     clients = list(_read(settings.data))
@@ -91,10 +90,10 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies notice this within a second.
+    """Remove a client. Running proxies notice it within a second.
 
     Raises:
-        NotFound: the file has no client of this name.
+        NotFound: no such client.
         InvalidRequest: it is in the settings.
     """
     kept = _read(settings.data)
@@ -111,7 +110,7 @@ def _missing(settings: Settings, name: str) -> KvproxyError:
 
 
 def digest(key: str) -> str:
-    """The stored digest of a key. Keys are long and random, so one round of SHA-256 is enough."""
+    """Keys are long and random, so one round of SHA-256 is enough."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -126,7 +125,7 @@ def _read(data: Path) -> Sequence[ClientSettings]:
 
 
 def _write(data: Path, clients: Sequence[ClientSettings]) -> None:
-    """Write the file atomically, readable by its owner only."""
+    """Write atomically, readable by the owner only."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
     with os.fdopen(handle, "wb") as out:

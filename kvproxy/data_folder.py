@@ -1,4 +1,4 @@
-"""A lock on the data folder: its journal and its files belong to one process."""
+"""A lock on the data folder: one process owns it."""
 
 import fcntl
 import json
@@ -14,10 +14,10 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Hold the lock of a data folder. The system releases the lock when the process ends.
+    """Lock a data folder; the system unlocks it when the process ends.
 
     Args:
-        url: address of this proxy, for the error of the next one.
+        url: address of this proxy, for the other process's error.
 
     Raises:
         SettingsError: another process holds the lock.

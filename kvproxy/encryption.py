@@ -1,8 +1,8 @@
-"""Encryption of stored data: AES-256-GCM of the package `cryptography`, with the operator's keys.
+"""Encryption of stored data with AES-256-GCM.
 
     magic 5 | name of the key 4 | nonce 12 | ciphertext and tag
 
-The first key encrypts, and every key decrypts, so that a new key can be put in front of an old one.
+The first key encrypts, and every key decrypts, so that keys can be rotated.
 """
 
 import base64
@@ -14,7 +14,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import EncryptionSettings
 
 _MAGIC = b"\x00kvs\x01"
-"""Prefix of encrypted data. Neither JSON nor a chunk begins with it."""
+"""Prefix of encrypted data; neither JSON nor a chunk begins with it."""
 _KEY, _NAME, _NONCE = 32, 4, 12
 _BODY = len(_MAGIC) + _NAME + _NONCE
 _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
@@ -38,26 +38,15 @@ class Cipher:
         }
         self._first = next(iter(self._ciphers))
         self.name = self._first.hex()
-        """Name of the first key."""
         self.names = frozenset(name.hex() for name in self._ciphers)
-        """Names of all keys."""
 
     def seal(self, clear: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """Encrypt.
-
-        Args:
-            clear: any bytes.
-            about: associated data. `open` requires the same, so that ciphertexts cannot be exchanged.
-        """
+        """`open` requires the same `about`, so that ciphertexts cannot be exchanged."""
         nonce = os.urandom(_NONCE)
         return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, about)))
 
     def open(self, sealed: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """Decrypt.
-
-        Raises:
-            ValueError: the key is not among ours, or the bytes are not what `seal` made about the same. The message says which.
-        """
+        """Raises ValueError if the key is unknown, or the bytes or `about` are wrong."""
         if not is_sealed(sealed):
             raise ValueError("it is not encrypted")
         view = memoryview(sealed)
@@ -72,15 +61,14 @@ class Cipher:
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """Whether bytes have the prefix of encrypted data."""
     return len(data) >= _BODY and data[: len(_MAGIC)] == _MAGIC
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """The cipher with the keys of the settings; None without keys.
+    """Load the keys of the settings; None without keys.
 
     Raises:
-        SettingsError: the keys cannot be read, or the package is missing; the message names the fix and holds no key.
+        SettingsError: the keys cannot be read, or the package is missing; the message holds no key.
     """
     if not settings.enabled:
         return None
@@ -98,7 +86,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """The origin of the keys, and their text."""
+    """Return the origin of the keys, and their text."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

@@ -1,19 +1,18 @@
-"""Errors that a user can act on, with their HTTP status, OpenAI type and code, and exit code.
+"""Errors with their HTTP status, OpenAI type and code, and exit code.
 
-Messages name the fix. `apis` writes an error in the form of the API that a request came by.
+Messages name the fix. `apis` writes an error in the form of the request's API.
 """
 
 from typing import ClassVar
 
 
 class KvproxyError(Exception):
-    """Base class of all errors of kvproxy.
+    """Base class of all errors.
 
     Args:
-        message: one sentence that names the cause and the fix.
-        param: the invalid field of the request, if any.
-        limit: name of the setting whose limit caused the error, for the metrics.
-        retry_after: seconds until the same request may succeed, if known.
+        message: one sentence with the cause and the fix.
+        limit: the setting whose limit caused the error, for the metrics.
+        retry_after: seconds until a retry may succeed, if known.
     """
 
     status: ClassVar[int] = 500
@@ -50,7 +49,6 @@ class KvproxyError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
 
@@ -59,7 +57,7 @@ class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exi
 
 
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
-    """The prompt, or prompt plus max_tokens, does not fit the model or the block pool."""
+    """The prompt, or prompt plus max_tokens, exceeds the model or the pool."""
 
 
 class TooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
@@ -71,11 +69,11 @@ class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limi
 
 
 class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
-    """The header Expect has a value other than 100-continue."""
+    """The header Expect is not 100-continue."""
 
 
 class NotSupported(InvalidRequest, status=501, code="not_supported"):
-    """The request needs a protocol or a method that this proxy does not have."""
+    """The proxy does not support the protocol or method."""
 
 
 class TooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
@@ -83,7 +81,7 @@ class TooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_se
 
 
 class Unkeyable(InvalidRequest):
-    """No cache key can be computed for the request."""
+    """No cache key can be computed."""
 
 
 class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
@@ -91,19 +89,19 @@ class Unauthorized(KvproxyError, status=401, type="authentication_error", code="
 
 
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
-    """The client may not do this, with any credentials."""
+    """The client may not do this with any credentials."""
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
-    """A named thing (entry, block, route) does not exist."""
+    """An entry, block, or route does not exist."""
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The request names a model that is not served here."""
+    """The model is not served here."""
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
-    """This proxy has no prefix cache, since it forwards to an upstream."""
+    """The upstream has the prefix cache."""
 
 
 class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
@@ -111,16 +109,16 @@ class NotCached(KvproxyError, status=504, type="invalid_request_error", code="no
 
     @property
     def retryable(self) -> bool:
-        """False: only an answer to another request could fill the cache."""
+        """Only an answer to another request could fill the cache."""
         return False
 
 
 class Overloaded(KvproxyError, status=503, code="overloaded"):
-    """The engine cannot take another request now."""
+    """The proxy or the engine cannot take another request now."""
 
 
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0):
-    """The proxy stops, and its drain time is over."""
+    """The proxy's drain time is over."""
 
 
 class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
@@ -132,25 +130,25 @@ class TooMany(KvproxyError, status=429, type="rate_limit_error", code="rate_limi
 
 
 class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
-    """The store of responses cannot be used now."""
+    """The response store failed."""
 
 
 class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
-    """A tier of the prefix cache cannot be used now."""
+    """A tier failed."""
 
 
 class UpstreamError(KvproxyError):
-    """An upstream did not respond. If the request is `unsent`, another upstream may receive it."""
+    """An upstream did not respond. An `unsent` request may go to another one."""
 
     unsent = False
 
 
 class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"):
-    """The upstream refused the connection, or closed it before a response."""
+    """The connection failed or closed before a response."""
 
 
 class UpstreamBroken(UpstreamUnreachable):
-    """The upstream's response ended early, so the client's response must end early, too."""
+    """The upstream's response ended early; so must the client's."""
 
 
 class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):

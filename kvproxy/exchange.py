@@ -1,7 +1,7 @@
 """One request from its arrival to its end.
 
-The HTTP layer creates an `Exchange`, the flow fills it in, and `flow/finish.py` reports it once. `Cache-Status`, the metrics, the
-journal's record, and the telemetry spans are functions of it. No other object collects facts about a request.
+The HTTP layer creates an `Exchange`, the flow fills it in, and `flow/finish.py` reports it once. `Cache-Status`, metrics,
+journal, and spans derive from it alone.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -20,13 +20,13 @@ from kvproxy.trace import Trace
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response: a cache or the backend (`forward`).
 
-`bypass`: forwarded without parsing. `refused`: an error of the client. `disconnected`: the client disconnected first. `error`: an
-error of the proxy or the backend. `revalidated`: a revalidation in the background.
+`bypass`: forwarded without parsing. `refused`: the client's error. `disconnected`: the client left first. `error`: an error of
+the proxy or the backend. `revalidated`: in the background.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "bypass"]
-"""Reason to forward a request (RFC 9211): no stored response, a request for a fresh one, or an uncacheable request."""
+"""Reason to call the backend (RFC 9211): no stored response, a request for a fresh one, or an uncacheable request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,9 @@ class CacheKey:
 
     Attributes:
         exact: digest of everything that can change the response.
-        namespace: digest of the same without the text of the last user turn.
-        text: that text if a similar question may get the same response, else None.
-        prompt: text of the request in listings.
-        parts: the content of the exact digest.
+        namespace: the same without the text of the last user turn.
+        text: that text; None if no similar question may share the response.
+        prompt: text in listings.
     """
 
     exact: str
@@ -50,7 +49,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUse:
-    """Tokens of a prompt; reused ones; of these, tokens from a tier beyond the GPU pool."""
+    """`cached_tokens` include `tier_tokens`, from tiers beyond the GPU pool."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -59,7 +58,7 @@ class PrefixUse:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A semantic match: cosine similarity, the verifier's score, and the bound on the error."""
+    """Cosine similarity, the verifier's score, and the bound on the error."""
 
     similarity: float
     score: float | None = None
@@ -71,11 +70,9 @@ class CacheHit:
     """The stored response that was served.
 
     Attributes:
-        id, key: of the stored response.
-        age: seconds since it was stored.
-        ttl: seconds until it expires; negative after that.
-        stale: reason to serve it although it is expired.
-        match: of a semantic hit.
+        age: seconds since storage.
+        ttl: seconds until expiry; negative after it.
+        stale: the reason to serve it although expired.
     """
 
     id: str
@@ -93,9 +90,8 @@ class Answer:
     """The response to the client.
 
     Attributes:
-        headers: lower-case names; a name may repeat.
-        body: complete, or its chunks.
-        close: the caller calls it once after the last chunk, or when the client disconnects.
+        headers: lower-case names, possibly repeated.
+        close: called once, after the last chunk or when the client disconnects.
     """
 
     status: int
@@ -108,41 +104,28 @@ class Answer:
 class Exchange:
     """A request, its response, and what happened in between.
 
-    Times of steps are values of `time.perf_counter`, or 0.0 if the step did not happen.
+    Steps have times of `time.perf_counter`; 0.0 if they did not happen.
 
     Attributes:
-        api: name of the cached API; None for every other route.
-        request_id: shown to the client, too.
+        api: name of the cached API; None for other routes.
         tenant: see `flow/keys.py`.
         arrived: seconds since the epoch.
-        client: the client with a key of this proxy.
-        account: charges the client for the request; None without quotas.
-        traceparent: the client's header.
+        account: charges the client; None without quotas.
         trace: None until telemetry begins one.
-        request: None until the body is parsed.
-        key: None until it is computed.
-        cacheable: whether an equal request may get the same response.
-        bypass_reason: reason token to skip the lookups.
-        stale_entry: expired response to an equal request. It is served if no other response is available.
-        too_old: a stored response is older than the request's `max-age`.
-        lookup: result of the last semantic lookup.
+        cacheable: an equal request may get the same response.
+        bypass_reason: token for the reason to skip lookups.
+        stale_entry: expired response, served if no other is available.
+        too_old: a stored response exceeds the request's `max-age`.
         lookup_failed: a store or an embedder failed.
-        hit: the stored response that was served.
-        forward_reason: reason to call the backend.
-        collapsed: the response was shared with an identical request in flight.
-        stored: the response is committed. Only `Cache-Control: confirm` waits for this.
-        entry_id: id of the entry that stores the response.
-        upstream: URL of the upstream that responded.
-        prefix: reuse of the prompt as reported by the backend.
-        predicted_tokens: reuse that the upstream's mirror predicted.
-        prompt_tokens, completion_tokens: of a response by the backend.
-        prefill_seconds: duration of the prefill, reported or measured.
-        backend_seconds: duration of the backend's complete response.
-        status: HTTP status.
-        failure: reason token of the error that ended the exchange.
-        client_left: the client disconnected during the response.
-        started, exact_done, semantic_done: the request arrived; each lookup ended.
-        backend_started, first_byte, ended: the backend's and the proxy's responses began; the response ended.
+        collapsed: shared with an identical request in flight.
+        stored: committed; only `Cache-Control: confirm` waits for this.
+        prefix: reuse reported by the backend.
+        predicted_tokens: reuse predicted by the upstream's mirror.
+        prefill_seconds: reported or measured.
+        backend_seconds: until the backend's response is complete.
+        failure: token for the final error.
+        started, exact_done, semantic_done: arrival, and end of each lookup.
+        backend_started, first_byte, ended: begin of the backend's and the proxy's response; its end.
     """
 
     api: str | None
@@ -186,12 +169,12 @@ class Exchange:
 
     @property
     def api_request(self) -> ApiRequest:
-        """The parsed request. Only valid in the flow, which receives no exchange without one."""
+        """The parsed request; set before the flow."""
         assert self.request is not None
         return self.request
 
     @property
     def cache_key(self) -> CacheKey:
-        """The computed key. Only valid after the flow computed it."""
+        """Only valid after the flow computed it."""
         assert self.key is not None
         return self.key

@@ -1,4 +1,4 @@
-"""Optional packages, and the extra that installs each of them."""
+"""Optional packages and the extras that install them."""
 
 from importlib.util import find_spec
 
@@ -21,7 +21,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
-    """The error to show for a module that an extra installs; None for every other module."""
+    """The error for a module that an extra installs, or None."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
     if extra is None:
@@ -31,6 +31,6 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require(package: str) -> None:
-    """Fail before long work if an optional package is missing. Raises SettingsError."""
+    """Fail before long work if a package is missing. Raises SettingsError."""
     if find_spec(package) is None:
         raise missing_extra(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

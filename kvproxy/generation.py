@@ -1,4 +1,4 @@
-"""The interface between the APIs and the embedded engine: requests and their output."""
+"""Requests to the embedded engine, and its output."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,15 +13,12 @@ class SamplingParams:
 
     Attributes:
         max_tokens: None for the maximum of the model and the pool; 0 computes the prompt only.
-        temperature: values below 1e-5 are greedy, since a division by them would overflow.
-        top_p: cumulative probability of the most likely tokens.
-        top_k: number of the most likely tokens; 0 and -1 disable it.
-        seed: makes sampling repeatable, independently of the batch.
-        stop: strings that end the output; they are not part of it.
-        logprobs: number of alternatives to report with each token's log-probability; None reports neither.
-        n: outputs per prompt.
-        ignore_eos: continue after the end token.
-        prompt_logprobs: the same for the tokens of the prompt. It disables the prefix cache for the request.
+        temperature: values below 1e-5 are greedy; dividing by them would overflow.
+        top_k: 0 and -1 disable it.
+        seed: repeatable independently of the batch.
+        stop: strings that end the output, without them.
+        logprobs: alternatives per token; None reports no log-probabilities.
+        prompt_logprobs: the same for the prompt; disables the prefix cache.
     """
 
     max_tokens: int | None = None
@@ -37,7 +34,6 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always selected."""
         return self.temperature < _GREEDY
 
 
@@ -46,8 +42,7 @@ class Grammar:
     """A constraint on the output.
 
     Attributes:
-        kind: `json_schema`, or `lark` for a grammar in llguidance's form of Lark.
-        text: the schema as JSON, or the grammar.
+        kind: `json_schema`, or `lark` for llguidance's Lark.
     """
 
     kind: Literal["json_schema", "lark"]
@@ -59,14 +54,12 @@ class GenerationRequest:
     """A prompt in token ids.
 
     Attributes:
-        id: unique.
-        tokens: the prompt.
-        salt: requests with different salts never share blocks.
-        priority: cached blocks of a higher priority are evicted later.
-        tenant: tenants of the same queue priority get equal shares of the engine.
-        queue_priority: lower values are scheduled first, across all tenants.
-        own_priority: lower values are scheduled first within the tenant.
-        adapter: name of the LoRA adapter; None for the base model.
+        salt: different salts never share blocks.
+        priority: higher ones are evicted later.
+        tenant: tenants of equal queue priority get equal shares.
+        queue_priority: lower is earlier, across tenants.
+        own_priority: lower is earlier, within the tenant.
+        adapter: LoRA adapter; None for the base model.
     """
 
     id: str
@@ -83,7 +76,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an output so far. `cached_tokens` includes the `tier_tokens`, which were loaded from a tier."""
+    """Tokens so far; `cached_tokens` include `tier_tokens`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -93,7 +86,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds since the arrival of the request, until it was scheduled, until its first token, and until its last token."""
+    """Seconds from arrival until scheduling, the first token, and the last token."""
 
     queue: float
     first_token: float
@@ -102,7 +95,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural log-probability and alternatives. Tokens of a prompt have a rank, from 1."""
+    """Natural log-probability and alternatives. Prompt tokens have a rank, from 1."""
 
     token: int
     text: str
@@ -113,7 +106,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model, with arguments as JSON."""
+    """A tool call with arguments as JSON."""
 
     name: str
     arguments: str
@@ -123,8 +116,7 @@ class ToolCall:
 class Delta:
     """A part of output number `index`. The last part has the finish reason and the timing.
 
-    `prompt_logprobs` comes with the first piece, one item for each token of the prompt but the first. `calls` are those that
-    the piece completes; their text is not part of `text`.
+    `prompt_logprobs` comes with the first piece, for all prompt tokens but the first. `text` excludes completed `calls`.
     """
 
     index: int

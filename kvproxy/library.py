@@ -1,4 +1,4 @@
-"""The response cache for programs: `open_cache` for ordinary code and notebooks, `open_async_cache` for asyncio."""
+"""The response cache for programs: `open_cache`, or `open_async_cache` for asyncio."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
 T = TypeVar("T")
 _ENDPOINT = "library"
-"""Part of all keys and namespaces, so that they differ from those of a proxy on the same store."""
+"""Part of all keys and namespaces, to differ from a proxy's on the same store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,6 @@ class CachedAnswer:
     """A stored answer.
 
     Attributes:
-        question: the stored question.
         similarity: cosine of the two questions; None if they are equal.
     """
 
@@ -37,7 +36,7 @@ class CachedAnswer:
 
 
 class AsyncCache:
-    """Stored answers with exact and semantic lookups, for asyncio; the methods are those of `Cache`.
+    """`Cache` for asyncio.
 
     Open it with `open_async_cache`, and use it in one event loop.
     """
@@ -48,7 +47,7 @@ class AsyncCache:
         self._clock = clock
 
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
-        """Return the answer to an equal question, or else to one that is similar enough; see `Cache.get`."""
+        """See `Cache.get`."""
         cache, similarity = self._cache, None
         entry = await cache.find(_digest(namespace, question))
         if entry is not None and entry.expires <= self._clock():
@@ -62,7 +61,7 @@ class AsyncCache:
         return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
     async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
-        """Store an answer; see `Cache.set`."""
+        """See `Cache.set`."""
         now = self._clock()
         return await self._cache.insert(
             Entry(
@@ -82,12 +81,11 @@ class AsyncCache:
         )
 
     async def delete(self, question: str, namespace: str = "") -> bool:
-        """Remove the answer to an equal question; see `Cache.delete`."""
+        """See `Cache.delete`."""
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
 
     async def close(self) -> None:
-        """Close the store."""
         await asyncio.to_thread(self._cache.close)
 
     async def __aenter__(self) -> "AsyncCache":
@@ -102,8 +100,8 @@ class AsyncCache:
 class Cache:
     """Stored answers with exact and semantic lookups.
 
-    Open it with `open_cache`. It can be used from several threads, in notebooks, and inside of a running event loop. Methods
-    raise a CacheStoreError if the store fails, and an EmbedderError if the embedder fails.
+    Open it with `open_cache`. Works in threads, notebooks, and running event loops. Methods raise CacheStoreError or
+    EmbedderError.
     """
 
     def __init__(self, cache: AsyncCache) -> None:
@@ -113,31 +111,29 @@ class Cache:
         self._thread.start()
 
     def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
-        """Return the answer to an equal question, or else to one that is similar enough.
+        """Return the answer to an equal question, or else to a similar one.
 
         Args:
-            namespace: must contain everything else that changes the answer: the model, the system prompt, the user.
+            namespace: everything else that changes the answer: the model, the system prompt, the user.
         """
         return self._run(self._cache.get(question, namespace))
 
     def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
-        """Store an answer; it is durable and can be found when this returns.
+        """Store an answer durably.
 
         Args:
-            question, namespace: as for `get`.
-            ttl: lifetime in seconds; None uses the cache's default.
+            ttl: lifetime in seconds; None uses the default.
 
         Returns:
-            False if it was not stored: it exceeds the capacity, or contains text to redact.
+            False if it exceeds the capacity, or contains text to redact.
         """
         return self._run(self._cache.set(question, answer, namespace, ttl=ttl))
 
     def delete(self, question: str, namespace: str = "") -> bool:
-        """Remove the answer to an equal question, and return whether there was one."""
+        """Remove the answer to an equal question; return whether it existed."""
         return self._run(self._cache.delete(question, namespace))
 
     def close(self) -> None:
-        """Close the store."""
         if not self._loop.is_closed():
             self._run(self._cache.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -168,13 +164,12 @@ def open_async_cache(
 
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        settings: of the cache; the defaults are those of `kvproxy serve`.
+        settings: defaults as in `kvproxy serve`.
         embedder: `default`, a folder, or a sentence-transformers id.
-        encryption: origin of the keys; without keys, texts are not encrypted.
-        redaction: removes private data before storage.
+        encryption: origin of the keys; texts are clear without keys.
 
     Raises:
-        SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used.
     """
     settings = settings or CacheSettings()
     cache = open_response_cache(
@@ -195,7 +190,7 @@ def open_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
-    """Open stored answers; the arguments and errors are those of `open_async_cache`."""
+    """As `open_async_cache`, without asyncio."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
 
 

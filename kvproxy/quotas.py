@@ -9,11 +9,10 @@ from kvproxy.token_bucket import TokenBucket
 
 
 class Quota:
-    """Usage of a client in this process. Other proxies on the same store have counts of their own.
+    """Usage of a client in this process; other proxies count separately.
 
     Args:
-        client: the client, with its limits.
-        spent: called with the name of the client and the tokens of each computed response.
+        spent: called with the client's name and the tokens of each computed response.
         cached: whether cached responses cost tokens, too.
     """
 
@@ -35,11 +34,7 @@ class Quota:
 
     @contextmanager
     def request(self) -> Iterator["Account"]:
-        """Count a request until its end.
-
-        Raises:
-            TooMany: a limit is reached.
-        """
+        """Count a request until its end. Raises TooMany."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"{most} requests are in flight", 1.0)
@@ -58,8 +53,8 @@ class Quota:
         """Charge for tokens before they are computed.
 
         Raises:
-            TooMany: the quota of this minute is used up.
-            TooLarge: the tokens exceed the quota of a minute.
+            TooMany: this minute's quota is used up.
+            TooLarge: the tokens exceed a whole minute's quota.
         """
         bucket = self._tokens
         if bucket is None:
@@ -80,7 +75,6 @@ class Quota:
             self._tokens.take(used - taken)
 
     def headers(self) -> dict[str, str]:
-        """Rate limit headers of a response."""
         headers: dict[str, str] = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:
@@ -89,14 +83,14 @@ class Quota:
 
 
 class Account:
-    """Charges a client for the tokens of one request."""
+    """Charges a client for one request."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._taken: int | None = None
 
     def reserve(self, tokens: int) -> None:
-        """Charge the estimated cost of the work, or of a part of it, before it begins. Raises as `Quota.take`."""
+        """Charge the estimated cost of work before it begins. Raises as `Quota.take`."""
         self._quota.take(tokens)
         self._taken = (self._taken or 0) + tokens
 
@@ -107,18 +101,13 @@ class Account:
         self._taken = None
 
     def cached(self, tokens: int) -> None:
-        """Charge for a cached response, if the settings charge for these. Raises as `Quota.take`."""
+        """Charge for a cached response, if it costs tokens. Raises as `Quota.take`."""
         if self._quota.charges_cached:
             self._quota.take(tokens)
 
 
 class Quotas:
-    """The quotas of all clients, by name.
-
-    Args:
-        spent: called with the name of a client and the tokens of each computed response.
-        cached: whether cached responses cost tokens, too.
-    """
+    """The quotas of all clients."""
 
     def __init__(self, spent: Callable[[str, int], None], *, cached: bool) -> None:
         self._spent = spent
@@ -126,7 +115,7 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
 
     def of(self, client: ClientSettings) -> Quota:
-        """The quota of a client, whose limits may have changed."""
+        """Return a client's quota, with its latest limits."""
         quota = self._quotas.get(client.name)
         if quota is None:
             quota = self._quotas[client.name] = Quota(client, self._spent, cached=self._cached)

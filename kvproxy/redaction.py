@@ -1,4 +1,4 @@
-"""Redaction by regular expressions and by a function of the operator."""
+"""Redaction by regular expressions and the operator's function."""
 
 import importlib
 import re
@@ -13,9 +13,8 @@ class PatternRedactor:
     """Replaces matches of patterns, then calls a function.
 
     Args:
-        patterns: regular expressions.
-        replacement: literal text in place of a match.
-        function: receives the text after the patterns, and returns the text to store.
+        replacement: literal text.
+        function: returns the text to store.
     """
 
     def __init__(
@@ -43,10 +42,10 @@ class PatternRedactor:
 
 
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """The redactor of the settings; None without patterns and function.
+    """Load the redactor; None without patterns and function.
 
     Raises:
-        SettingsError: the function cannot be used; the message names the fix.
+        SettingsError: the function cannot be used.
     """
     if not settings.enabled:
         return None

@@ -1,4 +1,4 @@
-"""Opens the response cache as the settings define it."""
+"""Opens the response cache of the settings."""
 
 import random
 import time
@@ -44,17 +44,16 @@ def open_response_cache(
 
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        settings: of the cache; the defaults are those of `kvproxy serve`.
+        settings: defaults as in `kvproxy serve`.
         embedder: `default`, a folder, or a sentence-transformers id.
-        data: the folder of all state, see `load_embedder`.
+        data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
-        encryption: origin of the keys; without keys, texts are not encrypted.
-        redaction: removes private data before storage.
+        encryption: origin of the keys; texts are clear without keys.
         of_tenant: limit of stored bytes per tenant.
-        chance: uniform random numbers below 1 for the exploration of the policy `learned`.
+        chance: random numbers below 1, for exploration by the policy `learned`.
 
     Raises:
-        SettingsError: the keys, the store, the embedder or the verifier cannot be used. The message names the fix.
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used.
     """
     settings = settings or CacheSettings()
     redact = load_redactor(redaction)
@@ -82,7 +81,7 @@ def _semantic(
     data: Path | None,
     chance: Callable[[], float],
 ) -> SemanticCache | None:
-    """The semantic cache with all entries indexed; None if it is disabled."""
+    """Index all entries; None if semantic lookups are disabled."""
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data, model_threads())
@@ -116,14 +115,10 @@ def build_policy(
     """The policy of the settings, with its verifier.
 
     Args:
-        settings: of the cache.
         observations: training data of the policy `learned`.
-        embedder: name of the embedding model.
-        data: the folder of all state, see `load_verifier`.
-        load: loads the verifier.
+        data: data folder, see `load_verifier`.
 
     Raises:
-        VerifierError: the verifier cannot be loaded.
         SettingsError: the policy needs a verifier, and the settings name none.
     """
     guards = GUARDS if settings.guards else ()

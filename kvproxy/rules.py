@@ -1,4 +1,4 @@
-"""Rules and edits of the operator for some requests. They can be reloaded."""
+"""The operator's rules and edits for some requests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,7 @@ from kvproxy.settings.rules import RuleSettings
 
 
 class Rules:
-    """The rules of a proxy, in order. The first matching rule applies.
-
-    Args:
-        settings: initial rules and edits, and the data folder of the reloaded file.
-    """
+    """The first matching rule applies."""
 
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
@@ -35,10 +31,10 @@ class Rules:
         return edits if named is None else tuple(edit for edit in edits if edit.name in named)
 
     def reload(self) -> list[str]:
-        """Reload rules and edits for new requests. Return the names of other changed settings, which require a restart.
+        """Reload rules and edits. Return other changed settings, which require a restart.
 
         Raises:
-            SettingsError: the file cannot be used; nothing is changed.
+            SettingsError: the file cannot be used; nothing changes.
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
@@ -46,25 +42,23 @@ class Rules:
         return sorted(name for name in now if self._fixed and now[name] != self._fixed[name])
 
     def _read_fixed(self) -> dict[str, object]:
-        """The settings of the file that require a restart."""
         try:
             return _fixed(load_settings(data=self._data))
         except SettingsError:
             return {}
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """The request with its rule."""
+        """Set the request's rule."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_changed(request.control, rule))
 
 
 def _fixed(settings: Settings) -> dict[str, object]:
-    """Sections of settings that a reload does not change."""
+    """Settings that require a restart."""
     return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:
-    """Whether a rule matches a request."""
     return (
         _fits(rule.path, request.api.path)
         and _fits(rule.model, request.model)
@@ -75,7 +69,7 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
 
 
 def _names(tenant: str) -> tuple[str, ...]:
-    """Names of a tenant in rules: the tenant, its client, and the client's name."""
+    """A tenant matches by its name, its client, and the client's name."""
     client = tenant.partition("/")[0]
     return tenant, client, client.removeprefix(CLIENT)
 
@@ -85,7 +79,7 @@ def _fits(pattern: str | None, text: str | None) -> bool:
 
 
 def _changed(control: Control, rule: RuleSettings) -> Control:
-    """Combine the controls of a request and its rule; the stricter one applies."""
+    """Of the request's and the rule's controls, the stricter applies."""
     limits = control.limits
     off = rule.cache is False
     return replace(

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A bucket that holds the units of one minute. It starts full, refills evenly, and may go into debt.
+    """Holds one minute's units. It starts full, refills evenly, and may go into debt.
 
     Args:
-        per_minute: units per minute.
         clock: monotonic time in seconds.
     """
 
@@ -27,15 +26,15 @@ class TokenBucket:
         return self._level
 
     def take(self, units: float) -> None:
-        """Take units, into debt if necessary; a negative number returns units."""
+        """Take units, into debt if necessary; negative units are returned."""
         self._level = min(self.per_minute, self.level - units)
 
     def wait(self, units: float) -> float:
-        """Return the seconds until this number of units is available."""
+        """Return the seconds until the units are available."""
         return max(0.0, units - self.level) * 60 / self.per_minute
 
     def headers(self, unit: str) -> dict[str, str]:
-        """Return OpenAI's rate limit headers for the client."""
+        """OpenAI's rate limit headers."""
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),

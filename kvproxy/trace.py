@@ -13,14 +13,12 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Ids of a trace and its spans, as hexadecimal digits.
+    """Ids as hexadecimal digits.
 
     Attributes:
-        id: of the trace.
         parent: span of the client; None if the trace begins here.
         span: span of the request.
         call: span of the call to the upstream.
-        sampled: whether spans are exported.
     """
 
     id: str
@@ -34,7 +32,6 @@ class Trace:
         """Continue the client's trace, or begin one.
 
         Args:
-            traceparent: the client's header.
             share: share of new traces to export.
         """
         span, call = os.urandom(8).hex(), os.urandom(8).hex()
@@ -42,10 +39,9 @@ class Trace:
         if found is not None and found[1] != "ff" and found[2] != _NOBODY[0] and found[3] != _NOBODY[1]:
             return cls(found[2], found[3], span, call, bool(int(found[4], 16) & _SAMPLED))
         id = os.urandom(16)
-        # The decision of OpenTelemetry's TraceIdRatioBased, which is equal in all services.
+        # As OpenTelemetry's TraceIdRatioBased, whose decision is equal in all services.
         return cls(id.hex(), None, span, call, int.from_bytes(id[8:]) < share * 2**64)
 
     @property
     def header(self) -> str:
-        """Header for the upstream."""
         return f"00-{self.id}-{self.call}-{int(self.sampled):02x}"

@@ -1,4 +1,4 @@
-"""Durations such as `90s` or `7d`, and sizes such as `2GiB`: parsed in settings, options, and headers, and printed alike."""
+"""Durations such as `90s` or `7d`, and sizes such as `2GiB`."""
 
 import math
 import re
@@ -11,11 +11,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Return the seconds of a duration; a number without a unit is in seconds.
-
-    Raises:
-        ValueError: the value is not a duration.
-    """
+    """Parse a duration; a number without a unit is in seconds. Raises ValueError."""
     number = _parse(value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
@@ -23,11 +19,7 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """Return the bytes of a size; a number without a unit is in bytes, and KiB, MiB, GiB are powers of 1,024.
-
-    Raises:
-        ValueError: the value is not a size.
-    """
+    """Parse a size; a number without a unit is in bytes. KiB, MiB, GiB are powers of 1,024. Raises ValueError."""
     number = _parse(value, _BYTES, "b")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a size: use a form such as 512MiB or 2GiB")

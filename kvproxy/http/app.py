@@ -27,7 +27,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def create_app(services: Services) -> Starlette:
-    """Create the app. Its lifespan starts and closes the services."""
+    """Its lifespan starts and closes the services."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -89,7 +89,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    # The customary status in logs. No client reads this response.
+    # The customary status in logs; no client reads it.
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""Request bodies: read with a limit, and parsed in a thread if they are large."""
+"""Request bodies: read with a limit; large ones are parsed in a thread."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,23 +17,22 @@ from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
 
 _SLOW_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread."""
 
 
 async def whole_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
-    """The body of a request.
+    """Read a body.
 
     Args:
         limit: most bytes.
-        seconds: timeout for the whole body; None without one.
-        reservation: the request's share in the budget for bodies.
+        seconds: timeout for the whole body.
+        reservation: share in the budget for bodies.
 
     Raises:
-        TooLarge: it has more bytes than the limit, or too many items; no more of it is read.
-        TooSlow: it did not arrive in time.
-        Overloaded: the requests in flight leave no room for it.
+        TooLarge: too many bytes or items; no more is read.
+        TooSlow: the body did not arrive in time.
+        Overloaded: the budget is spent.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -70,14 +69,13 @@ async def parsed(raw: bytes) -> JsonObject:
 
 
 async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API.
+    """Parse a request to a cached API. The settings name the headers that identify users.
 
     Args:
-        settings: name the headers that identify users.
         check: reject invalid requests; otherwise the upstream does.
 
     Raises:
-        InvalidRequest: the body is not a JSON object, fails the check, or a header has an invalid value.
+        InvalidRequest: the body is no JSON object, fails the check, or a header is invalid.
     """
     if len(raw) > _SLOW_BYTES:
         body = await asyncio.to_thread(_checked, raw, api, check)
@@ -103,7 +101,7 @@ def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
 
 
 def joined_headers(request: Request) -> dict[str, str]:
-    """Headers by lower-case name; repeated ones are joined by commas."""
+    """Join repeated headers by commas; names are in lower case."""
     headers: dict[str, str] = {}
     for name, value in request.headers.items():
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -117,7 +115,7 @@ def query_of(request: Request) -> str:
 
 
 def check_choices(body: JsonMap, most: int) -> None:
-    """Reject a request for too many choices. Raises InvalidRequest."""
+    """Limit the number of choices. Raises InvalidRequest."""
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > most:
@@ -127,7 +125,7 @@ def check_choices(body: JsonMap, most: int) -> None:
 
 
 async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """The chunks of a body; `uploaded` is set at the end.
+    """Yield the chunks of a body, then set `uploaded`.
 
     Args:
         seconds: timeout of each chunk.

@@ -1,4 +1,4 @@
-"""A budget for the bodies of all requests in flight, so that large bodies neither block other requests nor exhaust the memory."""
+"""A budget for all bodies in flight: large ones neither block other requests nor exhaust the memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,16 +7,12 @@ from kvproxy.errors import Overloaded, TooLarge
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
-"""Bytes of each body that need no budget, so that small requests are served while large ones wait for their bodies."""
+"""Bytes of each body without budget: small requests need not wait for large ones."""
 _SEPARATORS = (b",", b"{", b"[")
 
 
 class BodyBudget:
-    """The bytes and JSON items that all requests in flight may hold.
-
-    Args:
-        limits: `items` for one body; `in_flight_bytes` and `in_flight_items` for all of them.
-    """
+    """The bytes and JSON items that all requests in flight may hold."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -25,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """The share of one request. It is released when the block ends."""
+        """Reserve for one request; released when the block ends."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -44,7 +40,7 @@ class Reservation:
         self.items = 0
 
     def add_bytes(self, size: int) -> None:
-        """Reserve bytes as they arrive; raises Overloaded."""
+        """Reserve bytes as they arrive. Raises Overloaded."""
         self._size += size
         more = max(0, self._size - FREE_BYTES) - self.bytes
         if more <= 0:
@@ -55,14 +51,14 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve the items of a body before it is parsed. A parser blocks all other requests, and an item takes some 250 bytes.
+        """Reserve items before parsing, which blocks all other requests. An item takes some 250 bytes.
 
         Raises:
-            TooLarge: it has more items than one body may have.
+            TooLarge: one body has too many items.
             Overloaded: the requests in flight have too many.
         """
         limits = self._budget.limits
-        # An upper bound: separators inside of texts count, too.
+        # An upper bound: separators in texts count, too.
         items = sum(raw.count(separator) for separator in _SEPARATORS)
         if items > limits.items:
             raise TooLarge(

@@ -1,4 +1,4 @@
-"""The `Cache-Status` header (RFC 9211) of an exchange."""
+"""The `Cache-Status` header (RFC 9211)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The outermost middleware: it creates the exchange of a request, labels the response, and reports the exchange at the end."""
+"""The outermost middleware: creates, labels, and reports the exchange of a request."""
 
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -21,15 +21,14 @@ _OWN_ID = b"x-kvproxy-request-id"
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """The exchange of an ASGI scope."""
     exchange: Exchange = scope["state"][_EXCHANGE]
     return exchange
 
 
 class ExchangeMiddleware:
-    """ASGI middleware that adds `Cache-Status`, `X-Request-Id`, and `Date` to responses without them.
+    """ASGI middleware that adds `Cache-Status`, `X-Request-Id`, and a missing `Date`.
 
-    The request id is the client's, or a new one. If an upstream's response has an id, ours is sent as `x-kvproxy-request-id`.
+    The request id is the client's, or new. If the upstream sends one, ours becomes `x-kvproxy-request-id`.
 
     Args:
         finish: receives each exchange once, after its response.
@@ -92,5 +91,5 @@ class ExchangeMiddleware:
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> bytes:
-    """A time as HTTP formats it."""
+    """Format a time for HTTP."""
     return formatdate(second, usegmt=True).encode()

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face Hub: without a connection to it, only the local cache is used, and nothing is retried."""
+"""Models from the Hugging Face Hub: offline, only the local cache is used."""
 
 import os
 import queue
@@ -13,7 +13,7 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use the local cache alone if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
+    """Use only the local cache if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
 
     Raises:
         ModelUnsupported: a model is not in the cache either.

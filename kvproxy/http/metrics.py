@@ -21,15 +21,15 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 _MOST_CLIENTS = 200
 _OTHERS = "(others)"
-"""Label of all clients beyond the first 200. No client can have this name."""
+"""Label of all clients beyond the first 200; no valid name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Description of a metric, or of metrics with a common prefix and labels, for the docs.
+    """Description of a metric, or of a group with a common prefix and labels, for the docs.
 
     Attributes:
-        members: descriptions of the metrics of a group by the rest of their names.
+        members: descriptions by the rest of the name.
     """
 
     name: str
@@ -40,14 +40,13 @@ class Described:
 
     @property
     def names(self) -> list[str]:
-        """Names of the metrics."""
         return [f"{self.name}_{member}" for member in self.members] or [self.name]
 
 
 class _Group(Collector):
-    """Metrics with a common prefix and labels, whose values are read elsewhere. Those that end in `_total` are counters.
+    """Metrics with a common prefix and labels, whose values are read elsewhere. `_total` marks counters.
 
-    Without members, the only metric has the name of the group, and its value the name "".
+    A single metric has the value name "".
     """
 
     def __init__(self, described: Described) -> None:
@@ -55,7 +54,7 @@ class _Group(Collector):
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set the values by name, without `_total`. Other names are ignored."""
+        """Set values by name, without `_total`; other names are ignored."""
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:
@@ -72,11 +71,7 @@ class _Group(Collector):
 
 
 class Metrics:
-    """The metrics of a proxy.
-
-    Attributes:
-        described: all metrics, in their order.
-    """
+    """The metrics of a proxy; `described` has all of them in order."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -219,29 +214,25 @@ class Metrics:
         return group
 
     def client(self, name: str, status: int) -> None:
-        """Count a response to a client."""
         self._client_requests.labels(self._client(name), str(status)).inc()
 
     def finished(self, exchange: Exchange) -> None:
-        """Count a finished exchange."""
         if exchange.api is None or exchange.layer == "revalidated":
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def client_tokens(self, name: str, tokens: int) -> None:
-        """Count the computed tokens of a client."""
         self._client_tokens.labels(self._client(name)).inc(tokens)
 
     def _client(self, name: str) -> str:
-        """The label of a client. The number of labels is bounded."""
+        """Limit the number of labels."""
         if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             return _OTHERS
         self._clients.add(name)
         return name
 
     def limited(self, limit: str) -> None:
-        """Count a limit that was reached."""
         self._limited.labels(limit).inc()
 
     def refused(self, error: KvproxyError) -> None:
@@ -250,7 +241,6 @@ class Metrics:
             self.limited(error.limit)
 
     def generated(self, last: Delta) -> None:
-        """Count a response of the embedded engine."""
         usage, timing = last.usage, last.timing
         self._tokens.labels("generated").inc(usage.completion_tokens)
         if timing is not None and usage.completion_tokens > 1:
@@ -265,18 +255,15 @@ class Metrics:
             self._first_token.observe(timing.first_token)
 
     def pool(self, stats: PoolStats) -> None:
-        """Set the statistics of the pool."""
         for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
             self._blocks.labels(state).set(count)
         self._prefix_cache.set(asdict(stats))
 
     def tiers(self, rows: Sequence[TierStats]) -> None:
-        """Set the statistics of the tiers."""
         for row in rows:
             self._tiers.set(asdict(row), row.name)
 
     def upstream(self, status: EngineStatus) -> None:
-        """Set the statistics of an upstream."""
         values = {name: getattr(status, name) for name in ("requests", "load", "sent", "ejections", "cached_blocks")}
         self._upstreams.set({"up": status.state == "up", **values}, status.url)
         if status.metrics is not None:
@@ -287,24 +274,19 @@ class Metrics:
             self._reuse.set(asdict(reuse), status.url, model)
 
     def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
-        """Set the counts of semantic lookups, comparisons, and stale responses."""
         for group, counts in ((self._lookups, lookups), (self._compared, compared), (self._stale, stale)):
             for label, count in counts.items():
                 group.set({"": count}, label)
 
     def learned(self, overall: LearningSummary) -> None:
-        """Set the state of the policy `learned`."""
         self._learned.set(asdict(overall))
 
     def entries(self, count: int) -> None:
-        """Set the number of stored responses."""
         self._entries.set(count)
 
     def saved(self, savings: Sequence[Saving]) -> None:
-        """Set the savings of the journal."""
         for saving in savings:
             self._savings.set(asdict(saving), saving.name)
 
     def render(self) -> bytes:
-        """The metrics in text format."""
         return generate_latest(self._registry)

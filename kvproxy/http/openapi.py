@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, derived from the routes: the summary of a route is the first line of its docstring."""
+"""The OpenAPI 3.1 document. A route's summary is the first line of its docstring."""
 
 import inspect
 import re
@@ -27,7 +27,6 @@ async def openapi(request: Request) -> Response:
 
 
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The document of an app's routes."""
     paths: dict[str, dict[str, Any]] = {}
     for name, api in APIS.items():
         summary = f"Answer a request to the API {name}, from the caches or the backend."
@@ -42,7 +41,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             "responses": {"Error": {"description": "The error, and its fix.", "content": {_JSON: {"schema": _ERROR}}}},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        # A key is required only if the proxy has clients or an admin token.
+        # A key is required only with clients or an admin token.
         "security": [{}, {"key": []}],
     }
 
@@ -105,7 +104,7 @@ def _some(schema: Schema) -> Schema:
 
 
 def _record(required: list[str], **fields: Schema) -> Schema:
-    """An object. Further fields are allowed, since an upstream may support them."""
+    """Upstreams may support further fields."""
     return {"type": "object", "required": required, "properties": fields}
 
 

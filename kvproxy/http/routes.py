@@ -79,7 +79,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         exchange.request = None
         return await _pass_on(request, raw)
     except InvalidRequest as error:
-        # The upstream judges a request that cannot be parsed here, but not our own headers.
+        # The upstream judges unparsable requests, but not our own headers.
         if forwarder is None or error.param is not None:
             raise
         exchange.request = None
@@ -140,7 +140,7 @@ async def metrics(request: Request) -> Response:
     if refused is not None:
         raise refused
     if app.built.worker is not None:
-        # A failed engine has no statistics. The other metrics remain.
+        # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
             app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
         app.metrics.tiers(app.built.worker.tier_figures())
@@ -169,7 +169,7 @@ async def other(request: Request) -> Response:
 
 
 async def _pass_on(request: Request, body: bytes | None) -> Response:
-    """Forward a request. A body of None is read while it is forwarded."""
+    """Forward a request. A body of None is read meanwhile."""
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
@@ -183,7 +183,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
-    # Until its end, only the upload reads from the client. It notices a disconnection itself.
+    # During the upload, only the upload reads from the client, and notices a disconnection.
     sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
@@ -201,7 +201,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
 
 
 def _check_path(request: Request) -> None:
-    """Reject paths of the proxy itself, and other spellings of cached routes, which would bypass the caches."""
+    """Reject the proxy's own paths, and spellings of cached routes that would bypass the caches."""
     path = request.url.path
     normal = posixpath.normpath("/" + path.lstrip("/"))
     if is_own(path) or (normal != path and (is_own(normal) or normal in _CACHED)):
@@ -210,7 +210,7 @@ def _check_path(request: Request) -> None:
 
 
 def _spending(request: Request, body: bytes | None) -> UnreadCharge | None:
-    """The charge for an unread request; None without quotas, or for a request without a body. Raises TooMany."""
+    """Charge for an unread request; None without quotas or a body. Raises TooMany."""
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None

@@ -23,7 +23,7 @@ from kvproxy.settings import Settings
 from kvproxy.telemetry.log import log_to_stderr
 
 _GARBAGE = 200_000
-"""Threshold of the garbage collector. With Python's default of 700, collections would stop all requests for up to 0.1 s."""
+"""Threshold of the garbage collector. Python's default of 700 stops all requests for up to 0.1 s."""
 _OTHER_FILES = 512
 """Descriptors for files and closing connections."""
 _log = logging.getLogger("kvproxy")
@@ -33,14 +33,13 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     """Run the proxy until it is interrupted.
 
     Args:
-        settings: of the proxy.
-        on_ready: called with the services and the URL as soon as the port is open.
+        on_ready: called with the services and the URL when the port is open.
 
     Raises:
         SettingsError: the port is taken, or the store cannot be used.
         ModelUnsupported: the model cannot be served.
     """
-    # Prompts are private: new files and folders are readable by this user only.
+    # Prompts are private.
     os.umask(0o077)
     _make_data_private(settings)
     log_to_stderr(settings.log)
@@ -61,9 +60,8 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 
 def make_server(services: Services) -> ProxyServer:
-    """The server of the app."""
     limits, limited = services.settings.limits, services.metrics.limited
-    # A request that is refused there has a record, too.
+    # Requests refused there have a record, too.
     labelled = ExchangeMiddleware(full, services.finish, services.settings.access.tenant_headers)
     return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
 
@@ -80,7 +78,6 @@ def _reload(services: Services) -> None:
 
 
 def _make_data_private(settings: Settings) -> None:
-    """Make the data folder private."""
     try:
         make_private_folder(settings.data)
     except OSError as error:
@@ -90,7 +87,7 @@ def _make_data_private(settings: Settings) -> None:
 
 
 def _allow_descriptors(settings: Settings) -> None:
-    """Raise the limit of open files to the number that the connection limits require, as far as the system allows."""
+    """Raise the limit of open files as far as the connection limits require and the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -101,7 +98,7 @@ def _allow_descriptors(settings: Settings) -> None:
 
 
 def _require_clients(settings: Settings) -> None:
-    """Refuse to listen beyond loopback without clients, unless the settings allow it."""
+    """Refuse to listen beyond loopback without clients."""
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(

@@ -1,4 +1,4 @@
-"""The services of the app, built once from the settings."""
+"""The services of the app."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ class Services:
 
     @cached_property
     def finish(self) -> Finisher:
-        """Reports an exchange of a client after its response."""
+        """Reports an exchange after its response."""
         return Finisher([self.metrics.finished, self.answerer.finish])
 
     @cached_property
@@ -69,7 +69,6 @@ class Services:
         return Rules(self.settings)
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """A request with its rule and edits applied."""
         edited_request = self.rules.apply(request)
         edits = self.rules.edits(edited_request)
         return edited(edited_request, edits) if edits else edited_request
@@ -83,7 +82,7 @@ class Services:
         return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
 
     def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """A request that continues the client's trace at the upstream, if telemetry is on."""
+        """Continue the client's trace at the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
@@ -101,11 +100,11 @@ class Services:
         while True:
             await asyncio.sleep(_HOUSEKEEPING)
             try:
-                # Pending writes may have hits that are counted already.
+                # Pending writes may have hits already.
                 await self.answerer.cache.pending_writes.wait()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
-                # The store logs its failure. Housekeeping continues in the next round.
+                # The store logs its failure.
                 continue
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
@@ -132,7 +131,7 @@ def build(settings: Settings) -> Services:
         ModelUnsupported: the model cannot.
     """
     metrics, clients = Metrics(), Clients(settings)
-    # The engine first: it captures GPU graphs while it loads, and no other code may allocate GPU memory meanwhile.
+    # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
         built.worker.on_finished = metrics.generated
@@ -168,6 +167,5 @@ def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
 
 
 def services(request: Request) -> Services:
-    """The services of a request's app."""
     found: Services = request.app.state.services
     return found

@@ -24,7 +24,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """The clients of a proxy. Changes by `kvproxy keys` are read within a second."""
+    """Changes by `kvproxy keys` are read within a second."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,10 +35,7 @@ class Clients:
 
     @property
     def any(self) -> bool:
-        """Whether requests require a key.
-
-        A proxy that had clients stays closed if its file is deleted or its last client is removed.
-        """
+        """A proxy that had clients requires keys even after the last client's removal."""
         self._reload()
         return self._closed
 
@@ -61,7 +58,7 @@ class Clients:
             _log.error("the clients were not reloaded: %s", error)
 
     def _version(self) -> tuple[int, int]:
-        """Identifies the version of the file. Its time alone may be equal for two changes in quick succession."""
+        """The file's time alone may be equal for two changes in quick succession."""
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -69,7 +66,7 @@ class Clients:
         return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
-        """The client whose key is in one of the headers."""
+        """Find the client of a key in the headers."""
         for name, value in headers:
             given = digest(_key(value)) if name in KEY_HEADERS else ""
             client = self._known.get(given)
@@ -78,7 +75,7 @@ class Clients:
         return None
 
     def stored_bytes(self, tenant: str) -> int | None:
-        """Limit of the stored bytes of a tenant; None without a limit."""
+        """Limit of a tenant's stored bytes; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
         name = tenant.removeprefix(CLIENT)
@@ -95,7 +92,7 @@ def _key(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware: identifies the client by its key, removes the key from the request, and enforces the client's quota."""
+    """ASGI middleware that identifies clients, removes their keys, and enforces their quotas."""
 
     def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
         self._app = app
@@ -141,7 +138,7 @@ class ClientGuard:
 
 
 def _authenticate(scope: Scope, client: ClientSettings) -> None:
-    """Set the client of the exchange, and remove its key from the headers: upstreams must not receive it."""
+    """Set the exchange's client. Upstreams must not receive its key."""
     exchange_of(scope).client = client
     own = [name.encode() for name in KEY_HEADERS]
     scope["headers"] = [
@@ -152,5 +149,5 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Whether a path belongs to the proxy itself. It requires no client's key, and is never forwarded."""
+    """Whether the path is the proxy's own: it needs no key, and is never forwarded."""
     return path in _OWN or path.startswith(("/admin/", "/ui/"))

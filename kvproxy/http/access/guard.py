@@ -1,4 +1,4 @@
-"""ASGI middleware that rejects requests before they reach a route: of foreign web pages, and to the admin routes."""
+"""ASGI middleware that enforces the access rules before a request reaches a route."""
 
 import logging
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("kvproxy.admin")
 
 
 class PageGuard:
-    """Rejects requests of foreign web pages; see `Access.page`."""
+    """Enforces `Access.page`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -28,9 +28,9 @@ class PageGuard:
 
 
 class AdminGuard:
-    """Protects the admin routes, see `Access.admin`, and logs changes.
+    """Enforces `Access.admin`, and logs changes.
 
-    Routes run after pending writes of the store, so that they see the responses that clients have.
+    Pending writes are stored first, so that routes see the responses that clients have.
     """
 
     def __init__(self, app: ASGIApp, access: Access, writes: PendingWrites) -> None:

@@ -3,12 +3,11 @@
 from functools import lru_cache
 from ipaddress import ip_address
 
-# Names under these suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
+# These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
 _PRIVATE = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -17,7 +16,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_public_name(host: str) -> bool:
-    """Whether a host is a public DNS name: not an address, with a dot, and without a private suffix."""
+    """Whether a host is a DNS name with a dot and without a private suffix."""
     try:
         ip_address(host)
     except ValueError:
@@ -27,7 +26,7 @@ def is_public_name(host: str) -> bool:
 
 
 def host_of(authority: str) -> str:
-    """The host of `host:port` or `[address]:port`."""
+    """Return the host of `host:port` or `[address]:port`."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0].lower()

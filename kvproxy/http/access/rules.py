@@ -1,4 +1,4 @@
-"""Access rules for web pages and for the operator. Each check returns the error to send, or None."""
+"""Access rules for web pages and for the operator. Checks return the error to send, or None."""
 
 import hmac
 import logging
@@ -11,15 +11,13 @@ from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
 from kvproxy.http.access.hosts import host_of, is_loopback, is_public_name
 from kvproxy.settings import Settings
 
-# Behind a reverse proxy on the same host every request comes from loopback. It adds one of these headers.
+# Behind a local reverse proxy, every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
 READING = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy")
 
 
 class Access:
-    """The rules of one proxy."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._behind_proxy = False
@@ -27,8 +25,7 @@ class Access:
     def page(self, request: Request) -> KvproxyError | None:
         """Reject requests of web pages from other origins.
 
-        Public host names are rejected, too: a page could rebind its name to this machine (DNS rebinding), and would then
-        have the same origin.
+        Public host names are rejected, too: a page could rebind its name to this machine, and would have the same origin.
         """
         self._notice_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -50,7 +47,7 @@ class Access:
         return None
 
     def admin(self, request: Request) -> KvproxyError | None:
-        """Reject requests to admin routes without the token, or from other machines if no token is set."""
+        """Require the token, or a request from this machine if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
             if any(_equal(given, settings.admin_token) for given in _tokens(request)):
@@ -72,7 +69,7 @@ class Access:
         return None
 
     def _notice_proxy(self, request: Request) -> None:
-        """Record that a reverse proxy forwards requests. From then on, no request counts as local."""
+        """After the first request of a reverse proxy, no request counts as local."""
         if not self._behind_proxy and _forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
@@ -82,13 +79,13 @@ class Access:
 
 
 def _forwarded(request: Request) -> bool:
-    """Whether a reverse proxy sent a request. Many proxies use HTTP/1.0, and hardly any client does."""
+    """Whether a reverse proxy sent a request. Hardly any client uses HTTP/1.0."""
     named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
     return named or request.scope["http_version"] == "1.0"
 
 
 def _foreign(request: Request) -> bool:
-    """Whether a page of another origin sent a request, even if the settings allow the origin."""
+    """Whether a page of another origin sent a request, even if its origin is allowed."""
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -99,7 +96,7 @@ def _same_origin(origin: str, host: str) -> bool:
 
 
 def _tokens(request: Request) -> list[str]:
-    """The tokens of a request: in our own header, and as a bearer token."""
+    """Tokens in our own header, and as a bearer token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []

@@ -1,4 +1,4 @@
-"""Admin routes, one file per resource. The guard in `http/access/guard.py` protects them all."""
+"""Admin routes, one file per resource, protected by `http/access/guard.py`."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The prefix cache: its blocks, eviction order, chains, figures, pins, and tiers."""
+"""The prefix cache: blocks, chains, figures, pins, and tiers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ async def queue(request: Request) -> Response:
 
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
-    """Rows as JSON, in a thread: a large pool would block the event loop."""
+    """Convert in a thread: a large pool would block the event loop."""
     return await asyncio.to_thread(lambda: reply([flat(row) for row in rows]))
 
 

@@ -27,8 +27,6 @@ _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than"
 
 @dataclass(frozen=True, slots=True)
 class SemanticFigures:
-    """The policy, with its decisions and its learned state."""
-
     policy: str | None
     shadow: bool
     lookups: dict[str, int]
@@ -119,7 +117,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """The entry whose id begins with a text.
+    """Find an entry by the beginning of its id.
 
     Raises:
         InvalidRequest: several entries match.
@@ -143,7 +141,6 @@ async def delete(request: Request) -> Response:
 
 
 async def _purged(request: Request, ids: list[str], what: str) -> Response:
-    """Remove or expire entries."""
     cache = services(request).answerer.cache
     soft = request.query_params.get("soft") == "true"
     removed = await (cache.expire_now if soft else cache.remove)(ids)
@@ -158,7 +155,7 @@ async def delete_many(request: Request) -> Response:
     where = _filter(query)
     if where == EVERYTHING and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
-    # Wait for pending writes: a purged response must not appear afterwards.
+    # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     return await _purged(request, ids, str(where))

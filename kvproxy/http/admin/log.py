@@ -30,7 +30,7 @@ from kvproxy.journal.sentences import sentences
 
 _MOST = 1_000
 _MAX_LIVE = 200
-"""Maximum number of records in an event. The event reports whether older ones were dropped."""
+"""Most records in an event, which reports whether older ones were dropped."""
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestExplanation:
-    """The explanation of a request, with its texts and sentences."""
-
     explained: MissExplanation
     question: str | None
     stored_question: str | None
@@ -69,7 +67,7 @@ def _query(query: QueryParams) -> Query:
 
 
 def _until(query: QueryParams) -> float:
-    """The end of the time range in seconds since the epoch: `until`, or now."""
+    """The end of the time range: `until`, or now."""
     text = query.get("until")
     return number(text, "until") if text else time.time()
 
@@ -86,7 +84,7 @@ async def _read(app: Services, work: Callable[[Reader], T]) -> T:
 
 def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     ids, prompts = entry_ids(records), {}
-    # The records are useful even if the store is unavailable.
+    # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
         prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
     return with_questions(records, prompts, app.answerer.journal.question)

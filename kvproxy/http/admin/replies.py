@@ -22,7 +22,7 @@ _MAX = 2.0**31
 
 
 def reply(value: object, headers: dict[str, str] | None = None) -> Response:
-    """Dataclasses, and lists and dicts of them, as JSON."""
+    """Write dataclasses, and lists and dicts of them, as JSON."""
     try:
         written = orjson.dumps(value)
     except TypeError:
@@ -32,24 +32,23 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def named(row: Row) -> dict[str, object]:
-    """The fields of a row by name. Values are not copied, since tens of thousands of rows would take a second."""
+    """The fields of a row by name, uncopied: tens of thousands of rows would take a second."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat(row: BlockRow | ChainRow) -> dict[str, object]:
-    """A row, and the fields of its location if it has one."""
+    """The fields of a row and of its location."""
     found = named(row)
     del found["place"]
     return found if row.place is None else found | named(row.place)
 
 
 def flat_content(content: BlockContent) -> dict[str, object]:
-    """A block and its contents."""
     return {**flat(content.block), "tokens": content.tokens, "text": content.text}
 
 
 async def read_request(request: Request) -> ApiRequest:
-    """The request in a body, to the API `api` (default: chat), with the credentials of its client.
+    """Read a request to the API `api` (default: chat), with its client's credentials.
 
     Raises:
         InvalidRequest: the API does not exist, or the request is invalid.
@@ -65,11 +64,7 @@ async def read_request(request: Request) -> ApiRequest:
 
 
 def number(text: str, name: str) -> float:
-    """Parse a number from 0 to 2**31.
-
-    Raises:
-        InvalidRequest: the text is not a number in this range.
-    """
+    """Parse a number from 0 to 2**31. Raises InvalidRequest."""
     try:
         value = float(text)
     except ValueError:
@@ -80,11 +75,7 @@ def number(text: str, name: str) -> float:
 
 
 def seconds(text: str, name: str) -> float:
-    """Parse a duration such as `90` or `7d`.
-
-    Raises:
-        InvalidRequest: the text is not a duration.
-    """
+    """Parse a duration such as `90` or `7d`. Raises InvalidRequest."""
     try:
         return parse_seconds(text)
     except ValueError as error:

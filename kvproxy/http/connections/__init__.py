@@ -1,1 +1,1 @@
-"""Sockets: `protocol.py` is one client's connection, `server.py` looks after all of them, `lifetimes.py` ends requests."""
+"""Sockets: `protocol.py` is one connection, `server.py` checks all of them, `lifetimes.py` ends requests."""

@@ -1,4 +1,4 @@
-"""Framing of requests (RFC 9110, RFC 9112): refuse an ambiguous head, and ignore offers of HTTP/2."""
+"""Framing of requests (RFC 9110, RFC 9112)."""
 
 import re
 from collections.abc import Iterable
@@ -13,15 +13,9 @@ _UPGRADE = (b"upgrade", b"http2-settings")
 
 
 def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
-    """The error for a head that two servers could read differently, or that this proxy does not support.
+    """Reject a head that two servers could read differently, or that is not supported.
 
-    The parser itself refuses a repeated Content-Length, a Content-Length beside a Transfer-Encoding, and bad line ends.
-
-    Args:
-        method: the request's method.
-        version: of HTTP, such as `1.1`.
-        target: the request target as it was sent.
-        headers: names in lower case.
+    The parser rejects a repeated Content-Length, one beside a Transfer-Encoding, and bad line ends.
     """
     if version not in ("1.0", "1.1"):
         return InvalidRequest("the request line names no version of HTTP that is served: HTTP/1.1 or HTTP/1.0")
@@ -50,7 +44,7 @@ def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> Kvpr
 
 
 def head_without_upgrade(method: bytes, version: str, target: bytes, headers: Headers) -> bytes:
-    """The head of a request without its offer of an upgrade, which RFC 9110 (7.8) lets a server ignore."""
+    """Remove the offer of an upgrade, which RFC 9110 (7.8) lets a server ignore."""
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":

@@ -1,4 +1,4 @@
-"""Deadlines of requests: each has its own, and all requests end when the proxy stops."""
+"""Deadlines of requests, and their end when the proxy stops."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -25,21 +25,20 @@ class Lifetimes:
         self._open: set[asyncio.Future[KvproxyError]] = set()
         self._stopped: KvproxyError | None = None
         self.stopping = False
-        """The proxy is stopping. Endless streams, such as the live log, end now."""
+        """Endless streams, such as the live log, end now."""
 
     def begin(self) -> "Lifetime":
-        """Begin the lifetime of a request."""
         return Lifetime(self, self._seconds)
 
     def end_all(self, error: KvproxyError) -> None:
-        """End all requests, and those that begin to wait later."""
+        """End all requests, also those that begin later."""
         self._stopped = error
         for end in self._open:
             self.end(end, error, "drain_seconds")
 
     @contextmanager
     def open(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """A future that receives the error that ends a request."""
+        """A future for the error that ends a request."""
         end: asyncio.Future[KvproxyError] = asyncio.get_running_loop().create_future()
         if self._stopped is not None:
             self.end(end, self._stopped, "drain_seconds")
@@ -50,15 +49,13 @@ class Lifetimes:
             self._open.discard(end)
 
     def end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
-        """End a request with an error, and count the limit."""
+        """End a request, and count the limit."""
         if not end.done():
             self._limited(limit)
             end.set_result(error)
 
 
 class Lifetime:
-    """The deadline of a request."""
-
     def __init__(self, lifetimes: Lifetimes, seconds: float) -> None:
         self._lifetimes = lifetimes
         self._seconds = seconds
@@ -72,7 +69,7 @@ class Lifetime:
 
     @contextmanager
     def over(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """A future that receives an error at the deadline, or when the proxy stops."""
+        """A future for the error at the deadline, or when the proxy stops."""
         late = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         with self._lifetimes.open() as end:
             deadline = self._began + self._seconds

@@ -1,6 +1,6 @@
-"""One client's connection: uvicorn's protocol, with limits for slow or large request heads and for clients that do not read.
+"""One client's connection: uvicorn's protocol, with limits for slow or large heads and for clients that do not read.
 
-uvicorn bounds neither. Times are not measured by timers of each connection: the server looks at all of them from time to time.
+The server checks the times of all connections periodically, instead of a timer for each.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
 MOST_PIPELINED = 32
-"""Requests that may wait for the response in progress on one connection."""
+"""Requests that may wait for a response in progress on one connection."""
 _SPARE = 256
 """Connections beyond the limit that receive an error. Further ones are closed immediately."""
 _NO_CONTENT = 204
@@ -34,7 +34,7 @@ _LINGER_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Bytes that wait for a client that does not read, and the time since then."""
+    """Bytes that wait for a client, and the time since then."""
 
     bytes: int
     since: float
@@ -43,8 +43,7 @@ class _Unread:
 class _Lingering:
     """A transport that can keep reading for two seconds after its last bytes.
 
-    Closing a socket with unread bytes resets the connection, and the reset could destroy the last response before its client
-    reads it.
+    Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -73,13 +72,7 @@ class _Lingering:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection with limits.
-
-    Args:
-        limits: the limits.
-        limited: called with the name of a limit that was met.
-        full: answers instead of the app on a connection beyond the limit.
-    """
+    """A connection with limits. `full` replaces the app on connections beyond the limit."""
 
     def __init__(
         self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], full: ASGIApp, **kwargs: Any
@@ -91,7 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_since: float | None = None
         self._steps = 0  # Heads begun and ended, and parts of bodies.
-        self._raw = 0  # Bytes since the last of them.
+        self._raw = 0  # Bytes since the last step.
         self._refusal: KvproxyError | None = None
         self._unread: _Unread | None = None
         self._offered_upgrade = False
@@ -122,7 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head or not self._answering:
-            # Also after bytes that begin no request: they ended uvicorn's keep-alive timeout.
+            # Also for bytes that begin no request: they ended uvicorn's keep-alive timeout.
             self._head_since = self._head_since or self.loop.time()
         # The parser buffers incomplete headers, trailers, and chunk sizes.
         self._raw = self._raw + len(data) if steps == self._steps else 0
@@ -145,8 +138,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _ignore_upgrade(self) -> None:
         """Parse the last head again without its offer of an upgrade.
 
-        The parser stops at the end of a head with an offer, and reports no body. A new parser reads the body by its HTTP/1.1
-        framing.
+        The parser reports no body after an offer; a new parser does.
         """
         head = framing.head_without_upgrade(
             self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
@@ -162,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._steps += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Headers after the head are trailers. No route uses them, and they must not become headers.
+        # Trailers must not become headers.
         if self._in_head:
             super().on_header(name, value)
 
@@ -190,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
             method, version = self.parser.get_method(), self.parser.get_http_version()
             self._refusal = framing.refuse(method, version, self.url, self.headers)
         if self._refusal is not None:
-            # It ends the parsing.
+            # Ends the parsing.
             raise self._refusal
         self._offered_upgrade = self.parser.should_upgrade()
         if not self._offered_upgrade:
@@ -213,11 +205,11 @@ class LimitedProtocol(HttpToolsProtocol):
         running = self._running
         if running is not None and not running.response_complete:
             if not running.more_body:
-                # The error is in a successor of the request that is being answered.
+                # The error is in a successor of the request in progress.
                 self._end_after_complete_requests(running)
                 return
             if running.response_started:
-                # A second response in the middle of one would be taken for a part of it.
+                # A second response inside of another would be taken for a part of it.
                 self.transport.abort()
                 return
             running.disconnected = True
@@ -229,7 +221,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
-        """Answer the requests that were read to their end, close the connection, and read no more of it."""
+        """Answer the complete requests, and close the connection."""
         self._deaf = True
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
@@ -238,7 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._lingering.linger = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # uvicorn notifies the last request only, which may be a successor of the request in progress.
+        # uvicorn notifies the last request only, which may be a successor.
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -247,7 +239,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         if not self._in_head:
-            # No request has begun.
             self._limited("header_seconds")
             self.transport.close()
             return
@@ -264,11 +255,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """End the connection if its client is too slow. Called periodically.
-
-        Args:
-            now: the event loop's time.
-        """
+        """End the connection if its client is too slow; `now` is the event loop's time."""
         late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
         if late and not self.transport.is_closing():
             self._head_since = None
@@ -286,7 +273,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _in_kernel(self) -> int:
-        """Unsent bytes in the kernel. They are sent before the bytes of our own buffer."""
+        """Unsent bytes in the kernel, which precede our own buffer."""
         held = array("i", [0])
         try:
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)
@@ -299,10 +286,9 @@ class LimitedProtocol(HttpToolsProtocol):
 async def _complete(
     app: ASGIApp, cycle: RequestResponseCycle, transport: _Lingering, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Run the app under the rule for reuse: a connection stays open only after a whole request and a whole response.
+    """Keep a connection open only after a whole request and a whole response.
 
-    It also ends responses to HTTP/1.0 with the connection, since that version has no chunks, and removes bodies from responses
-    whose status forbids them.
+    Close it after responses to HTTP/1.0, which has no chunks. Remove bodies where the status forbids them.
     """
     unframed = bodiless = False
 
@@ -332,7 +318,7 @@ async def _complete(
 
 
 async def full(scope: Scope, receive: Receive, send: Send) -> None:
-    """Responds to requests on connections beyond the limit."""
+    """Responds on connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
     response = failed(Overloaded(message, retry_after=1.0))
     response.headers["connection"] = "close"

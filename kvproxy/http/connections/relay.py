@@ -17,25 +17,15 @@ from kvproxy.http.connections.lifetimes import Lifetime
 T = TypeVar("T")
 Headers = list[tuple[str, str]]
 BODILESS = (204, 304)
-"""Statuses of responses without a body."""
 _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
     request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, uploaded: asyncio.Event | None = None
 ) -> T:
-    """Await work, and cancel it when the client disconnects or the deadline passes.
+    """Await work; cancel it when the client disconnects or the deadline passes.
 
-    Args:
-        request: of the client.
-        work: the coroutine.
-        lifetime: deadline of the request.
-        uploaded: see `RelayResponse`.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-        DeadlineExceeded: the deadline passed.
-        ShuttingDown: the proxy stops.
+    `uploaded` is that of `RelayResponse`. Raises ClientDisconnect, DeadlineExceeded, or ShuttingDown.
     """
     me = asyncio.current_task()
     assert me is not None
@@ -75,15 +65,11 @@ async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None)
 class RelayResponse(Response):
     """Sends the chunks of a body.
 
-    If the upstream's response breaks off, the connection is closed before the end of the body. Another error becomes the last
-    event of a stream, or closes the connection.
+    If the upstream's response breaks off, close the connection before the end of the body. Other errors become the last event
+    of a stream, or close the connection.
 
     Args:
-        chunks: the body.
-        status: HTTP status.
-        headers: names and values, repeated ones included.
         close: called once, whatever happens.
-        lifetime: deadline of the request.
         error_event: encodes an error as the last event of a stream.
         uploaded: set when the request's body has been read. Until then, only the upload may read from the client.
     """
@@ -156,12 +142,11 @@ class RelayResponse(Response):
 
 
 def is_stream(headers: Headers) -> bool:
-    """Whether a response is a stream of server-sent events."""
+    """Whether a response is server-sent events."""
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
 def whole_response(body: bytes, status: int, headers: Headers) -> Response:
-    """A response with a complete body."""
     response = Response(body, status)
     response.raw_headers = encode(headers)
     if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
@@ -170,5 +155,5 @@ def whole_response(body: bytes, status: int, headers: Headers) -> Response:
 
 
 def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Headers in ASGI's form."""
+    """Convert headers to ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

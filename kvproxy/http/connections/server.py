@@ -1,4 +1,4 @@
-"""uvicorn's server with timeouts for slow connections and a graceful shutdown with exit code 0."""
+"""uvicorn's server with timeouts for slow connections and a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from kvproxy.http.connections.protocol import LimitedProtocol
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
-"""Seconds between two checks of all connections; shorter if a limit is shorter."""
+"""Seconds between checks of all connections; a shorter limit shortens it."""
 _ERROR_SECONDS = 1.0
 """Seconds for clients to read the error that ended their requests."""
 _UNSENT_BYTES = 128 * 1024
-"""Unsent bytes that the kernel may buffer for a client."""
+"""Unsent bytes per client in the kernel."""
 _log = logging.getLogger("kvproxy")
-# Messages that are redundant, or that clients could fill the log with: a relayed response that breaks off, invalid HTTP, requests
-# that end at the shutdown.
+# Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
+# requests that end at the shutdown.
 _NOISE = (
     "without completing response",
     "Invalid HTTP request",
@@ -37,11 +37,9 @@ _NOISE = (
 
 
 class ProxyServer(uvicorn.Server):
-    """Serves the app until a signal comes.
+    """Serves the app until a signal.
 
     Args:
-        app: the app.
-        limits: of connections.
         lifetimes: requests in flight; they end after the drain time.
         limited: called with the name of each limit that is reached.
         full: responds on connections beyond the limit.
@@ -67,7 +65,7 @@ class ProxyServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # The exchange middleware adds the header if it is missing.
+                # The exchange middleware adds a missing date.
                 date_header=False,
                 timeout_keep_alive=cast("int", limits.idle_seconds),
                 # A task that still runs after this is stuck.
@@ -109,7 +107,7 @@ class ProxyServer(uvicorn.Server):
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting requests. After the drain time, requests in flight end with an error, then connections are aborted."""
+        """Drain; then end requests with an error, and abort the connections."""
         self._lifetimes.stopping = True
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
@@ -123,7 +121,7 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     async def _stop_at_once(self) -> None:
-        """After a second Ctrl-C: abort all connections, and shut the app down."""
+        """After a second Ctrl-C, abort all connections and shut down."""
         self._cut_off()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)
@@ -140,7 +138,7 @@ class ProxyServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C end the server. Unlike uvicorn's, they are not raised again: an end in order is no failure."""
+        """Unlike uvicorn, do not raise signals again: exit code 0 after SIGTERM and Ctrl-C."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""The dashboard: files for the browser. All that is private comes from the admin routes; docs/dashboard.md shows it."""
+"""The dashboard's files for the browser. Private data comes from the admin routes; see docs/dashboard.md."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Scripts and styles of ours alone, no frames around us, and no text that becomes HTML.
+# Only our own scripts and styles, no frames around us, and no text that becomes HTML.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -24,7 +24,7 @@ _HEADERS = {
 
 
 class Strict:
-    """ASGI middleware that adds the headers which keep a page to itself."""
+    """ASGI middleware that adds the security headers of a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +44,7 @@ async def _page(request: Request) -> Response:
 
 
 class BrowserRedirect:
-    """ASGI middleware that sends browsers from `/` to the dashboard, with or without a client's key."""
+    """ASGI middleware that sends browsers from `/` to the dashboard, even without a key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,7 +59,6 @@ class BrowserRedirect:
 
 
 def routes() -> list[BaseRoute]:
-    """The routes of the dashboard."""
     files = StaticFiles(directory=Path(__file__).parent / "static", html=True)
     return [
         Route("/ui", _page, methods=["GET"], include_in_schema=False),

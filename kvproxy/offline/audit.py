@@ -1,4 +1,4 @@
-"""Compares cold and warm responses: the same greedy request twice, the second with a cached prompt."""
+"""Compares responses with a cold and with a cached prompt."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """A response: its tokens, or words if the server returns no tokens, and the reported prompt reuse."""
+    """Tokens, or words if the server returns no tokens, and the reported reuse."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -51,12 +51,12 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reports no reuse for the first response, and reuse for the second."""
+        """Whether the server reports reuse for the second response only."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
     def differs_at(self) -> int | None:
-        """Index of the first different token; None if the responses are equal."""
+        """Index of the first difference; None if equal."""
         if self.cold.tokens == self.warm.tokens:
             return None
         both = zip(self.cold.tokens, self.warm.tokens, strict=False)
@@ -93,8 +93,7 @@ class Auditor:
         """Send every request cold, then warm.
 
         Args:
-            concurrency: pairs in flight; they change the batches in which a request is computed.
-            progress: called with the share of the work done.
+            concurrency: pairs in flight; they change the batches.
 
         Raises:
             ProxyUnreachable: the server does not answer.
@@ -122,7 +121,7 @@ class Auditor:
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
         reply = await self._post(path, scored)
         if reply.status_code in (400, 422):
-            # The server may not support logprobs: compare words instead of tokens.
+            # The server may not support logprobs: compare words.
             reply = await self._post(path, body)
         if not reply.is_success:
             raise InvalidRequest(f"{reply.url} answered {reply.status_code}: {reply.text[:200]}")

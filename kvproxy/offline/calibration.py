@@ -1,4 +1,4 @@
-"""Measures semantic policies on labelled pairs, or on a stream of questions."""
+"""Measures semantic policies on labelled pairs or a stream of questions."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -22,12 +22,7 @@ Progress = Callable[[float], None]
 
 
 def calibrate_pairs(file: Path, settings: Settings, target_error: float, progress: Progress) -> Calibration:
-    """Measure each policy on labelled pairs.
-
-    Raises:
-        NotFound: the file does not exist.
-        SettingsError: the file or a setting is invalid.
-    """
+    """Measure each policy on labelled pairs. Raises NotFound or SettingsError."""
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
@@ -56,18 +51,13 @@ def calibrate_stream(
     orders: int,
     progress: Callable[[str, float], None],
 ) -> Report:
-    """Replay a stream of questions through each policy.
+    """Replay questions through each policy. Raises NotFound or SettingsError.
 
     Args:
-        max_error: error bound of the policy `learned`.
+        max_error: bound of the policy `learned`.
         judge: `equality` or `similarity` of responses.
         judge_error: share of wrong comparisons.
         orders: additional replays in random orders.
-        progress: called with the current step and its share done.
-
-    Raises:
-        NotFound: the file does not exist.
-        SettingsError: the file or a setting is invalid.
     """
     from kvproxy.index.evaluation.replay import ReplayObservations
     from kvproxy.index.policies.checked import CheckedPolicy
@@ -96,7 +86,7 @@ def calibrate_stream(
 
 
 def calibration_charts(result: Calibration) -> list[Chart]:
-    """Return the wrong hits over the hit rate, by policy."""
+    """Return the wrong hits over the hit rate."""
     lines = []
     for name, points in result.curves.items():
         served = [point for point in points if point.served]
@@ -136,7 +126,6 @@ def _explained_errors(file: Path) -> Iterator[None]:
 
 
 def _models(settings: Settings) -> "tuple[Embedder, Verifier | None]":
-    """Load the embedder and the verifier; the verifier `none` is None."""
     from kvproxy.index.models.embedder import load_embedder
     from kvproxy.index.models.verifier import load_verifier
 

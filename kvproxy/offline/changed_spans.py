@@ -1,4 +1,4 @@
-"""Finds the first changing span of a prompt: a difference to an earlier prompt, followed by equal text."""
+"""Finds the first changing span of a prompt: a difference followed by equal text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ Kind = Literal["date", "time", "id", "number", "billing header", "order of tools
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
 _EQUAL_WORDS = 16
-"""Equal words in a row after a span; about one block of tokens."""
+"""Equal words in a row after a span: about one block."""
 _CONTEXT = 24
 _MOST_CHARACTERS = 400
-"""Longest span; a longer difference is another text."""
+"""A longer difference is another text."""
 _BILLING = "billing-header"
 _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
@@ -26,7 +26,7 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
-"""Kinds of spans, the most specific first."""
+"""The most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,11 @@ class ChangedSpan:
     """A changing span of a prompt.
 
     Attributes:
-        region: name of its region.
-        role: role of its message; None in tools and plain prompts.
+        role: None in tools and plain prompts.
         at: offset in the region, in characters.
-        old, new: its text in the earlier prompt and in this prompt.
-        before, after: the text around it, which is equal in both prompts.
-        lost: equal words after it, which are computed again.
+        old, new: its text in the earlier and this prompt.
+        before, after: equal text around it.
+        lost: equal words after it, which are recomputed.
     """
 
     region: str
@@ -84,7 +83,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
     resumed = _resume(one[same:], other[same:])
     if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
-        # A longer region is an extended turn, not a span.
+        # A longer region is an extended turn.
         if rest < _EQUAL_WORDS or len(old[0].text) > _MOST_CHARACTERS + len(new[0].text):
             return None
         skip_old, skip_new, lost = len(one) - same, len(other) - same, rest
@@ -103,7 +102,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
 
 
 def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return how many pieces to skip in each until they are equal again, and the number of equal words."""
+    """Return how many pieces to skip in each until they are equal, and the number of equal words."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
@@ -123,7 +122,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    """Count the words of the equal leading regions."""
+    """Count the words of equal leading regions."""
     count = 0
     for one, other in zip(old, new, strict=False):
         if one != other:
@@ -171,7 +170,7 @@ def _short(text: str) -> str:
 
 
 def strip_edit(span: ChangedSpan) -> EditSettings:
-    """Return the edit that removes a span, and spans like it."""
+    """Return the edit that removes such spans."""
     if span.kind == "order of tools":
         return EditSettings(name="tools", action="sort-tools")
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
@@ -196,5 +195,5 @@ def _matches(pattern: str, span: ChangedSpan) -> bool:
 
 
 def _escape(text: str) -> str:
-    """Return a pattern of the text in which each digit matches any digit."""
+    """Return a pattern that matches any digits."""
     return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

@@ -1,4 +1,4 @@
-"""Estimates what both caches would save for a log."""
+"""Estimates the savings of both caches for a log."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,8 +24,7 @@ class WrongShare:
 
     Attributes:
         compared: hits compared with the logged response.
-        wrong: hits that differ from it.
-        expected: mean probability of a wrong response, as the policy predicts it.
+        expected: mean probability predicted by the policy.
     """
 
     compared: int
@@ -34,7 +33,7 @@ class WrongShare:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% confidence interval of the share; None if nothing was compared."""
+        """95% confidence interval; None without comparisons."""
         return wilson(self.wrong, self.compared) if self.compared else None
 
 
@@ -43,13 +42,13 @@ class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
-        exact, similar, forwarded: exact hits, semantic hits, and requests that reach the engine.
-        similar_range: fewest and most semantic hits of all replays; they depend on exploration.
+        exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
+        similar_range: fewest and most semantic hits of all replays, which explore at random.
         uncacheable: forwarded requests that are never cached.
-        learned: the log has responses, and the policy learned from them.
-        prefix: reuse of forwarded prompts by the engine's prefix cache.
+        learned: the policy learned from logged responses.
+        prefix: reuse of forwarded prompts by the engine.
         prefix_alone: reuse without a response cache.
-        unread: forwarded requests whose prompt cannot be tokenized.
+        unread: forwarded requests without a tokenizable prompt.
     """
 
     requests: int
@@ -74,17 +73,12 @@ async def estimate(
     progress: Progress = lambda step, share: None,
     draws: int = 1,
 ) -> Estimate:
-    """Replay a log and count its hits.
+    """Replay a log and count its hits. Raises SettingsError.
 
     Args:
-        tokenizer: tokenizer of the served model.
-        block_size: tokens in a block of the prefix cache.
+        block_size: in tokens.
         sizes: pool sizes in blocks; by default a range that fits the log.
-        progress: called with the current step and its share done.
-        draws: replays of a log with responses; the result is the median.
-
-    Raises:
-        SettingsError: the embedder or the verifier cannot be used.
+        draws: replays of a log with responses; the median counts.
     """
     replays = await _replays(requests, settings, progress, draws)
     replayed = replays[len(replays) // 2]
@@ -118,7 +112,7 @@ async def estimate(
 
 
 def estimate_charts(found: Estimate) -> list[Chart]:
-    """Return the requests by layer, and the reused prompt tokens by pool size."""
+    """Return the requests by layer, and the reuse by pool size."""
     bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
     tokens = found.prefix.block_size
     lines = [
@@ -139,7 +133,7 @@ def estimate_charts(found: Estimate) -> list[Chart]:
 async def _replays(
     requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
 ) -> list[list[ReplayedRequest]]:
-    """Replay the log several times; sort the replays by semantic hits."""
+    """Sort the replays by semantic hits."""
     count = draws if has_responses(requests) else 1
     found = []
     for draw in range(count):

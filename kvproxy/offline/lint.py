@@ -1,4 +1,4 @@
-"""Finds changing spans that prevent prompts from sharing blocks, and estimates the savings of removing them."""
+"""Finds changing spans that prevent prefix reuse, and the savings of removing them."""
 
 import json
 from collections import Counter, defaultdict
@@ -21,9 +21,9 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
-"""Earlier prompts of a family with which a prompt is compared."""
+"""Earlier prompts with which a prompt is compared."""
 _LEAST_SAVING = 0.005
-"""Least share of a family's prompt tokens that a reported edit saves."""
+"""Least saved share of a family's prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,6 @@ class EditSaving:
     """The savings of editing one span.
 
     Attributes:
-        span: an example.
         changed: requests with a change at this span.
         stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """
@@ -48,10 +47,9 @@ class FamilyReport:
     """The findings of one family.
 
     Attributes:
-        prompt_tokens: tokens of all prompts.
         reused: tokens that a prefix cache reuses today.
         shared_blocks: median of reused blocks, without the first prompt.
-        savings: by span, each in addition to the earlier ones.
+        savings: by span, each added to the earlier ones.
     """
 
     family: Family
@@ -68,14 +66,14 @@ class FamilyReport:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """The families of a log, largest first; `unread` counts prompts that cannot be tokenized."""
+    """Families, largest first; `unread` counts prompts that cannot be tokenized."""
 
     families: tuple[FamilyReport, ...]
     block_size: int
     unread: int
 
     def edits_as_toml(self) -> str:
-        """Return the edits of all families as a part of kvproxy.toml."""
+        """Return the edits as a part of kvproxy.toml."""
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving.edit) for report in self.families for saving in report.savings]
         for number, (model, edit) in enumerate(savings, 1):
@@ -97,10 +95,8 @@ async def lint(
     """Find changing spans in the prompts of a log.
 
     Args:
-        tokenizer: tokenizer of the served model.
-        block_size: tokens in a block of the prefix cache.
-        pool: blocks of the pool; None is unlimited.
-        progress: called with the share of the work done.
+        block_size: in tokens.
+        pool: in blocks; None is unlimited.
     """
     prompts = _Prompts(tokenizer, block_size, pool)
     for number, logged in enumerate(requests, 1):
@@ -166,7 +162,7 @@ class _Prompts:
     async def _edited(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
-        """Return the reused tokens of a family after an edit, and the edited requests."""
+        """Return a family's reused tokens after an edit, and the edited requests."""
         changed = [edited(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
@@ -180,7 +176,7 @@ class _Prompts:
 
 
 def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | None:
-    """Return the span that costs a family the most words, and how often it changes."""
+    """Return the span that costs the most words, and how often it changes."""
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:

@@ -1,4 +1,4 @@
-"""Replays a log through the proxy's own flow, with a backend that returns the logged responses."""
+"""Replays a log through the proxy's flow, with a backend that returns the logged responses."""
 
 import asyncio
 import tempfile
@@ -42,18 +42,16 @@ class ReplayedRequest:
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
-    """Return True if the log contains responses, from which the policy can learn."""
+    """Whether the log has responses, from which the policy can learn."""
     return any(each.response is not None for each in requests)
 
 
 def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
-    """Convert a logged request."""
     tenant = tenant_of(logged.headers, settings.access.tenant_headers)
     return ApiRequest(logged.api, logged.body, dumps(logged.body), logged.headers, tenant, f"line-{logged.line}")
 
 
 def response_text(logged: LoggedRequest) -> str | None:
-    """Return the text of the logged response; None if there is none."""
     response = logged.response
     return response if isinstance(response, str) or response is None else logged.api.output_text(response)
 
@@ -64,16 +62,9 @@ async def replay(
     progress: Callable[[float], None] = lambda share: None,
     chance: Callable[[], float] = random,
 ) -> list[ReplayedRequest]:
-    """Replay requests one after the other, with an empty temporary cache.
+    """Replay requests in order, with an empty temporary cache. Raises SettingsError.
 
     Entries age by the times of the log. The policy learns from the logged responses.
-
-    Args:
-        progress: called with the share of the work done.
-        chance: random numbers below 1, by which the policy `learned` explores.
-
-    Raises:
-        SettingsError: the embedder or the verifier cannot be used.
     """
     found: list[ReplayedRequest] = []
     async with _open_replayer(settings, has_responses(requests), chance) as replayer:
@@ -87,7 +78,7 @@ async def replay(
 async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], float]) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
-        # No client waits for a response, so no lookup is skipped.
+        # No client waits for a response.
         caching = settings.cache.model_copy(update={"lookup_timeout": _LOOKUP_TIMEOUT})
         cache = await asyncio.to_thread(
             open_response_cache,
@@ -134,7 +125,7 @@ class _Replayer:
         answer.close()
         await self.answerer.cache.pending_writes.wait()
         if self.answerer.observer is not None:
-            # In a live proxy, the pause between two requests is longer than a comparison.
+            # In a live proxy, requests are farther apart than a comparison takes.
             await self.answerer.observer.idle()
         is_right = await self._is_right(request, logged, exchange, body)
         return ReplayedRequest(logged, request, exchange, is_right)
@@ -150,7 +141,7 @@ class _Replayer:
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text; `now` is the time of the current request."""
+    """Returns the logged response, or a unique text; `now` is the request's time."""
 
     name = "log"
     forwarder: Forwarder | None = None

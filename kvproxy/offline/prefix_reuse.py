@@ -1,4 +1,4 @@
-"""Estimates what a prefix cache would reuse of the prompts of a log, by pool size."""
+"""Estimates the reuse of a log's prompts by pool size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class TokenizedRequest:
     """A request in tokens.
 
     Attributes:
-        response: tokens of the response, if logged: the next turn may begin with them.
-        salt: requests with different salts share no blocks.
+        response: the logged response, with which the next turn may begin.
+        salt: different salts share no blocks.
     """
 
     prompt: tuple[int, ...]
@@ -42,10 +42,9 @@ class PrefixEstimate:
     """Reuse by a prefix cache.
 
     Attributes:
-        block_size: tokens in a block.
-        prompts, prompt_tokens: requests that reach the engine, and their tokens.
+        block_size: in tokens.
+        prompts, prompt_tokens: requests to the engine, and their tokens.
         endless: tokens that an unlimited pool reuses.
-        points: reuse by pool size, ascending.
     """
 
     block_size: int
@@ -55,18 +54,13 @@ class PrefixEstimate:
     points: tuple[PrefixPoint, ...]
 
     def share(self, reused: int) -> float:
-        """Return the share of all prompt tokens."""
         return reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 async def tokenize_request(
     tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, response: str | None = None
 ) -> TokenizedRequest:
-    """Tokenize a request and its response.
-
-    Raises:
-        KvproxyError: the tokenizer cannot read the prompt.
-    """
+    """Tokenize a request and its response. Raises KvproxyError."""
     prompt = await tokenizer.encode(form)
     response_tokens = await tokenizer.encode_output(response) if response else ()
     own = request.body.get("cache_salt")
@@ -75,7 +69,6 @@ async def tokenize_request(
 
 
 def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[ChainRequest]:
-    """Convert requests to chains of blocks."""
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
     chains = []
@@ -88,8 +81,8 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
 
 
 def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]:
-    """Return the reused blocks of each request; a pool of None is unlimited."""
-    # One block of a pool is the null block, as in vLLM.
+    """Count the reused blocks of each request; a pool of None is unlimited."""
+    # One block is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
     cache = ChainCache(capacity, ONLINE_POLICIES[_POLICY](capacity))
     return [cache.serve(chain) or 0 for chain in chains]
@@ -104,8 +97,7 @@ def estimate_prefix_reuse(
     """Simulate pools of several sizes.
 
     Args:
-        sizes: pool sizes in blocks; by default eight, from the longest request to all distinct blocks.
-        progress: called with the share of the work done.
+        sizes: in blocks; by default eight, from the longest request to all distinct blocks.
     """
     chains = block_chains(requests, block_size)
     chosen = sorted(set(sizes)) if sizes else _default_sizes(chains)

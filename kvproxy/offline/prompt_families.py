@@ -1,4 +1,4 @@
-"""Groups requests into families: their prompts begin alike, except for small changing spans."""
+"""Groups requests whose prompts begin alike, except for small changing spans."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
 _LEAST_OVERLAP = 0.5
-"""Least common share of the shingles of the smaller head."""
+"""Least common share of shingles of the smaller head."""
 
 
 @dataclass(slots=True)
@@ -22,8 +22,8 @@ class Family:
 
     Attributes:
         head: beginning of the first prompt.
-        members: indexes of the requests in the log.
-        shingles: hashes of the word runs of the head.
+        members: indexes of requests.
+        shingles: hashes of the head's word runs.
     """
 
     model: str
@@ -41,12 +41,7 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[Sequence[Region]]) -> list[Family]:
-    """Group the requests of a log, the largest family first; prompts without text are left out.
-
-    Args:
-        models: model of each request.
-        prompts: regions of each request.
-    """
+    """Group requests, the largest family first, without prompts that have no text."""
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):

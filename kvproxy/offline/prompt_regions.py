@@ -1,4 +1,4 @@
-"""Splits a prompt into regions, in the order of chat templates: tools, system prompt, messages."""
+"""Splits a prompt in the order of chat templates: tools, system prompt, messages."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Region:
 
 
 def prompt_regions(form: PromptInput) -> list[Region]:
-    """Return the regions of a prompt; a prompt of token ids has none."""
+    """Token ids have no regions."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]
     if not isinstance(form, Conversation):
@@ -39,7 +39,7 @@ def tool_line(tool: JsonObject) -> str:
 
 
 def prompt_head(regions: list[Region]) -> str:
-    """Return the tools and the system prompt, else the first message."""
+    """Return the tools and the system prompt, or else the first message."""
     first = [region.text for region in regions if region.name in (TOOLS, "system prompt")]
     return "\n".join(first) if first else (regions[0].text if regions else "")
 

@@ -1,4 +1,4 @@
-"""Reads requests from JSON lines, OpenAI batch files, access logs, cache exports, and lists of prompts."""
+"""Reads requests from JSON lines, batch files, access logs, cache exports, and lists of prompts."""
 
 import re
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ class LoggedRequest:
     """A request of a log.
 
     Attributes:
-        line: line of the file, from 1.
-        body: body with a model, and without streaming.
-        headers: logged headers, with lower-case names.
+        line: from 1.
+        body: with a model, and without streaming.
+        headers: lower-case names.
         time: seconds since the epoch, if logged.
         response: response body, or its text, if logged.
     """
@@ -54,11 +54,10 @@ class LineError:
 
 @dataclass(slots=True)
 class RequestLog:
-    """The content of a log.
+    """The content of a log, in file order.
 
     Attributes:
-        requests: requests in file order.
-        skipped: comments, requests to other routes, and lines of other programs.
+        skipped: comments, other routes, and lines of other programs.
         errors: malformed requests.
     """
 
@@ -74,12 +73,11 @@ class _Skip(Exception):
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
     """Read all requests of a file.
 
-    The file is read as JSON lines if a line contains a request, or if all lines are JSON objects. In other files each line is
-    a prompt. Lines that begin with `#` are comments.
+    The file is JSON lines if a line contains a request, or if all lines are JSON objects. Otherwise each line is a prompt,
+    except comments with `#`.
 
     Args:
-        file: name of the file, for errors.
-        model: model of requests without a model.
+        model: for requests without a model.
         system: system prompt of plain prompts.
 
     Raises:
@@ -171,7 +169,7 @@ def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api,
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     if api is None:
         raise _Skip
-    # Streaming does not change the cache key, and a single object is simpler to check.
+    # Streaming does not change the cache key, and one object is simpler to check.
     return api, {"model": model} | body | {"stream": False}
 
 

@@ -1,4 +1,4 @@
-"""A cache of chains of block ids: the hits of one pool size and one eviction policy."""
+"""Hits of one pool size and one eviction policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class ChainRequest:
     """A prompt as the ids of its full blocks.
 
     Attributes:
-        blocks: block ids in order; equal ids have equal prefixes.
-        reusable: number of blocks that may be hits, because one token at least is computed.
-        partial: whether the prompt ends in an incomplete block, which takes space until the request ends.
+        blocks: equal ids have equal prefixes.
+        reusable: blocks that may be hits; at least one token is computed.
+        partial: the prompt ends in an incomplete block, which takes space until the request ends.
     """
 
     blocks: tuple[int, ...]
@@ -24,7 +24,7 @@ class ChainRequest:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Result of a simulation: blocks requested, blocks hit, and requests that exceed the pool."""
+    """Blocks requested, blocks hit, and requests that exceed the pool."""
 
     blocks: int
     hits: int
@@ -36,10 +36,10 @@ class PoolSimulation:
 
 
 class ChainCache:
-    """A pool that serves one request at a time and evicts a block only after its children.
+    """Serves one request at a time; evicts a block only after its children.
 
     Args:
-        capacity: blocks in the pool.
+        capacity: in blocks.
         policy: selects the idle block to evict.
     """
 
@@ -54,7 +54,7 @@ class ChainCache:
         return next((index for index, block in enumerate(blocks) if block not in self._parents), len(blocks))
 
     def serve(self, request: ChainRequest) -> int | None:
-        """Cache a request's blocks; return the number of hits, or None if the request exceeds the pool."""
+        """Return the number of hits, or None if the request exceeds the pool."""
         blocks = request.blocks
         if len(blocks) + request.partial > self._capacity:
             return None
@@ -91,8 +91,8 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
 
     Args:
         requests: in order of arrival.
-        capacity: blocks in the pool; None for an unlimited pool.
-        policy: a name in `eviction_policies.POLICY_NAMES`.
+        capacity: in blocks; None is unlimited.
+        policy: one of `eviction_policies.POLICY_NAMES`.
     """
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks

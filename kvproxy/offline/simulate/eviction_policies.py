@@ -1,4 +1,4 @@
-"""Eviction policies of the simulator: the pool's, LRU, and Belady's optimum, which knows the future."""
+"""Eviction policies: the pool's, LRU, and Belady's optimum, which knows the future."""
 
 import heapq
 from collections import OrderedDict
@@ -28,10 +28,10 @@ class LRU:
 
 
 class Belady:
-    """The key with the farthest next use first, and the deepest in its chain among equals: the optimal policy.
+    """The optimum: evict the farthest next use, and among equals the deepest in its chain.
 
     Args:
-        uses: for each key, the positions in the trace that use it, in order.
+        uses: positions of each key in the trace, in order.
         depth: each key's index in its chain.
     """
 
@@ -43,7 +43,7 @@ class Belady:
         self._idle: dict[int, tuple[float, int, int]] = {}
 
     def add(self, key: int) -> None:
-        # A key is added once per use, so this count is the index of its next use.
+        # A key is added once per use, so this counts to its next use.
         following = self._num_uses[key] = self._num_uses.get(key, 0) + 1
         uses = self._uses[key]
         next_use = uses[following] if following < len(uses) else float("inf")

@@ -1,4 +1,4 @@
-"""Routing of a trace between engines: hits, balance, and waiting time of each routing policy.
+"""Hits, balance, and waiting times of routing policies on a trace.
 
 An engine computes one prompt at a time at a fixed rate, and looks up its cache when it starts. Answers run concurrently at a
 fixed rate. The routing policies are the proxy's (`kvproxy.upstreams.routing`).
@@ -17,7 +17,7 @@ from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, 
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _NUM_HASHED_BLOCKS = 2
-"""Leading blocks of a prompt that consistent hashing uses."""
+"""Leading blocks that consistent hashing uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class Arrival:
 
     Attributes:
         seconds: time of arrival.
-        chain: the prompt as blocks.
         tokens: length of the prompt.
         output: tokens of the answer.
     """
@@ -39,7 +38,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """Equal engines: their number, pool size in blocks, block size in tokens, and prompt tokens per second."""
+    """Equal engines; sizes in blocks and tokens, and prompt tokens per second."""
 
     engines: int
     blocks: int
@@ -52,8 +51,7 @@ class RoutingResult:
     """Result of a routing policy.
 
     Attributes:
-        policy: its name.
-        hit_tokens, hit_rate: prompt tokens hit, and their share of all prompt tokens.
+        hit_tokens, hit_rate: prompt tokens hit, and their share.
         imbalance: computed tokens of the busiest engine over the mean.
         wait_p50, wait_p99: seconds from arrival to the end of prefill.
         refused: requests that exceed a pool.
@@ -147,8 +145,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
     Args:
         arrivals: in order of time.
-        shape: the engines.
-        policy: a name in `POLICIES`.
+        policy: one of `POLICIES`.
     """
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
     route = _make_route(policy, engines)

@@ -1,4 +1,4 @@
-"""Hit rates of a trace by pool size and eviction policy, and their plot."""
+"""Hit rates of a trace by pool size and eviction policy."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ class Sweep:
     """Result of a sweep.
 
     Attributes:
-        sizes: pool sizes in blocks, ascending.
+        sizes: in blocks, ascending.
         rates: each policy's hit rates by size.
         unlimited: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
@@ -36,7 +36,7 @@ class Sweep:
     blocks: int
 
     def sufficient_size(self, policy: str) -> int | None:
-        """Return the smallest size with 90% of the unlimited pool's hit rate; None if no size suffices."""
+        """Return the smallest size with 90% of the unlimited hit rate, or None."""
         target = _SUFFICIENT_SHARE * self.unlimited
         return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
 
@@ -51,10 +51,9 @@ def sweep(
     """Simulate every size with every policy on all cores.
 
     Args:
-        requests: the trace.
         block_tokens: tokens in a block.
-        sizes: pool sizes in blocks.
-        policies: names in `eviction_policies.POLICY_NAMES`.
+        sizes: in blocks.
+        policies: some of `eviction_policies.POLICY_NAMES`.
         on_progress: called after each simulation.
     """
     ordered = tuple(sorted(set(sizes)))
@@ -79,7 +78,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Simulation:
-    """A picklable function from a cell (size and policy) to its hit rate."""
+    """A picklable function from a size and policy to a hit rate."""
 
     requests: Sequence[ChainRequest]
 
@@ -88,7 +87,7 @@ class _Simulation:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return sizes from 1% to 100% of the distinct blocks in geometric steps."""
+    """Return geometric steps from 1% to 100% of the distinct blocks."""
     distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
@@ -97,11 +96,7 @@ def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int
 
 
 def bytes_per_token(folder: Path) -> int:
-    """Return the bytes of a token's keys and values in 16 bits, from a model's config.json.
-
-    Raises:
-        TraceError: the file or a field is missing.
-    """
+    """Read the bytes of a token's keys and values in 16 bits from config.json. Raises TraceError."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         heads = config["num_attention_heads"]
@@ -114,7 +109,6 @@ def bytes_per_token(folder: Path) -> int:
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """Return the hit rates by pool size, by policy."""
     sizes = [size * sweep.block_tokens for size in sweep.sizes]
     lines = [ChartLine(policy, sizes, rates, is_dashed=policy == BELADY) for policy, rates in sweep.rates.items()]
     levels = [("unlimited pool", sweep.unlimited)]

@@ -1,7 +1,7 @@
-"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, WEKA agent traces, and logs of token ids.
+"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, WEKA, and logs of token ids.
 
-In the first three, a hash id identifies a prefix block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's block
-size (WEKA). A file whose token counts contradict the block size is refused.
+A hash id is a block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's size (WEKA). Token counts that
+contradict it are refused.
 """
 
 import gzip
@@ -22,17 +22,17 @@ Kind = Literal["hash ids", "tokens", "weka"]
 DEFAULT_BLOCK_SIZE = 16
 """Block size of logs of token ids."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
-"""Block sizes of hash ids, the most common first."""
+"""The most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class TraceError(InvalidRequest):
-    """An invalid trace; the message names the line and the fix."""
+    """The message names the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TraceLine:
-    """A request of a trace, and its position in the file."""
+    """A request of a trace, and its line."""
 
     position: str
     fields: dict[str, Any]
@@ -46,7 +46,7 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
         block_size: default 16 for token ids, from the trace for hash ids.
 
     Raises:
-        TraceError: a line is invalid, or the block size contradicts the token counts.
+        TraceError: a line is invalid, or contradicts the block size.
     """
     lines, kind = _read(path)
     if kind == "tokens":
@@ -57,11 +57,7 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
 
 
 def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arrival], int]:
-    """Return the requests by time, and the block size in tokens.
-
-    Raises:
-        TraceError: a line is invalid, or has no `timestamp`.
-    """
+    """Return the requests by time, and the block size. Raises TraceError without a `timestamp`."""
     chains, size = read_chains(path, block_size)
     lines, _ = _read(path)
     arrivals = []
@@ -76,7 +72,7 @@ def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arriv
 
 
 def _seconds(fields: dict[str, Any]) -> float:
-    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and converted WEKA traces use milliseconds.
+    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and WEKA use milliseconds.
     return float(fields["timestamp"]) / (1 if "chat_id" in fields else 1000)
 
 
@@ -114,7 +110,7 @@ def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
-    """Convert the requests of a WEKA trace, including its sub-agents, to Mooncake's fields, by time."""
+    """Convert a WEKA trace with its sub-agents to Mooncake's fields, by time."""
     try:
         whole = json.loads(text)
         size = int(whole["block_size"])

@@ -12,11 +12,7 @@ _NUM_HEADER_BYTES = 64  # Enough of a chunk to detect encryption.
 
 
 def check_encryption(settings: Settings) -> str:
-    """Check that the key file is private and that all stored texts are encrypted.
-
-    Raises:
-        KvproxyError: the check failed.
-    """
+    """Check that the key file is private and that all stored texts are encrypted. Raises KvproxyError."""
     cipher = load_cipher(settings.encryption)
     if cipher is None:
         return "off: texts are stored unencrypted, in files that only their owner can read"
@@ -48,11 +44,7 @@ def _clear_chunks(folder: Path | None) -> int:
 
 
 def check_weights() -> str:
-    """Check the weights of the embedder, the verifier, and the demo model against their released digests.
-
-    Raises:
-        KvproxyError: the check failed.
-    """
+    """Check packaged weights against their released digests. Raises KvproxyError."""
     from kvproxy.demo import checked_model
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.minilm.shipped import check_shipped

@@ -16,7 +16,6 @@ Check = Callable[[], str]
 
 
 def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
-    """Return the checks with their names, in order."""
     engine: list[tuple[str, Check]]
     if settings.servers:
         engine = [("upstream", functools.partial(_upstream, server, settings)) for server in settings.servers]

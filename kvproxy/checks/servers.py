@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _PROXY_SECONDS = 3.0
 ADMIN_TOKEN = "x-kvproxy-admin-token"
-"""Header of the admin token; `Authorization` may contain a client's key."""
+"""`Authorization` may contain a client's key."""
 
 
 class Advised(Exception):
@@ -24,8 +24,8 @@ class UpstreamCheck:
     """A reachable upstream.
 
     Attributes:
-        models: names of its models; empty if it does not list them.
-        requires_key: it refuses requests without a client's key.
+        models: empty if it does not list them.
+        requires_key: it rejects requests without a client's key.
     """
 
     url: str
@@ -39,13 +39,10 @@ class UpstreamCheck:
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream lists its models.
+    """Check that an upstream lists its models. Raises KvproxyError.
 
     Args:
         seconds: timeout; that of health probes by default.
-
-    Raises:
-        KvproxyError: the upstream does not answer, or refuses the key.
     """
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
@@ -64,8 +61,7 @@ def check_proxy(url: str, token: str | None) -> str:
     """Check the proxy at a URL; succeeds if there is no proxy.
 
     Args:
-        url: the proxy's URL.
-        token: its admin token; without it, a proxy beyond loopback does not report why it is not ready.
+        token: without it, a proxy beyond loopback does not report why it is not ready.
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
@@ -92,7 +88,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
-    """Send a GET request; return None without a response."""
+    """Return None without a response."""
     import httpx
 
     try:

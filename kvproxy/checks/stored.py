@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def store_exists(settings: Settings) -> bool:
-    """Return whether the store exists; a database server counts as existing."""
+    """A database server counts as existing."""
     from kvproxy.index.store.opening import is_url
 
     return is_url(settings.store_where) or settings.store_path.is_file()
@@ -21,11 +21,7 @@ def store_exists(settings: Settings) -> bool:
 
 @contextmanager
 def opened_store(settings: Settings) -> "Iterator[Store]":
-    """Open the store for a `with` block.
-
-    Raises:
-        KvproxyError: the store is damaged, or the server does not answer.
-    """
+    """Open the store. Raises KvproxyError if it is damaged or unreachable."""
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store
 

@@ -1,6 +1,6 @@
 """Paths and credentials of the cached APIs.
 
-The names are repeated here because importing `kvproxy.apis` would slow down every command.
+The names are repeated because importing `kvproxy.apis` would slow down every command.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ API_NAMES = {path: api for api, path in PATHS.items()}
 
 
 def credentials(api: ApiName, api_key: str | None) -> dict[str, str]:
-    """Return the headers with which clients of an API send their key."""
+    """Return the headers with a client's key."""
     if api == "messages":
         return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
     return {"authorization": f"Bearer {api_key}"} if api_key else {}

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Rows = list[Document]
 FilterValues = Mapping[str, str | float]
-"""Values by the field names of `index.store.EntryFilter`; empty selects every entry."""
+"""Fields of `index.store.EntryFilter`; empty selects every entry."""
 CacheClient: TypeAlias = "RemoteCache | StoreCache"
 
 
 @dataclass(frozen=True, slots=True)
 class EntryList:
-    """Rows of stored responses, and the number of all that match."""
+    """Rows, and the number of all matches."""
 
     entries: Rows
     total: int
@@ -35,11 +35,11 @@ class RemoteCache:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> EntryList:
-        """Return matching entries, newest first; a limit of 0 means no limit."""
+        """List matches, newest first; a limit of 0 is no limit."""
         return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
 
     def eviction_queue(self, limit: int) -> Rows:
-        """Return the entries that are evicted next."""
+        """List the entries that are evicted next."""
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
 
     def usage(self, by: "UsageKey") -> Rows:
@@ -47,42 +47,40 @@ class RemoteCache:
         return cast("Rows", self._client.get("/admin/cache/usage", by=by))
 
     def entry(self, id: str) -> Document:
-        """Return an entry with its request and response."""
         document = self._client.get(f"/admin/cache/{path_segment(id)}")
         if "request" not in document:
-            # The id is the name of another route, such as stats.
+            # The id is another route, such as stats.
             raise NotFound(f"no stored response {id!r}: list them with kvproxy cache ls")
         return cast("Document", document)
 
     def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or expire it if `soft`; return the number of changed entries."""
+        """Remove an entry, or expire it if `soft`; return the number of changes."""
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove all matching entries, or expire them if `soft`; return their number."""
+        """As `remove`, for all matches."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on an entry."""
+        """Record a person's verdict."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
     def pin(self, id: str, *, pinned: bool) -> Document:
-        """Pin or unpin an entry; pinned entries are evicted last."""
+        """Pinned entries are evicted last."""
         path = f"/admin/cache/{path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 
     def stats(self) -> Document:
-        """Return statistics of the store."""
         return cast("Document", self._client.get("/admin/cache/stats"))
 
     def export(self) -> Iterator[bytes]:
-        """Stream all entries as lines of JSON, in chunks of any size."""
+        """Stream lines of JSON in chunks of any size."""
         return self._client.chunks("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        """Store exported entries; return the numbers of imported and skipped ones."""
+        """Return the numbers of imported and skipped entries."""
         return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 
@@ -96,7 +94,7 @@ def open_cache(
         create: create the store of --store or --data.
 
     Raises:
-        ProxyUnreachable: a URL was given explicitly, and no proxy answers.
+        ProxyUnreachable: no proxy answers at an explicit URL.
         NotFound: neither a proxy nor a store exists.
     """
 

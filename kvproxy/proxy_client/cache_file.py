@@ -1,4 +1,4 @@
-"""Stored responses without a proxy: the store's file, or its database."""
+"""Stored responses without a proxy."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -17,7 +17,7 @@ _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
 class ProxyClient:
-    """Client of a proxy's admin and public routes. `timeout` is in seconds without data."""
+    """Client of a proxy. `timeout` is in seconds without data."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
         import httpx
@@ -28,16 +28,15 @@ class ProxyClient:
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return the JSON of a GET; query values of None are left out."""
+        """Return JSON; query values of None are left out."""
         return self._json(self._send("GET", path, query, headers=headers))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return the JSON of a POST; bytes are sent unchanged, other bodies as JSON."""
+        """Return JSON; bytes are sent unchanged, other bodies as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self._json(self._send("POST", path, query, headers=headers, **content))
 
     def delete(self, path: str, **query: Any) -> Any:
-        """Return the JSON of a DELETE; query values of None are left out."""
         return self._json(self._send("DELETE", path, query))
 
     def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
@@ -46,11 +45,10 @@ class ProxyClient:
         return self._json(response), int(response.headers["x-total-count"])
 
     def text(self, path: str) -> str:
-        """Return the body of a GET as text."""
         return str(self._send("GET", path, {}).text)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Stream the body of a GET. If the connection breaks, raises ProxyUnreachable."""
+        """Stream a body. Raises ProxyUnreachable if the connection breaks."""
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
@@ -58,7 +56,7 @@ class ProxyClient:
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the model ids that the proxy lists; the headers carry a client's key."""
+        """Return the listed model ids; the headers carry a client's key."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -66,7 +64,7 @@ class ProxyClient:
             return []
 
     def first_model(self, headers: Mapping[str, str] | None = None) -> str:
-        """Return the first model that the proxy lists. Raises NotFound."""
+        """Raises NotFound without models."""
         models = self.models(headers)
         if not models:
             raise NotFound(f"{self.url} lists no model: name one with --model")
@@ -78,7 +76,7 @@ class ProxyClient:
         return str(self.post("/admin/explain", body, headers=headers)["tenant"])
 
     def is_reachable(self) -> bool:
-        """Return True if a kvproxy answers at the URL, ready or not."""
+        """Whether a kvproxy answers at the URL, ready or not."""
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()
@@ -89,7 +87,7 @@ class ProxyClient:
     def _send(
         self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
     ) -> "Response":
-        # Other routes may be forwarded to an upstream, which must not see the token.
+        # Other routes may lead to an upstream, which must not see the token.
         headers = dict(headers or {}) | (self._token if path.startswith(_OWN_ROUTES) else {})
         # httpx drops the query of the path if `params` is given, even if empty.
         params = {name: value for name, value in query.items() if value is not None} or None
@@ -124,7 +122,7 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the address of the proxy with the settings of a data folder. Raises SettingsError."""
+    """Return the proxy's address in a data folder's settings. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
@@ -135,7 +133,6 @@ def configured_url(data: Path | None = None) -> str:
 
 
 def path_segment(name: str) -> str:
-    """Quote a name as one segment of a URL path."""
     return quote(name, safe="")
 
 

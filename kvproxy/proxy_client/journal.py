@@ -26,8 +26,8 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: the cause as JSON, see `journal.causes.MissExplanation`.
-        sentences: the cause as text; it may contain text of requests.
+        document: see `journal.causes.MissExplanation`.
+        sentences: may contain text of requests.
     """
 
     record: Record
@@ -36,7 +36,7 @@ class ExplanationReport:
 
 
 class JournalFile:
-    """The journal in a data folder on this machine. Raises NotFound.
+    """The journal in a data folder. Raises NotFound.
 
     Requests are named by id, by the beginning of their id, or by number.
     """
@@ -48,7 +48,7 @@ class JournalFile:
         self._reader = Reader(data / FILE)
 
     def records(self, query: Query) -> list[QuestionedRecord]:
-        """Return matching records, newest first."""
+        """List matches, newest first."""
         records = self._reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
 
@@ -56,7 +56,7 @@ class JournalFile:
         return self._reader.find(request)
 
     def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
-        """Explain why a request missed the cache; `moment` formats seconds since the epoch."""
+        """Explain a cache miss; `moment` formats seconds since the epoch."""
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.flow.explain import texts
         from kvproxy.journal.causes import explain_record
@@ -69,7 +69,7 @@ class JournalFile:
         return ExplanationReport(record, asdict(found), sentences(found, moment))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
-        """Return groups of requests, largest first; prompts are named by their question."""
+        """List groups, largest first; prompts are named by their question."""
         rows = self._reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
@@ -88,11 +88,11 @@ class JournalFile:
         return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def prompt_counts(self) -> list[PromptCount]:
-        """Return the prompts of each tenant, the most frequent first."""
+        """List the prompts of each tenant, the most frequent first."""
         return self._reader.prompt_counts()
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
-        """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
+        """Yield request bodies from the store or the journal's text; None if neither has one."""
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.journal.regions import body_of
 
@@ -112,14 +112,14 @@ class JournalFile:
 
         if not ids or not store_exists(self._settings):
             return {}
-        # The records are useful even if the store is unavailable, or its keys are missing.
+        # Records are useful even without the store or its keys.
         with contextlib.suppress(KvproxyError), opened_store(self._settings) as store:
             return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
         return {}
 
 
 class RemoteJournal:
-    """The journal of a proxy on another machine, through its admin routes; see `JournalFile`."""
+    """The journal of a remote proxy; see `JournalFile`."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
@@ -203,7 +203,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Build a query from the options of a command. Raises InvalidRequest."""
+    """Convert the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     start = None if since is None else time.time() - since

@@ -1,4 +1,4 @@
-"""Statistics of a running proxy at one moment, and the rates between two moments."""
+"""Statistics of a running proxy, and rates between two moments."""
 
 import time
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
-"""Values of `exchange.Layer` in display order."""
+"""`exchange.Layer` in display order."""
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 
 
@@ -25,8 +25,8 @@ class Snapshot:
     """Statistics at a moment of the monotonic clock.
 
     Attributes:
-        requests, seconds: requests, and the sum of their times to first byte, by layer.
-        totals: other totals; `blocks` is None if the upstream manages the prefix cache.
+        requests, seconds: requests, and sums of their times to first byte, by layer.
+        totals: `blocks` is None if the upstream manages the prefix cache.
     """
 
     at: float
@@ -36,7 +36,6 @@ class Snapshot:
 
 
 def take_snapshot(client: ProxyClient) -> Snapshot:
-    """Read the metrics and the statistics of the prefix cache."""
     from prometheus_client.parser import text_string_to_metric_families
 
     page = client.text("/metrics")
@@ -64,7 +63,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return the JSON of an admin route; None if the proxy lacks the feature."""
+    """Return None if the proxy lacks the feature."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -72,9 +71,9 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 
 
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
-    """Return rates and mean times between two snapshots, and the current totals.
+    """Return rates and mean times between two snapshots, and totals.
 
-    Counters that decreased indicate a restart of the proxy, and count from zero.
+    Counters that decreased after a restart count from zero.
     """
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)

@@ -1,4 +1,4 @@
-"""Sends requests through a proxy, and counts what its caches did."""
+"""Sends requests through a proxy, and counts its caches' outcomes."""
 
 import asyncio
 import re
@@ -29,9 +29,9 @@ class WarmReport:
     """Counts of a run.
 
     Attributes:
-        outcomes: responses by outcome: `stored`, `forwarded` (not stored), `exact`, `semantic`.
+        outcomes: `stored`, `forwarded` (not stored), `exact`, `semantic`.
         skipped: lines without a request.
-        duplicates: lines that equal an earlier line, which is sent once.
+        duplicates: lines equal to an earlier line; not sent.
         pinned: tokens pinned; None without pinning.
         has_cache: the server is a kvproxy.
     """
@@ -47,11 +47,10 @@ class WarmReport:
 
     @property
     def cached(self) -> int:
-        """Requests whose response is in the cache."""
+        """Requests with a cached response."""
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     def document(self) -> dict[str, Any]:
-        """Return the report as JSON."""
         pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned}
         return {
             "requests": sum(self.outcomes.values()) + len(self.errors),
@@ -91,7 +90,7 @@ class WarmReport:
 
 @dataclass(slots=True)
 class Pace:
-    """Limits on requests in flight, and on requests per second."""
+    """Limits on requests in flight and per second."""
 
     concurrency: int
     rate: float | None = None
@@ -115,15 +114,10 @@ async def send_all(
     headers: Mapping[str, str] = {},
     progress: Callable[[float], None] = lambda share: None,
 ) -> None:
-    """Send requests in order.
+    """Send requests in order. Raises ProxyUnreachable.
 
     Args:
         report: receives the counts, even if the run ends early.
-        headers: headers of every request.
-        progress: called with the share of requests sent.
-
-    Raises:
-        ProxyUnreachable: the server stopped answering.
     """
     # A response counts as stored only when it is on disk.
     control = {"cache-control": f"confirm, {cache_control}" if cache_control else "confirm"}
@@ -148,9 +142,9 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin the prompt of each request under the name SOURCE:LINE; return the number of pinned tokens.
+    """Pin each prompt under the name SOURCE:LINE; return the pinned tokens.
 
-    A shared beginning counts for each prompt. Prompts that cannot be pinned are added to the errors of the report.
+    A shared beginning counts for each prompt. Failures are added to the report.
     """
     tokens = 0
     for request in requests:

@@ -1,4 +1,4 @@
-"""Requests that warm a proxy: from a file, or from the stored responses or the journal of a proxy."""
+"""Requests to warm a proxy with: from a file, stored responses, or a journal."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class WarmSource:
     """Requests of a file, a cache, or a journal.
 
     Attributes:
-        requests: distinct requests, the most frequent first.
+        requests: distinct, the most frequent first.
         skipped: comments, lines of other programs, responses of other tenants, and prompts without a text.
         errors: malformed requests.
     """
@@ -46,14 +46,14 @@ class WarmSource:
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests of a file. Raises InvalidRequest if there is none."""
+    """Read distinct requests. Raises InvalidRequest without any."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
     return WarmSource(most_frequent(requests), log.skipped, log.errors)
 
 
 def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return each distinct request once, the most frequent first, then by line."""
+    """Return distinct requests, the most frequent first, then by line."""
     names = [json.dumps([request.path, request.body], sort_keys=True) for request in requests]
     counts = Counter(names)
     first = dict(reversed(list(zip(names, requests, strict=True))))
@@ -62,15 +62,12 @@ def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 
 def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *, same_proxy: bool) -> WarmSource:
-    """Return stored requests that had hits, those whose hits saved most tokens first.
+    """Return stored requests with hits, ordered by saved tokens. Raises NotFound.
 
     Args:
         top: most requests.
-        api_key: key of the tenant for whom they are sent.
-        same_proxy: the requests are sent to `client` itself, so those of other tenants are left out.
-
-    Raises:
-        NotFound: no stored response qualifies.
+        api_key: key of the tenant to send them for.
+        same_proxy: they are sent to `client` itself; leave out other tenants.
     """
     cache = RemoteCache(client)
     served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
@@ -87,11 +84,11 @@ def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *
 
 
 def logged_requests(client: ProxyClient, token: str | None, top: int | None, api_key: str | None) -> WarmSource:
-    """Return the requests of the journal of `client` whose text is stored, the most frequent first.
+    """Return logged requests with a stored text, the most frequent first.
 
     Args:
         top: most requests.
-        api_key: key of the tenant; requests of other tenants are left out.
+        api_key: key of the tenant; others are left out.
 
     Raises:
         InvalidRequest: the journal is on another machine.
@@ -125,7 +122,7 @@ def logged_requests(client: ProxyClient, token: str | None, top: int | None, api
 
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Limit requests to one generated token; embeddings are left out."""
+    """Limit requests to one token; leave out embeddings."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

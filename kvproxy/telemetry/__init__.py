@@ -1,1 +1,1 @@
-"""Traces and metrics for OpenTelemetry: read spans.py first. Only export.py imports OpenTelemetry."""
+"""Traces and metrics for OpenTelemetry; start with spans.py."""

@@ -1,4 +1,4 @@
-"""Sends spans and metrics to a collector by OTLP over HTTP. Only this module imports OpenTelemetry."""
+"""Sends spans and metrics by OTLP over HTTP. Only this module imports OpenTelemetry."""
 
 from collections.abc import Sequence
 
@@ -28,14 +28,13 @@ from kvproxy.telemetry.spans import Span, general, spans_of
 from kvproxy.trace import Trace
 
 _TIMEOUT_SECONDS = 5.0
-"""Timeout of the collector."""
 _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 _SECONDS = (0.001, 0.0025, 0.005, *(0.01 * 2**power for power in range(14)))
 _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _GivenIds(IdGenerator):
-    """Uses the ids that were sent to other services already, else new ones. For one thread."""
+    """Uses ids that were sent to other services already, else new ones. For one thread."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -50,7 +49,7 @@ class _GivenIds(IdGenerator):
 
 
 class Exporter:
-    """Exports finished exchanges as spans and metrics. OpenTelemetry sends them in batches, from its own threads."""
+    """Exports finished exchanges. OpenTelemetry sends batches from its own threads."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         endpoint = str(settings.endpoint).rstrip("/")
@@ -92,7 +91,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Export a finished exchange. Call it on the event loop."""
+        """Call it on the event loop."""
         if exchange.api is None:
             return
         record = record_of(exchange)
@@ -102,7 +101,7 @@ class Exporter:
             self._send(spans_of(exchange, record, trace), trace)
 
     def _send(self, spans: Sequence[Span], trace: Trace) -> None:
-        """Send the spans of a request; the first one is the parent."""
+        """The first span is the parent."""
         outer = None
         if trace.parent is not None:
             outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))
@@ -138,7 +137,7 @@ class Exporter:
             self._reused.add(record.reused_tokens, attributes)
 
     def close(self) -> None:
-        """Send all waiting spans, with a timeout of a few seconds."""
+        """Send all pending spans, within a few seconds."""
         self._spans.shutdown()
         self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)
 

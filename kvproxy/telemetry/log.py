@@ -19,7 +19,7 @@ def log_to_stderr(settings: LogSettings) -> None:
 
 
 class _JsonFormatter(logging.Formatter):
-    """Formats a message as `time` (RFC 3339), `level`, `logger`, `message`, and `exception` if there is one."""
+    """Writes `time` (RFC 3339), `level`, `logger`, `message`, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

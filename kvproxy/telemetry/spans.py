@@ -11,7 +11,7 @@ from kvproxy.trace import Trace
 
 Value: TypeAlias = str | int | float | bool
 Moment: TypeAlias = Callable[[float], int]
-"""Converts a value of `time.perf_counter` to nanoseconds since the epoch."""
+"""Converts `time.perf_counter` to nanoseconds since the epoch."""
 _OPERATIONS = {
     "chat": "chat",
     "messages": "chat",
@@ -41,11 +41,10 @@ class Span:
     """A finished span.
 
     Attributes:
-        name, kind: as OpenTelemetry has them.
+        name, kind: as in OpenTelemetry.
         start, end: nanoseconds since the epoch.
         id: None for a new one.
         attributes: without the text of prompts and responses.
-        events: times by name.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Span:
 
 
 def general(record: Record) -> dict[str, Value]:
-    """Attributes of spans and metrics, named by OpenTelemetry's conventions where these have a name."""
+    """Attributes of spans and metrics, by OpenTelemetry's conventions."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
@@ -76,11 +75,7 @@ def general(record: Record) -> dict[str, Value]:
 
 
 def spans_of(exchange: Exchange, record: Record, trace: Trace) -> list[Span]:
-    """The span of an exchange, followed by the spans of its steps.
-
-    Args:
-        record: made from the exchange.
-    """
+    """The exchange's span, followed by the spans of its steps."""
 
     def moment(clock: float) -> int:
         return int((exchange.arrived + clock - exchange.started) * 1e9)

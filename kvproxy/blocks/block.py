@@ -11,11 +11,9 @@ class KVCacheBlock:
 
     Attributes:
         ref_count: number of holders (block tables and pins). Zero means free, or cached and evictable.
-        hash: digest of a full, computed block; None if it is not cached.
-        parent: digest of the previous block in the chain.
+        hash: None if the block is not cached.
         group: KV cache group that cached the block; None if there is one group.
         source: the request that cached the block and its first token's offset, if the pool keeps tokens.
-        last_accessed: the pool's clock at the last allocation or hit; 0 if never used.
         prev, next: neighbours in the free queue; None while the block is in use.
     """
 

@@ -13,10 +13,7 @@ Key = tuple[int, bytes] | bytes
 
 
 class BlockPool:
-    """Physical blocks 0 to `num_blocks - 1`. Block 0 is the null block: never freed, hashed, or counted.
-
-    With `keep_tokens`, cached blocks keep their tokens for inspection.
-    """
+    """Physical blocks. Block 0 is the null block: never freed, hashed, or counted."""
 
     def __init__(
         self,
@@ -111,7 +108,7 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` is block `first + i` of the request. Null blocks are skipped."""
+        """Cache full blocks: `blocks[i]` is block `first + i` of the request."""
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
         source = request if self.keep_tokens else None
@@ -150,7 +147,6 @@ class BlockPool:
         block_size: int,
         group: int | None,
     ) -> None:
-        """Record one event for each run of blocks between null blocks."""
         start = end = first
         for end, block in enumerate([*blocks, self.null_block], first):
             if block is self.null_block:

@@ -26,7 +26,7 @@ class CopyOnWrite:
         return shared
 
     def replace_blocks(self, request: CacheRequest, shared: SharedBlocks) -> None:
-        """Replace shared blocks with new ones, and schedule the copies of their content."""
+        """Replace shared blocks, and schedule the copies of their content."""
         for group, index in shared:
             table = group.tables[request.id]
             old, new = table[index], self._pool.get_new_blocks(1)[0]

@@ -13,12 +13,7 @@ def find_divergence(
 ) -> Divergence | None:
     """Find the first difference from the closest cached chain.
 
-    Args:
-        start: length of the cached prefix in tokens.
-        children: tokens of each cached block that follows the prefix.
-
-    Returns:
-        None if there is no child, or if the prompt ends before it differs.
+    `start` is the length of the cached prefix in tokens. `children` are the tokens of each cached block that follows it.
     """
     block = tokens[start : start + block_size]
     closest: Sequence[int] = ()

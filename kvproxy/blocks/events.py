@@ -15,7 +15,6 @@ class BlockStored:
     Attributes:
         parent: digest of the previous block; None at the start of a chain.
         extra_keys: untagged extra keys of each block (adapter, salt, (item, offset)).
-        group: index of the KV cache group; None if there is one group.
         kind: the attention type in vLLM's spelling; None for a single group with full attention.
         window: sliding window in tokens.
     """
@@ -92,8 +91,6 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """The prefix cache was reset."""
-
     def as_wire(self) -> dict[str, Any]:
         return {"type": "AllBlocksCleared"}
 

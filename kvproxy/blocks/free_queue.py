@@ -7,12 +7,10 @@ from kvproxy.blocks.block import KVCacheBlock
 
 
 class FreeQueue(Protocol):
-    """An eviction order over free blocks."""
-
     num_free_blocks: int
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """Evict the first `count` blocks; raises RuntimeError if fewer are free."""
+        """Evict the first blocks; raises RuntimeError if fewer are free."""
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Remove blocks that were hit."""

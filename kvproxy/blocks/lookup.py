@@ -1,4 +1,4 @@
-"""The longest prefix that all KV cache groups of a model can reuse; the lookup of vLLM's `KVCacheCoordinator`."""
+"""The longest prefix that all KV cache groups can reuse, as in vLLM's `KVCacheCoordinator`."""
 
 from collections.abc import Sequence
 from math import lcm
@@ -13,7 +13,7 @@ class SearchableGroup(Protocol[Hash, Block]):
     def block_size(self) -> int: ...
 
     def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
-        """Select this group's block hashes from those of the smallest block size."""
+        """Select this group's hashes from the hashes of the smallest block size."""
 
     def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 
@@ -23,9 +23,7 @@ def find_longest_cache_hit(
 ) -> tuple[tuple[Sequence[Block], ...], int]:
     """Return each group's blocks of the longest common prefix, and its length in tokens.
 
-    Args:
-        hashes: hashes of the prompt's blocks of the smallest block size.
-        alignment_tokens: the length is a multiple of this and of all block sizes.
+    The length is a multiple of `alignment_tokens` and all block sizes.
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:

@@ -1,4 +1,4 @@
-"""The prefix block cache; behaves like vLLM v1's `KVCacheManager`, block id by block id (see docs/block-cache.md)."""
+"""The prefix block cache; behaves like vLLM v1's `KVCacheManager` (see docs/block-cache.md)."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -21,10 +21,9 @@ from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """Each group's cached blocks, and the length of the cached prefix.
+    """Result of a lookup.
 
-    Attributes:
-        shared_prefix_end: end of a longer prefix that only full-attention groups have; 0 if there is none.
+    `shared_prefix_end` is the end of a longer prefix that only full-attention groups have; 0 if there is none.
     """
 
     groups: tuple[Sequence[KVCacheBlock], ...]
@@ -42,8 +41,6 @@ class KVCacheManager:
     Args:
         num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
-        policy: eviction policy; lru is vLLM's.
-        keep_tokens: keep the tokens of cached blocks for inspection.
         alignment_tokens: hits are multiples of this, and of all block sizes.
     """
 
@@ -130,7 +127,7 @@ class KVCacheManager:
         Args:
             computed: result of the lookup, for a new request.
             num_lookahead_tokens: slots for draft tokens; never cached.
-            delay_cache_blocks: cache the new blocks later, with `cache_blocks`, because their content is still loading.
+            delay_cache_blocks: the content is still loading; call `cache_blocks` later.
 
         Returns:
             The new blocks, or None if too few blocks are free; then nothing changes.
@@ -208,7 +205,7 @@ class KVCacheManager:
         return self._copy_on_write.take_copies()
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return each group's block table; 0 replaces blocks that the group no longer needs."""
+        """Return each group's block table; 0 replaces freed blocks."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -221,7 +218,7 @@ class KVCacheManager:
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Return whether the free blocks suffice for the whole request; reserves nothing."""
+        """Whether the free blocks suffice for the whole request; reserves nothing."""
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)
@@ -239,10 +236,7 @@ class KVCacheManager:
         ]
 
     def snapshot(self) -> list[BlockStored]:
-        """Return the cached blocks as events, parents first, for a subscriber that joins late.
-
-        An event's parent may have been evicted. Requires `keep_tokens`.
-        """
+        """Return the cached blocks as events, parents first; requires `keep_tokens`."""
         if not self.pool.keep_tokens:
             raise ValueError("a snapshot needs a manager with keep_tokens")
         events: list[tuple[int, BlockStored]] = []
@@ -257,7 +251,6 @@ class KVCacheManager:
         return [event for _, event in sorted(events, key=itemgetter(0))]
 
     def stats(self) -> PoolStats:
-        """Return statistics; O(number of blocks)."""
         pool = self.pool
         return PoolStats(
             num_blocks=pool.num_blocks,

@@ -1,4 +1,4 @@
-"""Pins: cached chains that are protected from eviction, optionally for a limited time."""
+"""Pins: cached chains that are protected from eviction."""
 
 import time
 from collections.abc import Callable
@@ -44,11 +44,8 @@ class Pins:
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
         """Pin the cached prefix of a prompt for `ttl` seconds, and replace an older pin with the name.
 
-        Returns:
-            Number of pinned tokens; 0 if nothing is cached, and then there is no pin.
-
-        Raises:
-            PinLimitExceeded: all pins would hold more than `max_blocks`; the older pin remains.
+        Returns the number of pinned tokens, 0 if nothing is cached. If all pins would hold more than `max_blocks`, it raises
+        PinLimitExceeded and the older pin remains.
         """
         found = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block

@@ -17,8 +17,7 @@ class PoolMap:
 
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.
-        states: a letter for each block: `0` null, `u` used, `p` pinned, `c` cached, `f` free.
-        used: ordinals of the last use; 0 if never used.
+        states: a letter for each block, see `_LETTERS`.
         tenant: index in `tenants`; -1 if the block has none.
         queue: indexes of the idle blocks in eviction order.
     """
@@ -33,7 +32,7 @@ class PoolMap:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the map of the embedded engine's pool. Cheap, because it blocks the engine thread."""
+    """Cheap, because it blocks the engine thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
     tenants: dict[str, int] = {}

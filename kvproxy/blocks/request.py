@@ -22,12 +22,10 @@ class CacheRequest:
         salt: separates the caches of tenants; part of the first block's hash.
         lora: name and path of the adapter; part of every block's hash.
         mm: multimodal items by offset; part of the hash of every block that they overlap.
-        priority: idle blocks of lower priority are evicted first.
         skip_read: never reuse blocks, because prompt log-probabilities need every position.
 
     Attributes:
-        shared_prefix_end: end of a prefix shared with other prompts beyond the hit, in tokens; 0 if there is none.
-        is_recorded: whether the lookup statistics include the request.
+        shared_prefix_end: end of a prefix shared with other prompts beyond the hit, in tokens.
     """
 
     __slots__ = (

@@ -1,7 +1,6 @@
 """Rows and statistics of a prefix cache, embedded or mirrored, for admin routes and commands.
 
-A field is None if the cache does not provide it: KV events contain neither block ids, nor reference counts, nor the
-eviction order.
+A field is None if the cache does not provide it, for example because KV events do not contain it.
 """
 
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ BlockState = Literal["null", "used", "pinned", "cached", "free"]
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Location of an external engine's block; `groups` is empty if there is one KV cache group."""
-
     engine: str
     rank: int | None = None
     medium: str | None = None
@@ -28,10 +25,8 @@ class BlockRow:
 
     Attributes:
         last_accessed: ordinal of the last use.
-        requests: ids of the requests that hold the block.
         group: index of the KV cache group; None if there is one group.
         copies: number of physical blocks with this content, in all groups.
-        place: location of a mirrored block.
     """
 
     id: int | None
@@ -67,11 +62,7 @@ class PinRow:
 class ChainRow:
     """A cached chain from its first block to a leaf.
 
-    Attributes:
-        leaf: hash in hexadecimal.
-        complete: whether its first block is the start of a prompt.
-        in_use: number of blocks in use.
-        last_accessed: ordinal of the leaf's last use.
+    `complete` tells whether its first block is the start of a prompt. `in_use` counts blocks.
     """
 
     leaf: str | None
@@ -88,7 +79,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A KV cache group's share of the pool; `reach` is 0 for full attention, `cached` counts idle blocks."""
+    """A KV cache group's share of the pool; `cached` counts idle blocks."""
 
     number: int
     kind: str
@@ -99,8 +90,6 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupMatch:
-    """Prompt tokens that one KV cache group could reuse alone."""
-
     number: int
     kind: str
     reach: int
@@ -112,8 +101,7 @@ class PoolStats:
     """Statistics of a pool.
 
     Attributes:
-        num_blocks: physical blocks, including the null block.
-        free: blocks that can be allocated, including cached idle ones.
+        num_blocks: includes the null block.
         cached: idle blocks in the cache.
         usage: share of the pool in use, 0 to 1.
         queries, hits: prompt tokens looked up and found since the start.
@@ -133,13 +121,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Statistics of a pool; see `PoolStats` for the common fields.
-
-    Attributes:
-        pinned: blocks held by pins.
-        distinct: cached blocks without copies.
-        groups: KV cache groups, if the model has several or limited attention.
-    """
+    """Statistics of a pool; see `PoolStats`. `distinct` counts cached blocks without copies."""
 
     num_blocks: int | None
     block_size: int | None
@@ -176,8 +158,6 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The cached prefix of a prompt in the embedded engine's pool."""
-
     prompt_tokens: int
     matched_tokens: int
     blocks: tuple[int, ...]

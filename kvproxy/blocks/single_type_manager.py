@@ -24,7 +24,7 @@ class GroupSpec:
     """Attention of one group of layers.
 
     Attributes:
-        reach: tokens of the sliding window or the chunk; unused by full attention.
+        reach: tokens of the sliding window or the chunk.
         cached_windows: cache all blocks, or only the last window of each prompt and of each shared prefix.
     """
 
@@ -43,10 +43,7 @@ class GroupSpec:
 class SingleTypeKVCacheManager:
     """Block tables of a group with full attention; subclasses implement limited attention.
 
-    Args:
-        group_id: None if there is one group.
-        hash_block_size: block size of the hash chain; a divisor of the group's block size.
-        alignment_tokens: hits are multiples of this.
+    `group_id` is None if there is one group. `hash_block_size` is a divisor of the group's block size.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the free blocks that a table of `num_tokens` takes: new blocks and idle hits."""
+        """Count the new blocks and idle hits of a table."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -237,7 +234,7 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     """Each token attends to the previous tokens in its own chunk of `reach` tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        """Return null blocks up to the last chunk, then cached blocks up to the first miss."""
+        """Blocks before the last chunk are null blocks."""
         blocks = min(len(hashes), max_blocks)
         first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
         found = [self.pool.null_block] * min(first, blocks)

@@ -25,7 +25,7 @@ class Branch:
         end: hash of the last block.
         below: number of blocks in all branches below.
         leaves: number of chains through this branch.
-        held: number of blocks in use, in this branch and below.
+        held: number of blocks in use, here and below.
     """
 
     end: str
@@ -53,10 +53,7 @@ def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
 
 
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """Return a page of the branches below a block, the largest first, and their total number.
-
-    `parent` is the block's hash; None for the roots.
-    """
+    """Return a page of the branches below a block, or of the roots, and their total number."""
     children: dict[str | None, list[TreeNode]] = {}
     by_hash = {node.hash: node for node in nodes}
     for node in by_hash.values():

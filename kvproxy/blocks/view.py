@@ -66,7 +66,6 @@ def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[in
 
 
 def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
-    """Return a block with its tokens."""
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]
@@ -125,7 +124,6 @@ def chain_to(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
 
 
 def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
-    """Return the cached prefix of a prompt, and its first difference from the closest cached chain."""
     computed = manager.get_computed_blocks(request)
     null = manager.pool.null_block
     ids = tuple(block.id for hit in computed.groups for block in hit if block is not null)

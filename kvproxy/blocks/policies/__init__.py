@@ -16,7 +16,6 @@ __all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
 
 
 def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
-    """Create a free queue for lru, or a key of `POLICIES`; `capacity` is the number of blocks in the pool."""
     if policy == "lru":
         return FreeKVCacheBlockQueue(blocks)
     if policy not in POLICIES:
@@ -25,7 +24,7 @@ def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> Fr
 
 
 def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[KVCacheBlock]], FreeQueue]:
-    """Return a function from free blocks to a queue; with `priorities`, a queue for each priority."""
+    """Return a function from free blocks to a queue."""
     if priorities:
         return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
     return lambda blocks: make_queue(policy, blocks, capacity)

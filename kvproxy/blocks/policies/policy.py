@@ -9,11 +9,9 @@ Key = TypeVar("Key", bound=Hashable)
 class EvictionPolicy(Protocol[Key]):
     """Idle keys in eviction order."""
 
-    def add(self, key: Key) -> None:
-        """Add a key that became idle."""
+    def add(self, key: Key) -> None: ...
 
-    def remove(self, key: Key) -> None:
-        """Remove a key that was hit and is in use."""
+    def remove(self, key: Key) -> None: ...
 
     def pop(self) -> Key:
         """Evict a key; raises LookupError if no key is idle."""

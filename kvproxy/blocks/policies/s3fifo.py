@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue for new keys, and a main queue for keys that were hit."""
+"""S3-FIFO (Yang et al., SOSP 2023)."""
 
 from collections import OrderedDict, deque
 from typing import Generic
@@ -7,7 +7,7 @@ from kvproxy.blocks.policies.policy import Key
 
 
 class S3FIFO(Generic[Key]):
-    """Small, main, and ghost queues: a new key enters the main queue if it is hit in the small one (Yang et al., SOSP 2023)."""
+    """A small queue for new keys, a main queue for keys that were hit, and a ghost queue."""
 
     SMALL_SHARE = 0.1
 
@@ -38,7 +38,7 @@ class S3FIFO(Generic[Key]):
     def pop(self) -> Key:
         if len(self._uses) == len(self._busy):
             raise LookupError
-        passed = 0  # consecutive keys in use: after a full turn of the main queue, only the small queue has idle keys
+        passed = 0  # consecutive keys in use; after a full turn of the main queue, try the small queue
         while True:
             large = len(self._small) > self.SMALL_SHARE * self._capacity
             from_small = bool(self._small) and (large or passed >= len(self._main))

@@ -24,15 +24,9 @@ def build_chain(
     batch_tokens: int = 0,
     cipher: Cipher | None = None,
 ) -> TierChain | None:
-    """Create the configured tiers: host, disk, Redis. Return None if no tier is configured.
+    """Create the configured tiers, or return None.
 
-    Args:
-        pin: moves a buffer into page-locked memory, for CUDA.
-        token_bytes: bytes of a token's keys and values.
-        batch_tokens: maximum tokens of a step.
-
-    Raises:
-        SettingsError: the chunk size does not fit, the folder cannot be written, or the URL is invalid.
+    `pin` moves a buffer into page-locked memory. `token_bytes` is the size of a token's keys and values.
     """
     if not settings.enabled:
         return None

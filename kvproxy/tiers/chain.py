@@ -23,9 +23,7 @@ _log = logging.getLogger("kvproxy")
 class TierChain:
     """Stores from the fastest to the slowest.
 
-    Args:
-        pending: maximum bytes of chunks to be written; further chunks are refused.
-        cipher: encrypts chunks outside of this process. All machines that share a store need the same keys.
+    `pending` is the maximum bytes of chunks to be written. All machines that share a store need the same cipher keys.
     """
 
     def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
@@ -86,13 +84,13 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a chunk is accepted now; a single chunk of any size is. Reserves nothing."""
+        """Whether a chunk is accepted now; a single chunk of any size is. Reserves nothing."""
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
-        """Write a chunk to every tier that needs it, in the background.
+        """Write a chunk in the background; return False if too many bytes are pending, or after `close`.
 
-        `finish` completes the buffer on the background thread. Returns False if too many bytes are pending, or after `close`.
+        `finish` completes the buffer on the background thread.
         """
         return self._submit(key, data, self.stores, finish)
 
@@ -121,15 +119,14 @@ class TierChain:
         return True
 
     def count_dropped(self, key: str) -> None:
-        """Count a chunk that will never be written."""
         for store in self.stores:
             if store.should_put(key):
                 self._count(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete a tier's matching chunks after all pending ones are written.
+        """Delete a tier's matching chunks after all pending ones; return None without such a tier.
 
-        Returns their number, or None without such a tier. Raises TierError after `timeout` seconds.
+        Raises TierError after `timeout` seconds.
         """
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:

@@ -60,10 +60,7 @@ _MAX_KNOWN_KEYS = 100_000
 class RedisStore:
     """Chunks as string values; Redis evicts them by its `maxmemory` policy.
 
-    Args:
-        url: redis://, rediss:// or unix://.
-        timeout: seconds for a connection, and for each read or write; a longer call counts as a failure.
-        ttl: seconds until Redis deletes a chunk.
+    `timeout` is in seconds, also for a whole call. `ttl` is in seconds.
     """
 
     name = "redis"

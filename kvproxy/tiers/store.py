@@ -18,10 +18,7 @@ class TierError(Exception):
 class StoreStats:
     """Statistics of a store.
 
-    Attributes:
-        chunks, bytes: content, as far as this process knows.
-        limit: maximum bytes; None if the store decides.
-        available: False while the store is not used after failures.
+    `chunks` and `bytes` are the content as far as this process knows. `limit` is None if the store decides.
     """
 
     name: str
@@ -36,9 +33,7 @@ class StoreStats:
 class TierStats(StoreStats):
     """Statistics of a tier since the start.
 
-    Attributes:
-        damaged: invalid chunks, which were deleted.
-        dropped: chunks that were never written, because too many were pending.
+    `dropped` counts chunks that were never written, because too many were pending.
     """
 
     hits: int = 0
@@ -72,8 +67,7 @@ class ChunkStore(Protocol):
 
     def delete(self, key: str) -> None: ...
 
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        """Delete the chunks with matching keys; return their number."""
+    def clear(self, matches: Callable[[str], bool]) -> int: ...
 
     def stats(self) -> StoreStats: ...
 
@@ -81,7 +75,7 @@ class ChunkStore(Protocol):
 
 
 class LocalStore:
-    """Base of the stores that one process uses: sizes of chunks in LRU order, within a limit in bytes."""
+    """Base of the stores that one process uses: an LRU index with a limit in bytes."""
 
     name: str
     remote = False
@@ -126,7 +120,6 @@ class LocalStore:
                 self._sizes.move_to_end(key)
 
     def _shrink(self, limit: int) -> int:
-        """Evict the least recently used chunks down to `limit` bytes; return their number."""
         evicted = 0
         while self._bytes > limit:
             with self._lock:
@@ -143,5 +136,4 @@ class LocalStore:
         with self._lock:
             return StoreStats(self.name, len(self._sizes), self._bytes, self._limit, self._evictions)
 
-    def close(self) -> None:
-        """No file is open between calls."""
+    def close(self) -> None: ...

@@ -156,7 +156,6 @@ class AsyncLLM:
         return await asyncio.wrap_future(result)
 
     async def tier_match(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
-        """Return the tokens that each tier would add to the pool's hit."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}

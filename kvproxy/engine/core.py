@@ -125,15 +125,7 @@ class EngineCore:
     def add_request(
         self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = ignore_error
     ) -> SequenceState:
-        """Enqueue a request.
-
-        Args:
-            on_output: receives the deltas of all its sequences.
-            on_error: receives the error that ends the request.
-
-        Raises:
-            InvalidRequest: see `EngineLimits.validate`; or the id is in use.
-        """
+        """Enqueue a request; raises InvalidRequest if a value is invalid or the id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):
             raise InvalidRequest(f"request id {request.id!r} is in use: give each request its own id")
         matcher = self.grammars.matcher(request.grammar) if request.grammar else None

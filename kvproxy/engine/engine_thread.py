@@ -132,7 +132,7 @@ class EngineThread:
                 self.health.record_success()
 
     def _fail_all(self, error: KvproxyError) -> None:
-        """Send an error to all live requests, even if the engine cannot list them."""
+        """Works even if the engine cannot list its requests."""
         callbacks, self._live = self._live, {}
         try:
             self._engine.fail_all(error)
@@ -158,5 +158,4 @@ class EngineThread:
             self.publisher.publish_snapshot(self._engine.manager.snapshot())
 
 
-def _wake() -> None:
-    """A job that only wakes the engine's thread."""
+def _wake() -> None: ...

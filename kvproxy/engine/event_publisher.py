@@ -43,12 +43,8 @@ class KVEventPublisher:
     Args:
         endpoint: PUB address; bound if its host is `*` or this machine, otherwise connected.
         replay: ROUTER address.
-        topic: first frame of each batch.
         buffer: number of batches kept for replay.
         request_snapshot: called on the publisher's thread; the owner must call `publish_snapshot` soon.
-
-    Attributes:
-        endpoint, replay: the addresses with their actual ports.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the device failed, so that only a restart helps. Out of memory is not a device error."""
+    """Whether only a restart helps. Out of memory is not a device error."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -30,7 +30,6 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def client_error(error: BaseException) -> Overloaded:
-    """Return an error for the client that does not reveal the cause."""
     kind = "ran out of memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "failed"
     return Overloaded(f"the engine {kind} on this request: see the server's log")
 
@@ -53,7 +52,6 @@ class EngineHealth:
 
     @property
     def failure(self) -> str | None:
-        """The problem in one sentence."""
         if self.fatal_error is not None:
             return self.fatal_error
         if self._num_failed_steps >= FAILURE_THRESHOLD:

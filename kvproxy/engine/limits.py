@@ -24,8 +24,6 @@ _NUMBERS = {"temperature": (0, 100), "top_p": (0, 1)}
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Sizes of a model and its pool in tokens."""
-
     vocab_size: int
     max_model_len: int
     pool_tokens: int
@@ -38,9 +36,7 @@ class EngineLimits:
     def validate(self, request: GenerationRequest) -> int:
         """Return the most tokens that a request may generate.
 
-        Raises:
-            InvalidRequest: the prompt is empty or has unknown token ids, or a value is out of range.
-            ContextTooLong: prompt and output cannot fit.
+        Raises InvalidRequest for an invalid value, and ContextTooLong if prompt and output cannot fit.
         """
         validate_sampling(request.sampling)
         _validate_scheduling(request)

@@ -16,9 +16,7 @@ from kvproxy.engine.worker.model_runner import SequenceLogits
 class OutputProcessor:
     """Turns the logits of a step into tokens of its sequences.
 
-    Args:
-        on_finished: receives each finished sequence before its blocks are freed.
-        on_failed: aborts the whole request of a sequence.
+    `on_finished` receives each finished sequence before its blocks are freed. `on_failed` aborts the whole request.
     """
 
     def __init__(
@@ -32,10 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send a token for each completely computed sequence.
-
-        Raises an exception if the device failed.
-        """
+        """Sample and send a token for each completely computed sequence."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._contain_errors(output):
@@ -46,7 +41,6 @@ class OutputProcessor:
 
     @contextmanager
     def _contain_errors(self, output: SequenceLogits) -> Iterator[None]:
-        """Let an error abort only the request of this sequence."""
         try:
             yield
         except Exception as error:
@@ -55,7 +49,6 @@ class OutputProcessor:
             self._on_failed(output, error)
 
     def _ready_sequences(self, output: SequenceLogits) -> list[SequenceState]:
-        """Return the sequences that need a token, forks included."""
         sequence = output.sequence
         if sequence.needs_prompt_logprobs:
             sequence.add_prompt_logprobs(output.span.start, output.logits)
@@ -93,7 +86,7 @@ class OutputProcessor:
                     self._append(sequence, output, tokens or _sample_tokens([(sequence, output)]))
 
     def _append(self, sequence: SequenceState, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:
-        """Append the first token, and one more token after each accepted draft token."""
+        """Append the first token, and one more after each accepted draft token."""
         tokens, num_drafts = output.span.tokens, output.span.num_draft_tokens
         drafts = tokens[len(tokens) - num_drafts :]
         for place, token in enumerate(sampled):

@@ -11,7 +11,7 @@ _MAX_ROWS = 128
 def eager_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Compute grouped-query attention in the shape of `query`; the softmax is in float32.
+    """Compute grouped-query attention; the softmax is in float32.
 
     Args:
         query: `[.., kv_heads, group, rows, head_dim]`.
@@ -37,7 +37,6 @@ def eager_attention(
 def eager_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Return the attention of a sequence's last rows, `[rows, heads, head_dim]`."""
     rows, heads, _ = query.shape
     kv_heads = key.shape[1]
     past = key.shape[0] - rows
@@ -46,7 +45,6 @@ def eager_causal_attention(
     output = torch.empty_like(query)
     for start in range(0, rows, _MAX_ROWS):
         stop = min(start + _MAX_ROWS, rows)
-        # Later keys are masked for all of these rows.
         end = past + stop
         visible = _causal_mask(stop - start, query.device) if mask is None else mask[start:stop, :end]
         part = eager_attention(grouped[:, :, start:stop], keys[:, :end], values[:, :end], visible, scores)

@@ -1,7 +1,4 @@
-"""The interface of attention backends.
-
-A backend prepares a step once per layer group, and is then called once per layer.
-"""
+"""The interface of attention backends, which prepare a step once per layer group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +17,7 @@ KV = tuple[torch.Tensor, torch.Tensor]
 class ScoreOptions:
     """A layer's attention scores.
 
-    Attributes:
-        softcap: limits scores to ±softcap by tanh.
-        sinks: `[heads]`, an extra score per head in the softmax that has no value.
+    `softcap` limits scores to ±softcap by tanh. `sinks`, `[heads]`, are extra scores in the softmax without a value.
     """
 
     scaling: float | None = None
@@ -39,8 +34,6 @@ DEFAULT_SCORES = ScoreOptions()
 
 @dataclass(frozen=True, slots=True)
 class AttentionFeatures:
-    """What a model requires beyond full attention."""
-
     sliding_window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -53,18 +46,15 @@ class AttentionOp(Protocol):
     """Attention of one layer, prepared for the rows of a step."""
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        """Return the attention output, `[rows, heads, head_dim]`.
+        """Return the attention output of `query`, both `[rows, heads, head_dim]`.
 
         Args:
-            query: `[rows, heads, head_dim]`.
             new: keys and values of the rows, each `[rows, kv_heads, head_dim]`. The pool holds them already.
             cached: keys and values of the layer, each `[blocks, block_size, kv_heads, head_dim]`.
         """
 
 
 class PrefillBackend(Protocol):
-    """Causal attention of spans of tokens."""
-
     name: str
 
     def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp: ...
@@ -75,15 +65,9 @@ class DecodeBackend(Protocol):
 
     name: str
     supports_capture: bool
-    """Whether it reads tables and lengths only on the device, at a cost that depends on the lengths and not on the table's
-    width. A captured step is then correct and fast for any sequences."""
+    """Whether it reads tables and lengths only on the device, at a cost that does not depend on the table's width."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
-        """Prepare one row per sequence.
-
-        Args:
-            table: block table, `[rows, blocks]` int32 on the device; any block beyond a sequence's end.
-            lengths: sequence lengths, `[rows]` int64 on the device.
-        """
+        """Prepare one row per sequence; `table` is `[rows, blocks]` int32, `lengths` is `[rows]` int64."""

@@ -35,10 +35,10 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute one layer for all sequences of a step, `[1, tokens, heads, head_dim]`.
+    """Compute one layer for all sequences of a step.
 
     Args:
-        query: `[1, heads, tokens, head_dim]`.
+        query: `[1, heads, tokens, head_dim]`; the result has heads and tokens swapped.
         key, value: `[1, kv_heads, tokens, head_dim]`.
         scaling, softcap, s_aux: see `ScoreOptions`.
     """

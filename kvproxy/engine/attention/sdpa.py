@@ -15,11 +15,9 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.transfer import upload
 
 _MAX_RUN = 256
-"""Most rows of a run if attention is limited. Each run gathers only the keys that it sees."""
+"""Most rows of a run if attention is limited."""
 _MIN_PRODUCT_SCORES = 4096
-"""From this number of scores on, matrix products are used on a CPU with bfloat16 instructions. SDPA does not use them and takes
-three times as long.
-"""
+"""From this number of scores on, matrix products use a CPU's bfloat16 instructions, unlike SDPA: three times as fast."""
 
 
 class SdpaPrefill:
@@ -38,8 +36,6 @@ class SdpaPrefill:
 
 
 class SdpaDecode:
-    """One call for all rows, padded to the longest visible range."""
-
     name = "sdpa"
     supports_capture = False
 
@@ -49,7 +45,6 @@ class SdpaDecode:
         size = pool.block_size
         positions = torch.arange(table.shape[1] * size, device=table.device)[None]
         visible = positions < lengths[:, None]
-        # Rows that fit the window need no gathering.
         if group.kind != "full" and table.shape[1] * size > group.reach:
             first = group.first_visible(lengths - 1)
             # Start each row's table at its first visible block.
@@ -67,7 +62,6 @@ class _Run:
 
     Attributes:
         keys: slice of the step's own keys without a past, otherwise of the tokens in `blocks`.
-        blocks: the visible blocks; None without a past.
         mask: added to the scores; None for causal attention.
     """
 
@@ -141,7 +135,7 @@ def _sdpa(
 
 @dataclass(frozen=True, slots=True)
 class _DecodeRows:
-    """`mask` is `[rows, 1, 1, blocks * block_size]`, 0 for visible keys and -inf elsewhere."""
+    """`mask`, `[rows, 1, 1, keys]`, is 0 for visible keys and -inf elsewhere."""
 
     table: torch.Tensor
     mask: torch.Tensor
@@ -163,5 +157,5 @@ class _DecodeRows:
 
 
 def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask to add to scores. SDPA would convert a boolean mask in every layer."""
+    """SDPA would convert a boolean mask in every layer."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

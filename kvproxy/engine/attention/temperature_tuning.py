@@ -9,7 +9,7 @@ import torch
 
 
 class QueryTemperature(torch.nn.Module):
-    """Factor of a layer's queries: grows by a step of `scale` every `floor` tokens, logarithmically."""
+    """Factor of a layer's queries: grows logarithmically, by a step of `scale` every `floor` tokens."""
 
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class TritonDecode:
     Args:
         max_splits: most splits of a sequence, a power of two.
         min_split: fewest keys of a split, a power of two from 128. Splits are multiples of it.
-        num_programs: about this many programs are launched, so that a captured step launches few idle ones.
+        num_programs: about this many programs are launched, so that few are idle.
     """
 
     name = "triton"
@@ -135,7 +135,6 @@ class _TritonRows:
             partial,
             logsums,
             self.lengths,
-            # Without sinks, any tensor.
             output if scores.sinks is None else scores.sinks,
             output,
             num_splits,

@@ -1,8 +1,7 @@
 """Triton kernels for paged decoding: split-KV attention, as in FlashDecoding.
 
 The first kernel computes splits of each sequence's keys, for all query heads of one key head. The second kernel merges the splits
-by their log-sum-exp. The splits of a sequence depend only on its length, so its result does not depend on the batch, the
-number of programs, or the length that a launch was captured for.
+by their log-sum-exp. The splits of a sequence depend only on its length, so its result does not depend on the batch.
 
 With `TRITON_INTERPRET=1`, set before the import, the kernels run on a CPU.
 """

@@ -23,8 +23,7 @@ class PackedAttention(Protocol):
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: "PackedLayout", scores: ScoreOptions
-    ) -> torch.Tensor:
-        """Return `[queries, heads, head_dim]` for keys `[keys, kv_heads, head_dim]`."""
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,6 @@ class PackedLayout:
 
 
 class VarlenPrefill:
-    """One call for all spans."""
-
     name = "varlen"
 
     def __init__(self, attend: PackedAttention | None = None) -> None:
@@ -114,7 +111,6 @@ def unsupported_reason(
 def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Call `varlen_attn`, and add sinks to its output."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     left = -1 if layout.window is None else layout.window - 1
@@ -139,12 +135,9 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Add attention sinks to an output.
+    """Add sinks, `[heads]`, to an output, `[rows, heads, head_dim]`.
 
-    Args:
-        output: attention without sinks, `[rows, heads, head_dim]`.
-        logsums: log-sum-exp of each row's scores, `[rows, heads]`.
-        sinks: `[heads]`.
+    `logsums` is the log-sum-exp of each row's scores, `[rows, heads]`.
     """
     share = torch.sigmoid(logsums.float() - sinks.float())
     return (output.float() * share[..., None]).to(output.dtype)

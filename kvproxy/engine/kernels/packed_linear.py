@@ -38,8 +38,6 @@ class PackedLinear(PackedModule):
 
 
 class PackedSlice(PackedModule):
-    """One of several linear layers that are computed together."""
-
     def __init__(self, linear: torch.nn.Linear, merged: "_MergedLinear", index: int) -> None:
         super().__init__(linear)
         self._merged = merged

@@ -22,10 +22,7 @@ _log = logging.getLogger("kvproxy")
 class ChunkTransfer:
     """Names chunks, and copies them between the pool and host buffers.
 
-    Args:
-        chunk_tokens: a multiple of the pool's block size.
-        fingerprint: of the model, see `model_fingerprint`.
-        buffers: pinned memory for a pool on CUDA.
+    `chunk_tokens` is a multiple of the pool's block size. `buffers` are pinned memory for a pool on CUDA.
     """
 
     def __init__(
@@ -45,7 +42,6 @@ class ChunkTransfer:
         self._buffers = buffers
 
     def names(self, cache_request: CacheRequest, first: int, last: int) -> list[ChunkName]:
-        """Return the names of a request's chunks `first` to `last - 1`."""
         tokens, size = cache_request.tokens, self.chunk_tokens
         hashes = cache_request.update_hashes(self._hasher, self._pool.block_size)
         return [
@@ -68,7 +64,6 @@ class ChunkTransfer:
         return header_bytes(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
     def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
-        """Copy a chunk's blocks, from its block `first` on, into blocks of the pool."""
         content = self._as_blocks(torch.frombuffer(payload, dtype=torch.uint8), self._chunk_blocks)
         self._pool.write_blocks(blocks, content, first)
 
@@ -78,8 +73,6 @@ class ChunkTransfer:
 
 
 class ChunkSaver:
-    """Copies complete chunks out of the pool, on the engine's thread between steps."""
-
     def __init__(
         self, chain: TierChain, transfer: ChunkTransfer, manager: KVCacheManager, chunked_prefill: ChunkedPrefill
     ) -> None:

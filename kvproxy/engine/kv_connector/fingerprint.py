@@ -16,7 +16,7 @@ _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "to
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return 32 bytes that identify configuration, weights, dtype, device, shape, and hashing.
+    """Identify configuration, weights, dtype, device, shape, and hashing in 32 bytes.
 
     Reads all weights once, at about 10 GB/s. In strict mode it also covers everything that may change the last bits.
     """

@@ -1,7 +1,6 @@
 """Pinned host memory in buffers of equal size, cut from a few slabs.
 
-torch rounds pinned allocations up to powers of two: a chunk of 32 MiB with its header would take 64 MiB. A slab is a
-power of two itself and wastes at most one buffer.
+torch rounds pinned allocations up to powers of two. A slab is a power of two and wastes at most one buffer.
 """
 
 import threading
@@ -24,7 +23,7 @@ def allocate_pinned(size: int) -> torch.Tensor:
 class PinnedBufferPool:
     """A thread-safe pool of buffers. A buffer returns to the pool when its last reference ends.
 
-    Slabs are never freed, because pinning memory is slow. `allocated` counts the bytes of all slabs.
+    Slabs are never freed, because pinning memory is slow.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = allocate_pinned) -> None:
@@ -35,7 +34,7 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """Return an uninitialized buffer; raises RuntimeError if no more memory can be pinned."""
+        """Return an uninitialized buffer; raises RuntimeError without more memory."""
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
@@ -57,7 +56,6 @@ class PinnedBufferPool:
         return copy
 
     def _new_slab(self, size: int) -> list[Any]:
-        """Allocate a slab, at most doubling the pool."""
         num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
         slab_bytes = 1 << (num_bytes - 1).bit_length()
         memory = self._allocate(slab_bytes).numpy()

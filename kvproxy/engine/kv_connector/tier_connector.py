@@ -41,7 +41,6 @@ def create_tier_connector(
     tiers: TierSettings,
     cipher: Cipher | None = None,
 ) -> "TierConnector | None":
-    """Create the connector if a tier is enabled and the model has full attention only."""
     if any(group.kind != "full" for group in loaded.groups):
         if tiers.enabled:
             _log.warning(
@@ -67,10 +66,9 @@ def create_tier_connector(
 
 @dataclass(slots=True)
 class TierLoad:
-    """A load in flight.
+    """A load in flight of tokens `start` to `end`.
 
     Attributes:
-        start, end: token range.
         loaded_until: end of the tokens in the pool.
         deadline: when the load times out; progress extends it.
         count_as_cached: the tokens count as cached in the sequence's usage.
@@ -90,13 +88,9 @@ class TierLoad:
 
 
 class TierConnector:
-    """Connects an engine to its tiers; `saver` saves chunks.
+    """Connects an engine to its tiers.
 
-    Args:
-        timeout: seconds without progress after which a load ends.
-
-    Attributes:
-        wake: called on a reader thread when a load makes progress.
+    `timeout` is in seconds without progress. `wake` is called on a reader thread when a load makes progress.
     """
 
     def __init__(
@@ -122,7 +116,7 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the length of the prefix that pool and tiers may hold together."""
+        """Return the length of the prefix in pool and tiers together."""
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
             return num_pool_tokens
@@ -140,7 +134,7 @@ class TierConnector:
         )
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks beyond the pool's hit: key, and number of added tokens."""
+        """Return the chunks beyond the pool's hit, with their added tokens."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
@@ -162,7 +156,6 @@ class TierConnector:
         return self._transfer.names(cache_request, at, at + 1)[0].key in self._loading_keys
 
     def start_load(self, sequence: SequenceState, start: int, end: int, *, count_as_cached: bool) -> None:
-        """Load tokens `start` to `end` into the sequence's allocated blocks."""
         size = self._chunk_tokens
         names = self._transfer.names(sequence.cache_request, start // size, -(-end // size))
         load = TierLoad(sequence, names, start, end, start, time.monotonic() + self._timeout, count_as_cached)
@@ -187,7 +180,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write fetched chunks to the pool, and return the sequences whose loads have ended."""
+        """Write fetched chunks to the pool; return the sequences whose loads have ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader appends the last payload before it sets the flag.
@@ -233,12 +226,11 @@ class TierConnector:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `get_finished` has nothing to do."""
         now = time.monotonic()
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
     def clear(self, name: str, models: ModelScope) -> int | None:
-        """Drop chunks of a tier and return their number, None if the tier does not exist."""
+        """Drop chunks of a tier; None if the tier does not exist."""
         own = self._transfer.prefix
         filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
         return self.chain.clear(name, filters.get(models, lambda key: True))

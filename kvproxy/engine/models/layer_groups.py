@@ -1,7 +1,7 @@
 """Layer groups: layers with the same attention range share block tables, as in vLLM.
 
-All groups have equal size. The pool has one layer slot per layer of a group, and a block holds the keys and values of one
-group. Each group frees the blocks that its attention no longer reads.
+All groups have equal size. A block holds the keys and values of one group, in one slot per layer. Each group frees the
+blocks that its attention no longer reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,7 @@ GROUP_KINDS: dict[str, GroupKind] = {
 class LayerGroup:
     """Layers that share block tables.
 
-    Attributes:
-        reach: tokens of the window or chunk, 0 for full attention.
-        layers: layer indexes, in the order of their pool slots.
+    `reach` is the tokens of the window or chunk, 0 for full attention. `layers` is in the order of their pool slots.
     """
 
     index: int = 0
@@ -38,7 +36,6 @@ class LayerGroup:
         return GroupSpec(self.kind, block_size, self.reach, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_visible(self, position: Position) -> Position:
-        """Return the first position that a token at `position` attends to."""
         if self.kind == "sliding_window":
             first = position - (self.reach - 1)
             return first.clamp(min=0) if isinstance(first, torch.Tensor) else max(0, first)
@@ -47,7 +44,7 @@ class LayerGroup:
     def split_runs(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split tokens into runs of at most `max_tokens` if attention is limited.
 
-        Yields the first visible position, the first token, and the end of each run. A run never crosses a chunk.
+        Yields the first visible position, the first token, and the end of each run.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
@@ -79,7 +76,6 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
 
 
 def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
-    """Return the kind and reach of each layer's attention; raises KeyError for an unsupported kind."""
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     names = getattr(config, "layer_types", None)
     if names is None:
@@ -88,7 +84,6 @@ def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
     chunk = getattr(config, "attention_chunk_size", None)
     reaches = {"full": 0, "sliding_window": window or 0, "chunked_local": chunk or 0}
     kinds = [GROUP_KINDS[name] for name in names]
-    # Without a window or chunk size, attention is full.
     return [(kind, reaches[kind]) if reaches[kind] else ("full", 0) for kind in kinds]
 
 

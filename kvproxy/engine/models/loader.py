@@ -51,9 +51,6 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
         device: auto, cpu, cuda, or cuda:N.
         dtype: auto (bfloat16 on CUDA and for large models on some CPUs, otherwise float32) or a torch dtype.
         weights: plain, or int8 on a CPU; int8 implies bfloat16.
-
-    Raises:
-        ModelUnsupported: the model cannot be loaded, or its layers cannot share blocks.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,7 +99,6 @@ def gguf_options(source: Path) -> dict[str, Any]:
 
 
 def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -> LoadedModel:
-    """Move a transformers model to a device and switch it to paged attention."""
     config = model.config.get_text_config()
     reason = unsupported_reason(model, config)
     if reason:
@@ -205,7 +201,7 @@ def _device(name: str) -> torch.device:
 
 
 def _fastest_dtype(model: Any, device: torch.device) -> torch.dtype:
-    """Return bfloat16 if it is clearly faster. In float32, answers do not depend on cached content."""
+    """In float32, answers do not depend on cached content."""
     if device.type != "cpu":
         return torch.bfloat16
     has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -27,8 +27,6 @@ _Matrices = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A loaded adapter; ids start at 1."""
-
     lora_id: int
     digest: str
 

@@ -16,8 +16,6 @@ _SCORED_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token, with log-probabilities if requested. `rank` is 1 for the likeliest prompt token."""
-
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -25,7 +23,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers of one sequence, in order; repeatable with a seed."""
+    """The random numbers of one sequence; repeatable with a seed."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -64,7 +62,6 @@ def sample(
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = argmax_rows(logits)
     random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy]
-    # Filtered rows are sorted before sampling.
     filtered = {row for row in random_rows if is_filtered(params[row], logits.shape[-1])}
     for rows in (sorted(filtered), [row for row in random_rows if row not in filtered]):
         if rows:
@@ -80,7 +77,6 @@ def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
 
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
-    """Return the first token with the highest logit in each row, `[rows]`."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     # numpy is several times faster than torch on a CPU.
@@ -111,7 +107,7 @@ def _with_logprobs(
 
 
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-    """Sample rows of which all or none are filtered."""
+    """All rows are filtered, or no row is."""
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
     if is_filtered(params[0], logits.shape[-1]):
@@ -141,7 +137,6 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[SampledToken]:
-    """Return the log-probability and rank of one given token for each row of logits."""
     samples: list[SampledToken] = []
     most = min(num_top, logits.shape[-1])
     # All log-probabilities of a long prompt would take gigabytes.

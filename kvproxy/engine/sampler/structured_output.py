@@ -21,8 +21,6 @@ _COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 
 class GrammarMatcher:
-    """The state of one sequence in its grammar."""
-
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
 
@@ -31,7 +29,7 @@ class GrammarMatcher:
         return self._matcher.is_stopped()
 
     def accept_token(self, token: int) -> None:
-        """Advance by a sampled token; raises RuntimeError if the grammar refuses it or is too large."""
+        """Advance by a token; raises RuntimeError if the grammar refuses it or is too large."""
         # An EOS token is refused only if the request ignores EOS.
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar cannot be followed: {self._matcher.get_error()}")
@@ -64,7 +62,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a matcher in its initial state. The first call, and large schemas, take up to a second."""
+        """The first call, and large schemas, take up to a second."""
         with self._lock:
             return self._compile_cached(grammar).fork()
 

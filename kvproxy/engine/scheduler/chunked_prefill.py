@@ -1,4 +1,4 @@
-"""How many tokens of a sequence one step computes, and which computed tokens may be cached."""
+"""How many tokens of a sequence one step computes, and which may be cached."""
 
 from kvproxy.engine.scheduler.sequence import SequenceState
 
@@ -7,10 +7,8 @@ class ChunkedPrefill:
     """Division of sequences into steps.
 
     By default a step takes as many tokens as the budget allows. Rounding depends on the batch size, so a hit can differ
-    from a miss in the last bits of a logit.
-
-    In strict mode a hit equals a miss bit for bit: prompts are computed in aligned chunks, output tokens one at a time,
-    and only complete chunks of prompts are cached.
+    from a miss in the last bits. In strict mode they are equal: prompts are computed in aligned chunks, output tokens one
+    at a time.
     """
 
     def __init__(self, block_size: int, max_num_batched_tokens: int, *, strict: bool) -> None:

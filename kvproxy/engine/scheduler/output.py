@@ -15,7 +15,6 @@ class TokenSpan:
     Attributes:
         block_tables: one block table per layer group; block 0 replaces freed blocks.
         num_draft_tokens: how many of the last tokens are speculative.
-        lora_id: 0 for the base model.
     """
 
     tokens: Sequence[int]
@@ -29,7 +28,6 @@ class TokenSpan:
         return self.start + len(self.tokens)
 
     def slot_mapping(self, block_size: int, group: int = 0) -> list[int]:
-        """Return each token's KV slot: block * block_size + offset."""
         table = self.block_tables[group]
         return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
@@ -42,8 +40,6 @@ class TokenSpan:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step's work: spans of several tokens in `prefills`, of one token in `decodes`."""
-
     prefills: list[tuple["SequenceState", TokenSpan]] = field(default_factory=list)
     decodes: list[tuple["SequenceState", TokenSpan]] = field(default_factory=list)
 

@@ -10,10 +10,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """Waiting sequences, and the service (cost of computed tokens) of each tenant.
-
-    Within one priority, the tenant with the least service comes first.
-    """
+    """Waiting sequences; within one priority, the tenant with the least computed tokens comes first."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}
@@ -29,7 +26,7 @@ class RequestQueue:
         return any(sequence in queue for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[SequenceState]:
-        """Iterate in the order of admission. The caller may charge tokens and remove yielded sequences."""
+        """Iterate in the order of admission; the caller may remove yielded sequences."""
         queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
         while queues:
             tenant = min(queues, key=lambda name: self._rank(name, queues[name][0]))

@@ -11,13 +11,7 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 class Scheduler:
     """Waiting, loading, and running sequences over one block cache.
 
-    A prompt is matched with the cache when it is scheduled, so concurrent requests share their prefix. Chunks that a tier may
-    hold are loaded while other sequences run.
-
-    Args:
-        max_num_batched_tokens: token budget of a step.
-        max_num_seqs: sequences of a step.
-        num_draft_tokens: most speculative tokens per sequence and step.
+    A prompt is matched with the cache when it is scheduled, so concurrent requests share their prefix.
     """
 
     def __init__(
@@ -110,7 +104,7 @@ class Scheduler:
                 budget -= self._start(sequence, computed, budget, output)
 
     def _schedule_running(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        """Return the number of scheduled tokens, 0 after a preemption of the sequence itself."""
+        """Return 0 after a preemption of the sequence itself."""
         if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_remaining_tokens == 1:
             count = self._schedule_drafts(sequence, budget, output)
             if count:
@@ -127,7 +121,6 @@ class Scheduler:
         return count
 
     def _schedule_drafts(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        """Schedule the last token with drafts. Return 0 without drafts or free blocks."""
         drafts = sequence.propose_drafts(min(self._num_draft_tokens, budget - 1))
         cache_request, start = sequence.cache_request, sequence.cache_request.num_computed_tokens
         if not drafts or self.manager.allocate_slots(cache_request, 1, num_lookahead_tokens=len(drafts)) is None:
@@ -172,7 +165,6 @@ class Scheduler:
         self.waiting.charge(sequence, count)
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Free a sequence's blocks and enqueue it."""
         self.running.remove(sequence)
         self.manager.free(sequence.cache_request)
         sequence.cache_request.num_computed_tokens = 0

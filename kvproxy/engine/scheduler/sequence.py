@@ -44,12 +44,10 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        index: from 0 to n - 1.
         on_output: receives each delta on the engine's thread.
         on_error: receives the error that ends the request.
 
     Attributes:
-        is_aborted: the request failed; do not sample or send any more tokens.
         num_cached_tokens: prompt tokens that were not computed, in the pool or loaded from a tier.
         num_saved_chunks: complete chunks that were offered to the tiers.
     """
@@ -115,7 +113,7 @@ class SequenceState:
         return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request, to be forked after the prompt is computed."""
+        """Create another sequence of the request, after the prompt is computed."""
         matcher = self.matcher.fork() if self.matcher else None
         child = SequenceState(
             self.request,
@@ -133,7 +131,6 @@ class SequenceState:
         return child
 
     def mark_scheduled(self, num_cached_tokens: int) -> None:
-        """Record the first allocation of blocks and the size of the cache hit."""
         if self.scheduled_time is None:
             self.scheduled_time = now()
             self.num_cached_tokens = num_cached_tokens
@@ -147,7 +144,7 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Score the prompt tokens after `start` with the logits from `start` on."""
+        """Score the prompt tokens after `start`."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]
@@ -155,7 +152,6 @@ class SequenceState:
             self._prompt_logprobs += self._logprobs(scored)
 
     def append(self, sampled: SampledToken) -> None:
-        """Append a token, send the new text, and set the finish reason."""
         if self.num_output_tokens == 0:
             self._first_token_time = now()
         self.cache_request.append(sampled.token)
@@ -172,7 +168,6 @@ class SequenceState:
         self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
     def finish_without_output(self) -> None:
-        """Finish a request with `max_tokens` 0."""
         self._first_token_time = now()
         self.finish_reason = "length"
         self._send("", (), ())

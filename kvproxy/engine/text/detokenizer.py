@@ -19,7 +19,6 @@ class Detokenizer:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """Append a token and return the new text, which may be empty."""
         self._ids.append(token)
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])
         text = self._decode(self._ids[self._prefix_offset :])
@@ -51,7 +50,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    """Return the longest suffix of `text` that is a proper prefix of `stop`, as a length."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

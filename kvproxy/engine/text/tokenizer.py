@@ -10,7 +10,7 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_forma
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""More characters than one token covers in any vocabulary. Bounds the tokens of a text before its tokenization."""
+"""Upper bound for any vocabulary; bounds the tokens of a text before its tokenization."""
 
 CheckLength = Callable[[int], None]
 """Raises an error if a prompt of at least this number of tokens cannot fit."""
@@ -32,12 +32,7 @@ class ChatTokenizer:
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a raw prompt, with the model's special tokens.
 
-        Args:
-            param: the request's field, for errors.
-            check: called before tokenization.
-
-        Raises:
-            InvalidRequest: the text is not valid Unicode.
+        `param` is the request's field, for errors. `check` is called before tokenization.
         """
         self._check_text(text, param, check)
         return self._ids(text)
@@ -50,8 +45,7 @@ class ChatTokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation, up to the assistant's turn.
 
-        Raises:
-            InvalidRequest: the model has no chat template, or the template rejects the messages.
+        Raises InvalidRequest if there is no chat template, or if it rejects the messages.
         """
         text = self._render(messages, tools)
         # Checked after rendering, because the template may drop text.
@@ -92,7 +86,6 @@ class ChatTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
         return self._decode(list(ids))
 
     @cached_property
@@ -137,7 +130,6 @@ class ChatTokenizer:
         return from_tokenizer(self._tokenizer, vocabulary, sorted(self.eos_ids) or None)
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token, special tokens included."""
         text: str = self._tokenizer.decode([token])
         return text
 

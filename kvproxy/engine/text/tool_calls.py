@@ -12,7 +12,6 @@ from typing import Any
 from kvproxy.generation import Delta, Grammar, ToolCall
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
-"""Renders messages and tools; the flag adds the assistant's prompt."""
 _NAMES = ("first_made_up_tool", "second_made_up_tool")
 _ARGUMENTS = {"made_up_argument": 1}
 _SAMPLE_TEXT = "made up words"
@@ -33,12 +32,7 @@ class ToolCallFormat:
     special: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls, or for text if no call is required.
-
-        Args:
-            schemas: JSON schemas of the parameters by tool name.
-            parallel: whether several calls are allowed.
-        """
+        """Return a grammar for tool calls, or for text if no call is required."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._lark(self.between)} call)*" if parallel else ""
         rules = [
@@ -129,7 +123,6 @@ def _tool(name: str) -> dict[str, Any]:
 
 
 def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
-    """Return the text around names and arguments; None without JSON arguments."""
     parts, at = [], 0
     for name in names:
         start = text.find(name, at)
@@ -157,7 +150,7 @@ class ToolCallParser:
         self._in_call: dict[int, bool] = {}
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta for the client. The text of a call is held back until the call is complete."""
+        """Return the delta for the client, without the text of incomplete calls."""
         form, index = self._form, delta.index
         if index not in self._in_call and delta.text:
             self._in_call[index] = delta.text[0] == form.opening[0]

@@ -92,12 +92,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """One captured step per capture size.
-
-    Args:
-        forward: computes the logits of a step, `[rows, vocabulary]`.
-        max_blocks: blocks of the longest sequence.
-    """
+    """One captured step per capture size; `forward` computes logits, `[rows, vocabulary]`."""
 
     def __init__(
         self,
@@ -124,7 +119,7 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Return the logits, `[rows, vocabulary]`. The next call overwrites them."""
+        """Return the logits; the next call overwrites them."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]

@@ -29,12 +29,9 @@ class AttentionMetadata:
 
 
 class InputBatch:
-    """A packed row: prefill tokens, then one token per decoding sequence.
+    """A packed row: prefill tokens, then from `decode_start` on one token per decoding sequence.
 
-    Args:
-        tokens, positions: `[1, tokens]`.
-        decode_start: first decoding token in the row.
-        metadata: one item per group.
+    `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
     """
 
     def __init__(
@@ -96,11 +93,9 @@ def build_input_batch(
 def decode_block_table(
     spans: Sequence[TokenSpan], block_size: int, device: torch.device, group: int = 0
 ) -> torch.Tensor:
-    """Return block tables on a device, `[rows, blocks]` int32."""
     width = max(-(-span.end // block_size) for span in spans)
     return upload(padded_block_table([span.block_tables[group] for span in spans], width), device, np.int32)
 
 
 def padded_block_table(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    """Truncate block tables, or pad them with block 0."""
     return [[*blocks[:width], *[0] * (width - len(blocks))] for blocks in tables]

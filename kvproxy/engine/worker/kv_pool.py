@@ -48,7 +48,6 @@ class KVPool:
         self._uploads = AsyncUploads()
 
     def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, each `[blocks, block_size, kv_heads, head_dim]`."""
         return self._layers[slot]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -59,7 +58,7 @@ class KVPool:
     def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
         """Copy blocks to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
 
-        The returned function blocks until `out` is filled. On CUDA, `out` must be pinned.
+        The returned function blocks until `out`, which must be pinned on CUDA, is filled.
         """
         ids = upload(blocks, self.data.device)
         if self.data.device.type == "cpu":
@@ -68,7 +67,6 @@ class KVPool:
         return self._downloads.start(self.data.index_select(2, ids), out)
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Overwrite blocks with the blocks of `content` from `first` on."""
         device = self.data.device
         moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
         self.data.index_copy_(2, upload(blocks, device), moved)

@@ -1,4 +1,4 @@
-"""The size of the block pool, from the device's memory and a profile of the largest step."""
+"""The size of the block pool."""
 
 import torch
 

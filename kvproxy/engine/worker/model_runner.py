@@ -25,7 +25,7 @@ _MAX_CAPTURED_SPAN = 16
 
 @dataclass(frozen=True, slots=True)
 class SequenceLogits:
-    """Logits of the last tokens of a span, `[tokens, vocabulary]`, valid until the next step."""
+    """Logits of a span's last tokens, `[tokens, vocabulary]`, valid until the next step."""
 
     sequence: SequenceState
     span: TokenSpan
@@ -74,7 +74,7 @@ class ModelRunner:
         return [SequenceLogits(*item, part) for item, part, count in zip(work, logits, counts, strict=True) if count]
 
     def run_captured(self, spans: list[TokenSpan], counts: list[int]) -> Sequence[torch.Tensor] | None:
-        """Return the logits of the last `counts` tokens of each span; None if no captured step fits."""
+        """Return logits as `run_eager` does; None if no captured step fits."""
         if self._captured is None or any(len(span.tokens) > _MAX_CAPTURED_SPAN for span in spans):
             return None
         rows = [row for span in spans for row in span.rows()]
@@ -118,7 +118,6 @@ class ModelRunner:
 
 
 def _num_logits(sequence: SequenceState, span: TokenSpan) -> int:
-    """Return how many of a span's last tokens need logits."""
     if sequence.needs_prompt_logprobs:
         return len(span.tokens)
     return 1 + span.num_draft_tokens if sequence.num_remaining_tokens == 0 else 0

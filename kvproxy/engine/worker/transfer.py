@@ -10,7 +10,6 @@ HostNumbers = Sequence[float] | Sequence[Sequence[int]] | np.ndarray
 
 
 def to_host_tensor(values: HostNumbers, device: torch.device, dtype: type = np.int64) -> torch.Tensor:
-    """Create a host tensor, in pinned memory if the device is CUDA."""
     # numpy converts nested lists about 20 times faster than torch.
     host = torch.from_numpy(np.asarray(values, dtype=dtype))
     return host.pin_memory() if device.type == "cuda" else host
@@ -21,7 +20,7 @@ def upload(values: HostNumbers, device: torch.device, dtype: type = np.int64) ->
 
 
 class AsyncDownloads:
-    """Device-to-host copies on a CUDA stream of their own. Copies on a CPU are synchronous."""
+    """Device-to-host copies on their own CUDA stream; synchronous on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -44,7 +43,7 @@ class AsyncDownloads:
 
 
 class AsyncUploads:
-    """Host-to-device copies that keep their source buffers alive until they are read."""
+    """Host-to-device copies; source buffers stay alive until they are read."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()

@@ -1,4 +1,4 @@
-"""The command line: each module parses the options of a command, calls the package, and prints.
+"""The command line: each module has the options of a command.
 
 Commands import heavy modules in their functions, so that `kvproxy --help` is fast.
 """
@@ -91,7 +91,7 @@ def main() -> None:
         typer.echo(f"kvproxy: {error.message}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of the pipe has exited, such as `head`.
+        # The reader of the pipe, such as `head`, has exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The frame of a command: options in groups, `--json`, and the exit code."""
+"""The frame of a command: option groups, `--json`, and the exit code."""
 
 import functools
 import inspect
@@ -16,8 +16,7 @@ from kvproxy.commands.output import Output, print_json
 def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     """Return a function for Typer that prints the output of a command.
 
-    A parameter whose type is a dataclass becomes one option per field. The option `--json` is added, unless the function has a
-    parameter `as_json`.
+    A dataclass parameter becomes one option per field. The option `--json` is added, unless there is a parameter `as_json`.
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}

@@ -82,7 +82,7 @@ def _print_miss(found: "ExplanationReport") -> None:
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
-    """Raise NotFound if the proxy lists models without this one; an upstream may have no list."""
+    """Raises NotFound if the proxy lists models without this one."""
     try:
         listed = client.models(headers)
     except KvproxyError:
@@ -147,7 +147,6 @@ def _policy(semantic: dict[str, Any]) -> str:
 
 
 def learned_lines(status: dict[str, Any]) -> list[str]:
-    """Return the sentences about the policy `learned`, one per line."""
     decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
     first, *others = policy_sentences(status)
     return [f"{'' if index else 'learned':<11}{line}" for index, line in enumerate([first, decides, *others])]

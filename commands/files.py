@@ -19,12 +19,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def read_bytes(file: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidRequest: the file cannot be read.
-    """
+    """Raises NotFound or InvalidRequest."""
     if str(file) == "-":
         return sys.stdin.buffer.read()
     if not file.exists():
@@ -36,7 +31,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def read_text(file: Path) -> str:
-    """Read a UTF-8 text file; errors as in `read_bytes`."""
+    """Read UTF-8; errors as in `read_bytes`."""
     try:
         return read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -44,13 +39,10 @@ def read_text(file: Path) -> str:
 
 
 def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
-    """Replace a file atomically: the old content stays until the new content is complete.
+    """Replace a file atomically. Raises KvproxyError.
 
-    Links are followed, and an existing file keeps its mode. A new file is private to its owner. Pipes and devices receive the
-    chunks as they arrive.
-
-    Raises:
-        KvproxyError: the file cannot be written.
+    Links are followed. An existing file keeps its mode; a new file is private to its owner. Pipes receive the chunks as they
+    arrive.
     """
     with explain_write_errors(file):
         status = _status(file)
@@ -63,14 +55,14 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Check before long work that a file can be written; None is valid.
+    """Check before long work that a file can be written.
 
     Args:
         suffixes: allowed suffixes; empty allows all.
 
     Raises:
         InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
-        SettingsError: the plot needs matplotlib, which is missing.
+        SettingsError: the plot needs matplotlib.
     """
     if file is None:
         return
@@ -88,7 +80,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
-    """Save charts, unless the file is None; its suffix selects the format."""
+    """The suffix selects the format."""
     if file is not None:
         from kvproxy.charts import save
 
@@ -98,7 +90,7 @@ def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(file: Path) -> Iterator[None]:
-    """Convert an OSError of the block into a KvproxyError."""
+    """Convert an OSError into a KvproxyError."""
     try:
         yield
     except OSError as error:

@@ -31,22 +31,21 @@ def percent(share: float) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Format milliseconds with one decimal."""
     return "-" if value is None else f"{value:,.1f}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Format a count with its noun, such as `2 responses`."""
+    """Format a count, such as `2 responses`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def escape_controls(text: str) -> str:
-    """Escape all control characters, including line ends and tabs."""
+    """Escape control characters, including line ends and tabs."""
     return text.translate(_CONTROLS)
 
 
 def one_line(value: object) -> str:
-    """Format a value as one line; integers get thousands separators."""
+    """Integers get thousands separators."""
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -55,5 +54,4 @@ def one_line(value: object) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Format JSON with all control characters escaped."""
     return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_CONTROLS)

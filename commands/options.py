@@ -1,4 +1,4 @@
-"""Options of several commands, alone and in groups; `command` turns the fields of a group into options."""
+"""Options of several commands; `command` turns the fields of a group into options."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8484"
 
 
 def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
-    """Return a function for Typer options whose value has a unit."""
+    """Return a function for options whose value has a unit."""
 
     def parser(value: Any) -> float:
         try:
@@ -32,9 +32,9 @@ def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
 
 
 duration_option = _option(parse_seconds, "DURATION")
-"""Return a Typer option for a duration in seconds, such as `90s` or `7d`."""
+"""A duration in seconds, such as `90s` or `7d`."""
 size_option = _option(parse_bytes, "SIZE")
-"""Return a Typer option for a size in bytes, such as `2GiB`."""
+"""A size in bytes, such as `2GiB`."""
 
 
 def _url(context: typer.Context, value: str) -> str:
@@ -62,7 +62,7 @@ Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of row
 
 
 def given(**values: Any) -> dict[str, Any] | None:
-    """Return the given options as a section of the settings; None without one."""
+    """Return the given options as a section of settings, or None."""
     return {name: value for name, value in values.items() if value is not None} or None
 
 
@@ -78,7 +78,7 @@ class TierOptions:
     tier_redis: Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
 
     def settings(self, **more: Any) -> dict[str, Any] | None:
-        """Return the section `tiers` of the settings."""
+        """The section `tiers`."""
         return given(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)
 
 
@@ -90,7 +90,6 @@ class ProxyOptions:
     token: Token = None
 
     def client(self) -> ProxyClient:
-        """Return a client of the proxy."""
         return ProxyClient(self.url, self.token)
 
 
@@ -104,7 +103,7 @@ class StoreOptions:
     data: Data = None
 
     def open(self, *, create: bool = False) -> AbstractContextManager[CacheClient]:
-        """Open them; see `open_cache`."""
+        """See `open_cache`."""
         return open_cache(self.url, self.token, self.store, self.data, create=create)
 
 
@@ -117,7 +116,7 @@ class JournalOptions:
     data: Data = None
 
     def open(self) -> "JournalClient":
-        """Open it; see `open_journal`."""
+        """See `open_journal`."""
         from kvproxy.proxy_client.journal import open_journal
 
         return open_journal(self.url, self.token, self.data)

@@ -1,4 +1,4 @@
-"""Prints results: facts and sentences for people, JSON for scripts."""
+"""Prints results for people or as JSON."""
 
 import contextlib
 import sys
@@ -31,12 +31,11 @@ class Output:
 
 
 def sentence(document: Any, text: str) -> Output:
-    """Return an output that people read as one or more sentences."""
+    """Return an output that people read as sentences."""
     return Output(document, lambda: typer.echo(text))
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
     typer.echo(json_text(value))
 
 
@@ -49,7 +48,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_note(sentence: str) -> None:
-    """Print a sentence on stderr, beside the result."""
+    """Print a sentence on stderr."""
     typer.echo(sentence, err=True)
 
 
@@ -66,7 +65,7 @@ def print_charts(charts: "Sequence[Chart]") -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr, at a terminal only; yield a function that takes the share done."""
+    """Show a bar on stderr at a terminal; yield a function that takes the share done."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""Builds the request of a command line: a chat request with a prompt, or the body in a file."""
+"""Builds the request of a command line, from a prompt or a file."""
 
 import json
 from pathlib import Path

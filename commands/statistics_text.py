@@ -1,4 +1,4 @@
-"""Formats statistics for people: labels with units, and sentences about the policy `learned`."""
+"""Formats statistics for people, and sentences about the policy `learned`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from kvproxy.commands.formatting import one_line, percent
 from kvproxy.units import format_bytes, format_seconds
 
 BOUND_VALID_FROM = 500
-"""Semantic hits from which on the bound holds as a share; with fewer hits it limits the number of wrong responses."""
+"""The bound on the share holds from this number of semantic hits; with fewer hits it limits the wrong responses."""
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",
@@ -65,7 +65,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def labelled(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield the label and the formatted value of each field of a group, `cache` or `blocks`; lists are left out."""
+    """Yield labels and formatted values of a group, `cache` or `blocks`, without lists."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def _formatted(name: str, value: object) -> str:
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
-    """Return sentences about comparisons, expected hits, served hits, and the error bound."""
+    """Describe comparisons, expected hits, served hits, and the error bound."""
     compared, served = int(learned["observations"]), int(learned["served"])
     return [
         "1 stored response was compared with a fresh one."

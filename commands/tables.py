@@ -1,4 +1,4 @@
-"""Prints tables: fitted to a terminal, complete and separated by tabs in a pipe.
+"""Prints tables: fitted to a terminal, or separated by tabs in a pipe.
 
 At a terminal, optional columns that do not fit are left out, and text columns are truncated.
 """
@@ -27,7 +27,7 @@ class Column:
 
     Attributes:
         is_number: align to the right.
-        digits: characters shown at a terminal, for digests; None shows all.
+        digits: characters shown at a terminal; None shows all.
         is_text: truncate in a narrow terminal.
         is_optional: leave out in a narrow terminal.
     """
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The selection of columns; by default all that fit."""
+    """By default all columns that fit."""
 
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
         False
@@ -55,12 +55,12 @@ _FITTED = Layout()
 
 
 def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
-    """Return a column of ids or hashes, abbreviated at a terminal."""
+    """A column of ids or hashes, abbreviated at a terminal."""
     return Column(name, digits=digits, is_optional=optional)
 
 
 def text(name: str) -> Column:
-    """Return a column of long texts, truncated in a narrow terminal."""
+    """A column of texts, truncated in a narrow terminal."""
     return Column(name, is_text=True)
 
 
@@ -76,9 +76,8 @@ def print_table(
 
     Args:
         columns: a string is a column without truncation; a trailing `#` marks numbers, and `?` an optional column.
-        rows: values, one per column; None prints as `-`.
+        rows: None prints as `-`.
         empty: message on stderr if there are no rows.
-        layout: selection of columns.
 
     Raises:
         InvalidRequest: a selected column does not exist.
@@ -116,14 +115,14 @@ def table(
     empty: str = "nothing to list",
     layout: Layout = _FITTED,
 ) -> Output:
-    """Return an output that people read as a table; see `print_table`."""
+    """Return an output for `print_table`."""
     return Output(document, lambda: print_table(columns, rows, empty=empty, layout=layout))
 
 
 def build_table(
     columns: Sequence[Column | str], rows: Iterable[Sequence[object]], width: int, *, gap: int = _GAP
 ) -> "Table":
-    """Return the table for a screen of `width` cells."""
+    """`width` is in cells."""
     return _build(*_parse(columns, rows), width, gap)[0]
 
 
@@ -156,7 +155,7 @@ def _normal(name: str) -> str:
 
 
 def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
-    """Return the optional columns to leave out, from the last to the first, until the table fits."""
+    """Return optional columns to leave out, from the last to the first, until the table fits."""
     hidden: list[Column] = []
     shown = list(range(len(columns)))
     for column in reversed([column for column in columns if column.is_optional]):
@@ -170,7 +169,6 @@ def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Co
 
 
 def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> "tuple[Table, int]":
-    """Return the table and its width."""
     from rich.table import Table
     from rich.text import Text
 
@@ -186,7 +184,7 @@ def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -
 
 
 def _widths(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> list[int]:
-    """Return the width of each column; text columns shrink to fit the room."""
+    """Text columns shrink to fit the room."""
     from rich.cells import cell_len
 
     names = [column.name for column in columns]

@@ -93,7 +93,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Return the page of requests per layer and of both caches, from the result of `snapshot.rates`."""
+    """Show the requests by layer and both caches; `figures` is a result of `snapshot.rates`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -112,7 +112,7 @@ def live_page(
     requests: Sequence[Mapping[str, Any]],
     width: int,
 ) -> "Group":
-    """Return the live page.
+    """Show the live page.
 
     Args:
         figures: result of `snapshot.rates`.

@@ -198,7 +198,7 @@ def _send(
     cache_control: str | None,
     headers: dict[str, str],
 ) -> int:
-    """Send the requests; return an exit code other than 0 if the run ended early."""
+    """Return an exit code other than 0 if the run ended early."""
     import asyncio
 
     from kvproxy.errors import ProxyUnreachable

@@ -24,18 +24,14 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 
 
 def load_tokenizer(name: str | None) -> "LocalTokenizer":
-    """Load a tokenizer, by default the one of the demo model."""
+    """By default the tokenizer of the demo model."""
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")
 
 
 def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
-    """Parse pool sizes such as `1000,5000`.
-
-    Raises:
-        BadParameter: a size is not an integer, or is below `least`.
-    """
+    """Parse pool sizes such as `1000,5000`. Raises BadParameter."""
     if blocks is None:
         return None
     try:

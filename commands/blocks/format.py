@@ -7,24 +7,22 @@ from kvproxy.units import format_bytes
 
 
 def tier_line(tier: dict[str, Any]) -> str:
-    """Format a tier."""
     line = f"{tier['name']}: {tier['chunks']:,} chunks, {format_bytes(tier['bytes'])}, {tier['hits']:,} hits"
     return line if tier["available"] else f"{line}, paused after a failure"
 
 
 def group_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """Format the attention groups of a model with sliding windows."""
+    """Format attention groups of a model with sliding windows."""
     return [f"{group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
 
 
 def group_name(group: dict[str, Any]) -> str:
-    """Format the name of an attention group."""
     reach = f" of {group['reach']:,} tokens" if group["reach"] else ""
     return f"group {group['number']}, {group['kind'].replace('_', ' ')}{reach}"
 
 
 def engine_line(engine: dict[str, Any]) -> str:
-    """Format the statistics that an upstream reports, as far as it reports them."""
+    """Format the statistics that an upstream reports."""
     parts = []
     if engine["usage"] is not None:
         of = "" if engine["num_blocks"] is None else f" of {engine['num_blocks']:,} blocks"

@@ -57,7 +57,7 @@ def show(
     """
     block = proxy.client().get(f"/admin/blocks/{path_segment(id)}")
     if not isinstance(block, dict) or "tokens" not in block:
-        # The id is the name of another route, such as stats.
+        # The id is another route, such as stats.
         raise NotFound(f"no block {id!r}: list them with kvproxy blocks ls")
     shown = ((name, repr(value) if name == "text" else value) for name, value in block.items())
     return Output(block, lambda: print_facts(shown))

@@ -64,7 +64,6 @@ def _print_mirrors(stats: dict[str, Any]) -> None:
 
 
 def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> None:
-    """Print llama.cpp's slots and saved prefixes, with their engine if there are several."""
     begins = {chain["leaf"]: repr(chain["first_text"]) for chain in chains}
     # Mirrored blocks of other engines have neither an id nor the medium `disk`.
     slots = [block for block in blocks if block["id"] is not None or block["medium"] == "disk"]

@@ -37,7 +37,6 @@ class EntryOptions:
 
     @property
     def values(self) -> FilterValues:
-        """The given options."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -115,7 +114,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Print entries; the tenant and the pin only if they tell entries apart."""
+    """Show the tenant and the pin only if they tell entries apart."""
     columns: dict[str | Column, list[object]] = {
         digest("Id"): [entry["id"] for entry in entries],
         "Age#": [age(entry["created"]) for entry in entries],

@@ -38,7 +38,7 @@ class QueryOptions:
     ] = None
 
     def query(self, limit: int | None = None) -> "Query":
-        """Return the query. Raises InvalidRequest."""
+        """Raises InvalidRequest."""
         from kvproxy.proxy_client.journal import journal_query
 
         return journal_query(**asdict(self), limit=limit)

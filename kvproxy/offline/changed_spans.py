@@ -195,5 +195,5 @@ def _matches(pattern: str, span: ChangedSpan) -> bool:
 
 
 def _escape(text: str) -> str:
-    """Return a pattern that matches any digits."""
+    """Escape a text; each digit matches any digit."""
     return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

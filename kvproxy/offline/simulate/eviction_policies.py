@@ -43,7 +43,7 @@ class Belady:
         self._idle: dict[int, tuple[float, int, int]] = {}
 
     def add(self, key: int) -> None:
-        # A key is added once per use, so this counts to its next use.
+        # A key is added once per use, so this count is the index of its next use.
         following = self._num_uses[key] = self._num_uses.get(key, 0) + 1
         uses = self._uses[key]
         next_use = uses[following] if following < len(uses) else float("inf")

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
-"""The state of an entry; `over` is expired. A stale-while-revalidate entry may be served after an error too."""
+"""`over` is expired. A stale-while-revalidate entry may be served after an error too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,21 +14,14 @@ class Entry:
     """One complete, successful response with its request.
 
     Attributes:
-        id: random, 32 hex digits.
-        key: exact key, a digest of everything that can change the response.
+        key: digest of everything that can change the response.
         namespace: digest of the same without the text of the last user turn.
-        tenant: owner of the response.
-        model: name in the request.
         endpoint: name of the API, for instance `chat`.
-        prompt: text of the last user turn, embedded if `semantic`.
+        prompt: text of the last user turn.
         semantic: the response may answer similar questions.
         request, response: JSON as sent and as received; the response is one object, never chunks.
         created, expires: seconds since the epoch.
         stale_while_revalidate, stale_if_error: stale periods after `expires` in seconds (RFC 5861).
-        hits, last_hit: number of hits and time of the last one.
-        prompt_tokens, completion_tokens: tokens that a hit saves.
-        tags: for invalidation.
-        backend, request_id: origin of the response.
     """
 
     id: str
@@ -66,11 +59,9 @@ class Entry:
         return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
 
     def summary(self) -> dict[str, Any]:
-        """Return the JSON object of listings."""
         return {name: getattr(self, name) for name in _SUMMARY} | {"tags": list(self.tags)}
 
     def document(self) -> dict[str, Any]:
-        """Return the complete entry as a JSON object."""
         return self.summary() | {
             "key": self.key,
             "request": json.loads(self.request),
@@ -78,10 +69,7 @@ class Entry:
         }
 
     def line(self) -> bytes:
-        """Return the entry as a line of an export.
-
-        Request and response are copied as bytes: parsing them could fail, or change them.
-        """
+        """Return the entry as a line of an export. Request and response are copied as bytes, which parsing could change."""
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
         # A line break between tokens of JSON is white space. In a string it is escaped.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
@@ -133,7 +121,7 @@ _MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
 
 
 def _check(name: str, value: Any) -> None:
-    """Check a field's type. SQLite compares texts with numbers: an entry with a text as its time would never expire."""
+    """SQLite compares texts with numbers: an entry with a text as its time would never expire."""
     is_valid = True
     if name in _TEXTS:
         is_required = name in ("id", "key", "namespace")
@@ -148,7 +136,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_unicode(value: str) -> bool:
-    """Whether a text can be encoded as UTF-8. JSON may contain lone surrogates."""
+    """JSON may contain lone surrogates, which UTF-8 cannot encode."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

@@ -10,13 +10,7 @@ class StoreDamaged(CacheStoreError):
 
 
 class SchemaVersionError(CacheStoreError):
-    """The database was created by another version of kvproxy.
-
-    Args:
-        name: of the database.
-        found: version of its schema.
-        required: version that this kvproxy uses.
-    """
+    """The database was created by another version of kvproxy."""
 
     def __init__(self, name: str, found: int, required: int) -> None:
         self.found = found
@@ -39,5 +33,4 @@ class VerifierError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

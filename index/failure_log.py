@@ -8,7 +8,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs the first of several failures, at most once a minute, and the recovery after it."""
+    """Logs the first of several failures, at most once a minute, and the recovery."""
 
     def __init__(self) -> None:
         self._is_failing = False
@@ -23,7 +23,6 @@ class FailureLog:
         self._is_failing = True
 
     def succeeded(self, message: str, *values: object) -> bool:
-        """Log the recovery if the failure was logged, and return whether it was."""
         was_logged = self._is_failing and self._is_logged
         if was_logged:
             self._is_logged = False

@@ -1,22 +1,20 @@
-"""Entries that are being stored. They answer equal requests, and readers of the store can wait for them."""
+"""Entries that are being stored. They answer equal requests, and lookups can wait for them."""
 
 import asyncio
 
 from kvproxy.index.entry import Entry
 
 _MAX_BYTES = 32 * 2**20
-"""Memory of pending writes before further responses wait. Hundreds of small writes may be pending if a disk stalls."""
+"""Hundreds of small writes may be pending if a disk stalls."""
 
 
 class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        key: its exact key.
-        namespace: in which a semantic lookup will find it; None if no lookup will.
+        namespace: None if no semantic lookup will find it.
         entry: the redacted entry; None if redaction forbids storing it.
-        task: stores it, and returns whether it was stored.
-        size: approximate bytes in memory.
+        task: returns whether the entry was stored.
     """
 
     def __init__(
@@ -35,13 +33,12 @@ class PendingWrite:
 
     @property
     def question(self) -> str | None:
-        """The redacted question; None while redaction runs."""
         entry = self._redacted()
         return None if entry is None else entry.prompt
 
     @property
     def id(self) -> str | None:
-        """The entry's id; None while redaction runs, and if it was not stored."""
+        """None while redaction runs, and if it was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
@@ -67,11 +64,10 @@ class PendingWrite:
 
 
 class PendingWrites:
-    """All pending writes. To be used on the event loop."""
+    """All pending writes. Event loop only."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        """Approximate bytes in memory."""
         self._all: set[PendingWrite] = set()
         self._latest: dict[str, PendingWrite] = {}
         self._has_space = asyncio.Event()
@@ -84,7 +80,6 @@ class PendingWrites:
         return self.bytes >= _MAX_BYTES
 
     async def wait_for_space(self) -> None:
-        """Wait until enough writes are done."""
         while self.full:
             self._has_space.clear()
             await self._has_space.wait()
@@ -108,10 +103,9 @@ class PendingWrites:
         return self._latest.get(key)
 
     def in_namespace(self, namespace: str) -> tuple[PendingWrite, ...]:
-        """Return the pending writes that a lookup in a namespace may have to wait for."""
         return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for the writes that are pending now, at most for the timeout in seconds."""
+        """Wait for the writes that are pending now; timeout in seconds."""
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

@@ -10,11 +10,7 @@ _OTHERS = 0o077
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file that only its owner can access, or restrict an existing one.
-
-    Raises:
-        OSError: it cannot be created, or is a folder.
-    """
+    """Create an empty file that only its owner can access, or restrict an existing one."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
@@ -26,17 +22,12 @@ def make_private_file(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder that only its owner can access, or restrict an existing one.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder that only its owner can access, or restrict an existing one."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     restrict(path)
 
 
 def is_accessible_to_others(path: Path) -> bool:
-    """Whether other users have any permission on a path."""
     try:
         return bool(path.stat().st_mode & _OTHERS)
     except OSError:
@@ -44,7 +35,7 @@ def is_accessible_to_others(path: Path) -> bool:
 
 
 def restrict(path: Path) -> None:
-    """Remove the permissions of other users, if this user owns the path; raises OSError if it does not exist."""
+    """Remove the permissions of other users, if this user owns the path."""
     status = path.stat()
     # A folder with the sticky bit, such as /tmp, is shared on purpose.
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:

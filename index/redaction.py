@@ -9,24 +9,20 @@ from kvproxy.index.entry import Entry
 
 
 class RedactionFailed(Exception):
-    """A text could not be redacted and must not be stored. The message contains nothing of the text."""
+    """A text must not be stored. The message contains nothing of the text."""
 
 
 class Redactor(Protocol):
-    """Removes secrets and private data from a text. Thread-safe. `kvproxy.redaction` creates the configured one."""
+    """Removes secrets and private data from a text. Thread-safe."""
 
     def __call__(self, text: str) -> str:
-        """Return the redacted text, which is the text itself if it contains nothing to hide; raises RedactionFailed."""
+        """Return the redacted text, or the text itself if it contains nothing to hide; raises RedactionFailed."""
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
     """Redact an entry; None if its answer contains text to redact.
 
-    A changed answer would be served as the model's own. An entry with a changed question has exact hits only: two questions may
-    differ in nothing but the redacted part.
-
-    Raises:
-        RedactionFailed: redaction failed.
+    An entry with a changed question has exact hits only: two questions may differ in nothing but the redacted part.
     """
     prompt = redact(entry.prompt)
     answer = _load(entry.response)
@@ -43,7 +39,6 @@ def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
 
 
 def redact_json(body: bytes, redact: Redactor) -> bytes:
-    """Redact the texts, names, and numbers of a JSON document; raises RedactionFailed."""
     return _dump(_map(_load(body), lambda leaf: _redact_leaf(leaf, redact)))
 
 
@@ -57,7 +52,6 @@ def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change every leaf and every name of a JSON document."""
     if isinstance(value, dict):
         return {change(name): _map(item, change) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,5 +1,3 @@
-"""The response cache: the store, the semantic search, and the writes that are pending."""
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +9,14 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import NewEntry, Store
 from kvproxy.index.store.write_batcher import WriteBatcher
 
-_WRITE_OVERHEAD = 12_288  # Bytes of a pending write, its task, and its request, without the texts; measured.
+_WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured.
 
 
 class ResponseCache:
     """Stored responses with exact and semantic search. Methods may raise a CacheStoreError.
 
     Args:
-        store: the responses.
         semantic: the semantic search; None disables it.
-        clock: seconds since the epoch.
         redact: redacts texts before they are stored; None stores them unchanged.
     """
 
@@ -40,11 +36,10 @@ class ResponseCache:
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
     async def redact_text(self, text: str) -> str:
-        """Return a text as it may be stored; raises RedactionFailed."""
+        """Raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
     async def is_comparable(self, question: str) -> bool:
-        """Whether a question may have semantic hits: redacted questions may differ in nothing but the redacted part."""
         return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str) -> Entry | None:
@@ -84,7 +79,7 @@ class ResponseCache:
         return await (self.semantic.insert_deferred(entry) if deferred else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry; it is durable and can be found when this returns.
+        """Store an entry and wait for the commit.
 
         Returns:
             False if it was not stored: it exceeds the capacity, its answer contains text to redact, or an entry of the same
@@ -93,7 +88,7 @@ class ResponseCache:
         return await asyncio.shield(self.begin(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        """Store entries in few transactions, and return the number of those that redaction allows."""
+        """Return the number of entries that redaction allows."""
         if self._redact is not None:
             redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
             entries = [entry for entry in redacted if entry is not None]
@@ -104,11 +99,9 @@ class ResponseCache:
         return len(entries)
 
     async def remove(self, ids: Sequence[str]) -> int:
-        """Remove entries, and return how many existed."""
         return len(await asyncio.to_thread(self.store.delete, ids))
 
     async def expire_now(self, ids: Sequence[str]) -> int:
-        """Expire fresh entries, and return their number; see `Store.expire_now`."""
         return await asyncio.to_thread(self.store.expire_now, ids)
 
     def maintain(self) -> None:
@@ -120,7 +113,6 @@ class ResponseCache:
             self.semantic.maintain()
 
     def close(self) -> None:
-        """Write the counted hits and close the store."""
         if self.semantic is not None:
             self.semantic.close()
         self.store.close()

@@ -28,7 +28,6 @@ class Point:
     Attributes:
         hit_rate: share of served pairs among the pairs that are the same.
         wrong_share: share of pairs that are not the same among those served; None without a served pair.
-        served: number of served pairs.
         hit_interval, wrong_interval: 95% Wilson intervals.
     """
 
@@ -42,12 +41,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The configured levels.
-
-    Attributes:
-        threshold: least cosine of the policy `threshold`.
-        checked: least probability of the policy `checked`.
-        floor: least cosine of pairs that the verifier reads.
+    """The configured levels: least cosines of `threshold` and of pairs that the verifier reads, and least probability of
+    `checked`.
     """
 
     threshold: float
@@ -57,7 +52,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Curves, configured levels, and recommended levels by policy. None: no level keeps to the target error."""
+    """Curves and levels by policy. A recommended level of None: no level keeps to the target error."""
 
     pairs: int
     same: int
@@ -93,10 +88,7 @@ def calibrate(
     Args:
         pairs: the second question of each is the cached one.
         verifier: None leaves `checked` out.
-        levels: the configured ones.
         target_error: largest upper end of the interval of the wrong share at a recommended level.
-        languages: see the setting `cache.languages`.
-        progress: receives the completed share.
 
     Raises:
         ValueError: there is no pair.
@@ -140,7 +132,6 @@ def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[s
 def _verify(
     pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
-    """Return the verifier's probability of each pair in `left`, and -1 for other pairs."""
     found = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
     for start in range(0, len(places), _BATCH):
@@ -170,7 +161,6 @@ def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> lis
 
 
 def _recommend(curve: Sequence[Point], target: float) -> float | None:
-    """Return the lowest level from which on every level that serves pairs keeps to the target."""
     best: float | None = None
     for point in reversed(curve):
         if point.served and point.wrong_interval[1] > target:

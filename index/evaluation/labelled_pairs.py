@@ -32,7 +32,6 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], examp
 
     Args:
         parse: converts a line; raises a ValueError, KeyError, or TypeError if it is invalid.
-        example: of a line, for the error.
 
     Raises:
         ImportFailed: a line is invalid. The message names the file and the line.

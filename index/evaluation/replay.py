@@ -17,14 +17,7 @@ Same = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in order.
-
-    Attributes:
-        texts: `[n]`.
-        answers: `[n]`.
-        vectors: `[n, dim]` of the questions.
-        same: the truth about equal answers.
-    """
+    """Questions in order, their answers, vectors `[n, dim]`, and the truth about equal answers."""
 
     texts: Sequence[str]
     answers: Sequence[str]
@@ -42,8 +35,6 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a replay: `[n]` served, and `[n]` served with a wrong answer."""
-
     served: np.ndarray
     wrong: np.ndarray
 
@@ -53,12 +44,11 @@ class Outcome:
 
     @property
     def wrong_share(self) -> float:
-        """Share of wrong answers among those served."""
         return float(self.wrong.sum() / max(1, self.served.sum()))
 
     @property
     def worst(self) -> float:
-        """Largest running share of wrong answers from the 500th served answer on, or the final share if fewer are served."""
+        """Largest running share of wrong answers from the 500th served answer on."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
@@ -69,8 +59,6 @@ _BLOCK = 128
 
 
 class StoredQuestions:
-    """The stored questions of a replay, with vector search."""
-
     def __init__(self, stream: Stream) -> None:
         self._vectors = np.empty_like(stream.vectors)
         self.lines = np.empty(len(stream.texts), dtype=np.int64)
@@ -106,7 +94,7 @@ class StoredQuestions:
 
 
 class ReplayObservations(Observations):
-    """The observations of one namespace in memory, without snapshots."""
+    """The observations of one namespace in memory."""
 
     def __init__(self) -> None:
         self._rows: list[Observation] = []
@@ -137,10 +125,7 @@ def replay(
     """Replay a stream. Questions that are not served are stored, and their answers are compared.
 
     Args:
-        policy: `learned` learns from the comparisons.
         judge: compares answers; None for the truth.
-        seed: of the policy's exploration.
-        progress: receives the completed share.
     """
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)
@@ -177,7 +162,6 @@ def _learn(
     ruling: Ruling,
     judge: Same | None,
 ) -> str:
-    """Compare a fresh answer with those of its neighbours, and return its class."""
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
     record = ruling.record
     if record is None or not isinstance(policy, LearnedPolicy):

@@ -1,4 +1,4 @@
-"""Streams of questions and answers, and reports of policies on them."""
+"""Reports of policies on streams of questions and answers."""
 
 import random
 import statistics
@@ -29,8 +29,6 @@ _HOPELESS = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A question and its answer."""
-
     text: str
     answer: str
 
@@ -43,7 +41,6 @@ class Report:
         outcomes: by policy; `threshold` is the best fixed one in hindsight.
         level: of that threshold; None if no threshold keeps to the bound.
         bound: upper bound of the wrong share that `learned` guarantees at the end.
-        orders: outcomes of `learned` in random orders.
     """
 
     requests: int
@@ -135,7 +132,7 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """Return the fixed threshold with the highest hit rate within the bound, without guards, and its outcome."""
+    """Return the fixed threshold with the highest hit rate within the bound, without guards."""
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _Nearest(threshold))
@@ -148,8 +145,6 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
 
 
 class _Nearest(ThresholdPolicy):
-    """The cosine of the nearest neighbour, without guards."""
-
     reach = 1
 
     def __init__(self, threshold: float) -> None:
@@ -157,7 +152,6 @@ class _Nearest(ThresholdPolicy):
 
 
 def erring(judge: Same, share: float, seed: int) -> Same:
-    """Return a judge with a share of wrong comparisons."""
     chance = random.Random(seed).random
     return lambda one, other: judge(one, other) != (chance() < share)
 
@@ -175,9 +169,6 @@ def measure(
     """Replay a stream with `learned`, `checked`, and the best fixed threshold.
 
     Args:
-        learned: creates the policy.
-        checked: None skips it.
-        orders: number of random orders to replay with `learned`.
         judge_error: share of wrong comparisons of the judge.
     """
 

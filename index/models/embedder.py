@@ -15,10 +15,8 @@ DEFAULT = "default"
 
 
 class Embedder(Protocol):
-    """An embedding model."""
-
     name: str
-    """Name of the vector space. Only vectors of the same name are compared."""
+    """Only vectors of the same name are compared."""
     dim: int
 
     @property
@@ -29,7 +27,7 @@ class Embedder(Protocol):
         """Return `[len(texts), dim]` float32, each row of length 1."""
 
     def reads(self, text: str) -> bool:
-        """Return whether the vector depends on all of a text: it is not too long and has no unknown characters."""
+        """Whether the vector depends on all of a text: it is not too long and has no unknown characters."""
 
 
 class SentenceEmbedder:
@@ -39,7 +37,7 @@ class SentenceEmbedder:
         # The model in a folder may change.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
-        # The model changes the settings of its tokenizer while it embeds, so `reads` needs a copy.
+        # The model changes the settings of its tokenizer while it embeds.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         self.vocabulary: Container[str] | None = None
@@ -69,11 +67,7 @@ def _fingerprint(model: Any) -> str:
 
 
 def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
-    """Return the vector of each text, `[dim]` float32 of length 1; None if it is not finite or zero.
-
-    Raises:
-        EmbedderError: the embedder failed, or returned an array of another shape.
-    """
+    """Return the vector of each text, `[dim]` float32 of length 1; None if it is not finite or zero."""
     try:
         vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
     except Exception as error:
@@ -97,11 +91,10 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
-        data: the data folder. It stores the graph of the packaged model if the user's cache folder is not writable.
-        threads: number of threads of the packaged model; by default one for each core.
+        data: stores the graph if the user's cache folder is not writable.
 
     Raises:
-        EmbedderError: it cannot be loaded; the message names the fix.
+        EmbedderError: the message names the fix.
     """
     if name == DEFAULT:
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
@@ -124,12 +117,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Embeds texts. Any thread may use it.
-
-    Args:
-        embedder: the model; runs on one thread at a time.
-        size: number of cached vectors.
-    """
+    """Embeds texts, one thread at a time. Any thread may use it."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder
@@ -146,11 +134,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return a vector `[dim]` for each text; None if the vector is not finite or has no length.
-
-        Raises:
-            EmbedderError: the embedder failed.
-        """
+        """See `usable_vectors`."""
         with self._model_lock:
             found = {text: self.cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
@@ -165,11 +149,7 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Return the vector of a text, `[dim]` float32 of length 1.
-
-        Raises:
-            EmbedderError: the embedder failed, or its vector is not usable.
-        """
+        """Raises an EmbedderError, too, if the vector is not usable."""
         vector = self.cached(text)
         if vector is None:
             (vector,) = self.vectors([text])

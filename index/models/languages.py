@@ -1,6 +1,6 @@
 """Language detection of questions, by the script of the letters and by function words.
 
-It is deterministic, and tuned for short questions, names, and code: these count as English unless there is evidence against it.
+Short questions, names, and code count as English unless there is evidence against it.
 """
 
 import unicodedata
@@ -15,9 +15,7 @@ from kvproxy.index.policies.guards.words import words
 
 ENGLISH = "en"
 EVERY = "*"
-"""Every language."""
 OTHER = "other"
-"""An unknown language."""
 
 # Words that are rare in English. A question with more words of one list than English ones is in that language.
 _WORDS = {
@@ -91,8 +89,7 @@ _LEAST_KNOWN = 0.3
 def language_of(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, or `other`.
 
-    Names, code, numbers, and single words count as English. A text with a word in another script has the language of that script,
-    because its answer depends on that word.
+    A text with a word in another script has the language of that script, because its answer depends on that word.
     """
     script = _script(text)
     if script is not None:
@@ -111,7 +108,7 @@ def language_of(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    """Return the language of letters that are not Latin, if any. A single Greek letter is a mathematical symbol."""
+    """A single Greek letter is a mathematical symbol."""
     found: dict[str, int] = {}
     for word in words(text):
         foreign = [
@@ -130,7 +127,6 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Return whether the embedder reads all of a text, and its language is one of those given."""
     return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
 
 
@@ -139,7 +135,7 @@ def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | N
 
     Args:
         languages: codes, or `*`.
-        vocabulary: of a tokenizer trained on English, if any. It splits most words of other languages.
+        vocabulary: of a tokenizer trained on English, which splits most words of other languages.
     """
     if EVERY in languages:
         return True
@@ -150,7 +146,6 @@ def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | N
 
 
 def _may_be_english(tokens: Sequence[str], vocabulary: Container[str]) -> bool:
-    """Return whether words without English function words may be English: commands and names are, if some word is known."""
     if len(tokens) < 2 or any(word in _ENGLISH for word in tokens):
         return True
     known = sum(all(part in vocabulary for part in word.split("'") if part) for word in tokens)

@@ -9,19 +9,13 @@ from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
 
 _HOPELESS = 0.55
-"""Share of the level. After a lower score, farther neighbours are not read: the verifier would accept about 0.1% of them."""
+"""Share of the level. After a lower score, the verifier would accept about 0.1% of farther neighbours."""
 
 
 class CheckedPolicy:
     """Accepts the nearest neighbour whose probability of having the same answer reaches a level.
 
-    The verifier reads the nearest neighbour first, and stops at the first that is accepted or hopeless.
-
-    Args:
-        verifier: computes the probability.
-        level: least probability.
-        floor: least cosine similarity of a neighbour that the verifier reads.
-        guards: vetoes before the verifier.
+    The verifier stops at the first neighbour that is accepted or hopeless.
     """
 
     name = "checked"

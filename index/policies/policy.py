@@ -1,4 +1,4 @@
-"""The interface of policies, which decide whether the response to a similar question may be served."""
+"""The interface of policies, which decide whether a response to a similar question may be served."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,6 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stored question, its cosine similarity, and the class of its answer."""
-
     prompt: str
     similarity: float
     answer: str = ""
@@ -31,13 +29,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a request. Each can only make the policy stricter.
-
-    Attributes:
-        min_similarity: least cosine.
-        min_probability: least probability of the verifier.
-        max_error: largest expected error.
-    """
+    """Limits of a request. Each can only make the policy stricter."""
 
     min_similarity: float | None = None
     min_probability: float | None = None
@@ -49,9 +41,8 @@ class Decision:
     """A verdict on one neighbour.
 
     Attributes:
-        guard: name of the guard with a veto.
-        score: probability of the verifier, or cosine similarity without a verifier; None if not needed.
-        error: estimated probability that its response is wrong, from a learning policy.
+        score: probability of the verifier, or cosine similarity without a verifier.
+        error: estimated probability that its response is wrong.
     """
 
     verdict: Verdict
@@ -65,9 +56,8 @@ class LearningRecord:
     """Inputs of a decision, kept until a fresh response shows whether it was right.
 
     Attributes:
-        place: index of the neighbour.
         features, error, checked: see `Observation`.
-        risk: probability of being wrong that is charged to the bound if the response is served.
+        risk: probability of being wrong that a hit charges to the bound.
     """
 
     place: int
@@ -82,9 +72,8 @@ class Ruling:
     """The decisions on all neighbours of a question.
 
     Attributes:
-        chosen: index of the accepted neighbour, if any.
-        chance: share of such requests to forward, so that the policy learns.
-        record: from a learning policy.
+        chosen: index of the accepted neighbour.
+        chance: share of such requests to forward for learning.
     """
 
     decisions: list[Decision]
@@ -98,15 +87,11 @@ class LearningStatus:
     """State of the learning policy in one namespace.
 
     Attributes:
-        observations: number of comparisons.
         serves: the policy decides without `checked`.
         level: largest estimated error of a served response.
-        served: number of semantic hits.
-        expected_wrong: expected number of wrong hits.
         bound: upper bound of the share of wrong hits.
-        max_error: the configured bound.
         would_serve: share of recent requests with an acceptable neighbour.
-        doubted: number of answer classes that may have changed.
+        doubted: answer classes that may have changed.
     """
 
     observations: int
@@ -122,16 +107,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """State of the learning policy in all namespaces in memory.
-
-    Attributes:
-        namespaces: number of namespaces.
-        serving: number of namespaces in which the policy decides without `checked`.
-        observations, served, expected_wrong: sums of `LearningStatus`.
-        would_serve: mean, weighted by observations.
-        bound: the largest one.
-        max_error: the configured bound; 0 without namespaces.
-    """
+    """State of the learning policy in all namespaces in memory: sums, the mean `would_serve`, and the largest `bound`."""
 
     namespaces: int
     serving: int
@@ -162,7 +138,6 @@ class Policy(Protocol):
     """Decides about all neighbours of a question.
 
     Attributes:
-        reach: number of neighbours to search.
         floor: least cosine similarity of a neighbour that may be served.
     """
 
@@ -177,11 +152,7 @@ class Policy(Protocol):
 
 
 def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return the refusal of a neighbour, or None if it passes.
-
-    Args:
-        floor: least cosine similarity.
-    """
+    """Return the refusal of a neighbour, or None if it passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

@@ -7,11 +7,7 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, s
 
 
 class ThresholdPolicy:
-    """Accepts neighbours from a cosine similarity on, unless a guard vetoes.
-
-    Args:
-        threshold: least similarity.
-    """
+    """Accepts neighbours from a cosine similarity on, unless a guard vetoes."""
 
     name = "threshold"
     reach = 5

@@ -1,5 +1,3 @@
-"""Search for the neighbours of a question, and the decision of a policy about them."""
-
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 
@@ -13,17 +11,16 @@ from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""Factor of neighbours to search if some of the nearest are expired, since these would hide fresh ones."""
+"""Factor of the search depth if expired neighbours could hide fresh ones."""
 
 
 class Decider:
     """Decides about the neighbours of questions. Any thread may use it.
 
     Args:
-        observations: knows rejected entries; None if no verdicts are stored.
-        policy: the policy of requests that name no other.
-        other: creates the policy that a request names. It may take long.
-        chance: uniform numbers below 1. The policy forwards a share of what it accepts, to learn from the responses.
+        observations: None if no verdicts are stored.
+        other: creates the policy that a request names; may take long.
+        chance: uniform numbers below 1, for exploration.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class Decider:
         self.chance = chance
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
-        """Return the result of the lookup of a question with a vector."""
         policy = self.named(request.policy)
         near = self.search(request, vector, policy.reach)
         lookup = self.judge(request, near, policy)
@@ -51,13 +47,12 @@ class Decider:
         return lookup if policy is self.policy else replace(lookup, observation=None)
 
     def named(self, name: PolicyName | None) -> Policy:
-        """Return the policy with a name; None is the default one."""
         if name is None or name == self.policy.name or self._other is None:
             return self.policy
         return self._other(name)
 
     def search(self, request: LookupRequest, vector: np.ndarray, reach: int) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest entries and their cosines: the nearest `reach` of all, and the nearest `reach` that are fresh."""
+        """Return the nearest `reach` entries and the nearest `reach` fresh ones, with their cosines."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._neighbours.search(request.namespace, vector, count)
@@ -73,7 +68,6 @@ class Decider:
         return [(head, cosine) for head, cosine in wider if head.id in kept]
 
     def judge(self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy) -> Lookup:
-        """Have a policy decide about entries with their cosines, nearest first."""
         found = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
         ids = [head.id for head, _ in found]
         rejected = self._observations.rejected(ids) if self._observations is not None and ids else set()
@@ -115,7 +109,6 @@ def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservatio
 
 
 def _closest(ruling: Ruling) -> int | None:
-    """Return the place of the chosen neighbour, or of the one with the highest score."""
     if ruling.chosen is not None:
         return ruling.chosen
     scores = {place: decision.score for place, decision in enumerate(ruling.decisions) if decision.score is not None}

@@ -1,4 +1,4 @@
-"""Embedding of entries that were stored without a vector, in the background."""
+"""Background embedding of entries that were stored without a vector."""
 
 import asyncio
 import logging
@@ -8,11 +8,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class DeferredEmbeddings:
-    """Embeds the entries in the store that have no vector.
-
-    Args:
-        embed_some: embeds a few of them, and returns whether there were any.
-    """
+    """Embeds the entries in the store that have no vector."""
 
     def __init__(self, embed_some: Callable[[], Awaitable[bool]]) -> None:
         self._embed_some = embed_some
@@ -21,13 +17,12 @@ class DeferredEmbeddings:
         self._closed = False
 
     def begin(self) -> None:
-        """Begin to embed, unless this is in progress: an entry without a vector was stored."""
+        """Start the background task unless it runs."""
         self._is_requested = True
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._work())
 
     async def idle(self) -> None:
-        """Wait until no entry is without a vector."""
         while self._task is not None:
             await asyncio.wait([self._task])
 

@@ -8,7 +8,7 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.policy import LearningRecord, Limits, PolicyName, Verdict
 
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
-"""Freshness of entries that may be served although the backend is available."""
+"""Freshness of entries that may be served while the backend is available."""
 KEPT: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
 """Freshness of entries that may be served after the backend failed."""
 
@@ -17,11 +17,7 @@ SkipReason = Literal["queue-full", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A neighbour and its `policies.policy.Decision`.
-
-    Attributes:
-        answer: class of its answer.
-    """
+    """A neighbour, the class of its answer, and the policy's decision."""
 
     id: str
     prompt: str
@@ -39,8 +35,7 @@ class PendingObservation:
 
     Attributes:
         candidate: the neighbour whose response was accepted, or came closest to it.
-        record: inputs of the decision.
-        near: all candidates of the policy, nearest first; `record.place` is an index into them.
+        near: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
         chance: probability with which such a request is forwarded.
     """
@@ -58,10 +53,8 @@ class Lookup:
 
     Attributes:
         entry: the entry to serve, if any.
-        candidates: the neighbours, nearest first.
         chosen: the accepted neighbour. It is not served if the policy explores.
-        observation: for learning from a fresh response.
-        skipped: reason to skip the lookup; None if it was decided.
+        skipped: reason to skip the lookup.
     """
 
     entry: Entry | None
@@ -78,14 +71,13 @@ class Lookup:
 
     @property
     def outcome(self) -> str:
-        """The decisive verdict, `no neighbour`, or `skipped`; a label of metrics."""
         if self.skipped is not None:
             return "skipped"
         decisive = self.decisive("not compared")
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen neighbour, else the one with the highest score, else the nearest, without some verdicts."""
+        """Return the chosen neighbour, else the one with the highest score, else the nearest."""
         left = [each for each in self.candidates if each.verdict not in ignored]
         scored = max(
             (each for each in left if each.score is not None), key=lambda each: each.score or 0.0, default=None
@@ -95,12 +87,6 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """Arguments of a lookup; see `SemanticCache.lookup`.
-
-    Attributes:
-        pending: pending writes in the namespace.
-    """
-
     namespace: str
     question: str
     limits: Limits = field(default_factory=Limits)

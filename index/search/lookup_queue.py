@@ -21,24 +21,21 @@ LookupResult = Lookup | list[PendingWrite]
 """The result of a lookup, or the pending writes that could change it."""
 _BATCH = 4
 _START_SHARE = 0.5
-"""Share of the timeout after which a waiting lookup does not begin: it would time out before its result."""
+"""Share of the timeout after which a waiting lookup would time out before its result."""
 _BACKGROUND_SECONDS = 1.0
 """Time after which a background job runs although lookups wait."""
 
 
 def model_threads() -> int:
-    """Return the number of threads for models: all cores but one, which the event loop needs."""
+    """All cores but one, which the event loop needs."""
     return max(1, (os.cpu_count() or 1) - 1)
 
 
-class QueueFull(Exception):
-    """Too many lookups are waiting."""
+class QueueFull(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A waiting lookup. It does not begin after `start_by`, a time of `time.monotonic`."""
-
     request: LookupRequest
     start_by: float
     future: "Future[LookupResult]" = field(default_factory=Future)
@@ -61,12 +58,6 @@ class LookupQueue:
     """Runs lookups first in, first out, and background jobs while no lookup waits.
 
     A batch contains the lookups that arrived during the previous batch, so the embedder gets several texts under load.
-
-    Args:
-        prepare: embeds the questions of a batch.
-        look_up: computes the result of one prepared request.
-        threads: number of threads. All work of the models runs on them, so that the event loop keeps a core.
-        size: number of lookups that may wait.
     """
 
     def __init__(
@@ -88,14 +79,13 @@ class LookupQueue:
         return len(self._lookups)
 
     async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:
-        """Return the result of a lookup. A lookup that is cancelled before it begins never begins.
+        """Return the result of a lookup.
 
         Args:
             seconds: timeout; None has no timeout and ignores the bound of the queue.
 
         Raises:
             QueueFull: too many lookups are waiting.
-            TimeoutError: the lookup exceeded its timeout.
         """
         start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
         waiting = _Waiting(request, start_by)
@@ -128,7 +118,6 @@ class LookupQueue:
             with contextlib.suppress(Exception):
                 self._prepare([each.request for each in batch])
         for each in batch:
-            # Those that timed out meanwhile are cancelled.
             _settle(each.future, partial(self._look_up, each.request))
         if job is not None:
             _settle(job.future, job.compute)

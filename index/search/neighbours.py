@@ -1,4 +1,4 @@
-"""Vector search in a namespace. With SQLite, small namespaces are read from the store, and large ones have a FAISS index."""
+"""Vector search in a namespace: small ones are read from the store, large ones have a FAISS index."""
 
 import logging
 import os
@@ -13,45 +13,35 @@ from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
 SMALL = 256
-"""Number of vectors from which a namespace has an index. Reading fewer vectors is faster than embedding a question. Most
-namespaces are small, since earlier turns belong to their digest."""
+"""Vectors from which a namespace has an index. Reading fewer is faster than embedding a question."""
 _BATCH = 2_000
 """Vectors per read, so that lookups do not wait long for the connection."""
 _log = logging.getLogger("kvproxy")
 
 
 class Neighbours:
-    """Vector search. Any thread may use it; methods may raise a CacheStoreError.
+    """Vector search. Any thread may use it; methods may raise a CacheStoreError."""
 
-    An implementation without indexes in memory overrides `holds` and `search` only.
-    """
-
-    def load(self) -> None:
-        """Load the indexes; called once."""
+    def load(self) -> None: ...
 
     def holds(self, namespace: str) -> bool:
-        """Return whether a namespace has any vector."""
         raise NotImplementedError
 
     def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
-        """Return at most `limit` entries of a namespace and their cosines, nearest first."""
+        """Return the nearest entries and their cosines, nearest first."""
         raise NotImplementedError
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
         """Index the entries of a write. Calls must have the order of the writes."""
 
-    def remove(self, gone: Iterable[RemovedEntry]) -> None:
-        """Remove entries."""
+    def remove(self, gone: Iterable[RemovedEntry]) -> None: ...
 
-    def maintain(self) -> None:
-        """Schedule due maintenance; called periodically."""
+    def maintain(self) -> None: ...
 
-    def close(self) -> None:
-        """Stop background work."""
+    def close(self) -> None: ...
 
 
 def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
-    """Return the vector search of a store."""
     if isinstance(store, SqliteStore):
         return FaissNeighbours(store, embedder, dim)
     from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
@@ -60,14 +50,7 @@ def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
 
 
 class FaissNeighbours(Neighbours):
-    """A FAISS index for each large namespace, derived from the store.
-
-    Args:
-        embedder: name of the embedder.
-        dim: width of the vectors.
-        small: number of vectors from which a namespace has an index.
-        flat_limit: see `VectorIndex`.
-    """
+    """A FAISS index for each large namespace, derived from the store."""
 
     def __init__(
         self, store: SqliteStore, embedder: str, dim: int, *, small: int = SMALL, flat_limit: int = FLAT_LIMIT
@@ -110,7 +93,6 @@ class FaissNeighbours(Neighbours):
             stored, vectors = self._store.vectors(namespace, self._embedder)
             nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
             cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
-        # The store decides which entries exist.
         near = self._store.near(namespace, self._embedder, list(cosines))
         return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
 

@@ -1,4 +1,4 @@
-"""The semantic cache: similar questions of one namespace, over the stored responses."""
+"""The semantic cache: stored responses to similar questions."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,6 @@ _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
-"""Threads that spend most of a lookup waiting for a database server."""
 _WRITES_SHARE = 0.75
 """Share of a lookup's timeout that it may wait for pending writes."""
 _WRITES_SECONDS = 1.0
@@ -46,14 +45,10 @@ class SemanticCache:
     """Finds responses to similar questions, in the same namespace only.
 
     Args:
-        store: the responses.
-        embedder: computes the vectors.
-        policy: decides over neighbours.
-        observations: the log of correct and wrong responses; None disables learning.
-        chance: uniform numbers below 1, by which the policy explores.
-        languages: codes of the languages of the models; questions in other languages have exact hits only.
-        other_policy: creates the policy that a lookup names instead of `policy`.
-        threads: number of threads for lookups; by default all cores but one.
+        observations: None disables learning.
+        chance: uniform numbers below 1, for exploration.
+        languages: codes of the models' languages; questions in other languages have exact hits only.
+        other_policy: creates the policy that a lookup names.
     """
 
     def __init__(
@@ -82,22 +77,18 @@ class SemanticCache:
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
         self.deferred = DeferredEmbeddings(self._embed_deferred)
-        """Entries that were stored before they had a vector."""
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
-        """Learns from fresh responses; None without observations."""
 
     @property
     def policy(self) -> Policy:
-        """The policy of lookups that name no other."""
         return self.decider.policy
 
     def reads(self, text: str) -> bool:
-        """Return whether the models read all of a text and know its language; other texts have exact hits only."""
+        """Whether the models read all of a text and know its language; other texts have exact hits only."""
         return can_match(text, self._embedder, self._languages)
 
     def knows(self, text: str) -> bool:
-        """Return whether a text is in one of the languages of the models."""
         return is_known(text, self._languages, self._embedder.vocabulary)
 
     async def lookup(
@@ -114,15 +105,8 @@ class SemanticCache:
         """Find the best neighbour of a question, and wait for pending writes of similar questions.
 
         Args:
-            limits: limits of the request; they can make matching stricter, never looser.
-            explore: forward a share of what could be served, if the policy learns from that.
-            seconds: timeout; a lookup that exceeds it is skipped. None has no timeout and ignores the bound of the queue.
-            served: accepted freshness of entries.
-            policy: name of the policy; None for the default one.
-
-        Raises:
-            EmbedderError: the embedder failed.
-            CacheStoreError: the store failed.
+            limits: make matching stricter, never looser.
+            seconds: timeout, after which the lookup is skipped; None ignores the bound of the queue too.
         """
         pending = self.pending_writes.in_namespace(namespace)
         request = LookupRequest(namespace, text, limits, explore, served, policy, pending)
@@ -159,12 +143,11 @@ class SemanticCache:
         return awaited or self.decider.decide(request, vector)
 
     def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
-        """Return whether a pending entry may be similar enough to be served."""
         other = None if write.question is None else self._embeddings.cached(write.question)
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
+        """Return a vector `[dim]` float32 of length 1; raises an EmbedderError."""
         cached = self._embeddings.cached(text)
         return (
             cached
@@ -173,24 +156,19 @@ class SemanticCache:
         )
 
     async def similarity(self, one: str, other: str) -> float:
-        """Return the cosine of two texts."""
         return float(await self.embed(one) @ await self.embed(other))
 
     async def entry(self, id: str) -> Entry | None:
         return await asyncio.to_thread(self._store.get, id)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
-        """Record a person's verdict. A rejected entry has exact hits only, until it is approved.
-
-        Args:
-            question: the question that got the entry's response; a learning policy learns from it.
-        """
+        """Record a person's verdict. A rejected entry has exact hits only, until it is approved."""
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry and its vector, durable and searchable when this returns; see `WriteBatcher.put`."""
+        """Store an entry and its vector: durable and searchable when this returns."""
         if not entry.semantic or not self.reads(entry.prompt):
             return await self._writes.put(NewEntry(replace(entry, semantic=False)))
         try:
@@ -218,7 +196,7 @@ class SemanticCache:
         await asyncio.gather(*map(self.insert, entries))
 
     def rebuild(self) -> int:
-        """Embed entries without a vector of this embedder, load the indexes, and return the number of embedded entries.
+        """Embed entries without a vector, load the indexes, and return the number of embedded entries.
 
         Raises:
             EmbedderError: the embedder fails for every text.
@@ -234,7 +212,6 @@ class SemanticCache:
         return embedded
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
-        """Return the vectors of entries by id, if the embedder returns a usable one."""
         entries = [entry for entry in entries if self.reads(entry.prompt)]
         if not entries:
             return {}
@@ -254,7 +231,6 @@ class SemanticCache:
             return None
 
     def _store_vectors(self, entries: Sequence[Entry], vectors: dict[str, np.ndarray]) -> None:
-        """Store the vectors and index them; mark entries without one as exact only."""
         embedded = [entry for entry in entries if entry.id in vectors]
         with self._order:
             numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
@@ -263,7 +239,6 @@ class SemanticCache:
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
     async def _embed_deferred(self) -> bool:
-        """Embed a few entries without a vector, and return whether there were any."""
         entries = await asyncio.to_thread(self._store.missing_vectors, self._embedder.name, _DEFERRED_BATCH)
         vectors: dict[str, np.ndarray] = {}
         for entry in entries:
@@ -292,7 +267,6 @@ class SemanticCache:
         self._neighbours.maintain()
 
     def close(self) -> None:
-        """Stop all threads, and store the counted hits."""
         self._queue.close()
         if self.learning is not None:
             self.learning.flush()

@@ -1,7 +1,6 @@
-"""Nearest vectors in one namespace: a flat FAISS index, or if there are many vectors a graph (HNSW), or a flat index on a GPU.
+"""Nearest vectors in one namespace: a flat FAISS index, or if there are many vectors a graph (HNSW) or an index on a GPU.
 
-A background thread builds the graph, and builds it again without the deleted vectors (`rebuild`), while lookups and writes
-continue.
+A background thread rebuilds a graph without the deleted vectors, while lookups and writes continue.
 """
 
 import functools
@@ -16,30 +15,22 @@ import numpy as np
 
 FLAT_LIMIT = 20_000
 _LINKS = 32
-_EF_SEARCH = 128  # Graph nodes visited by a search. FAISS's default of 16 misses neighbours of clustered questions.
-# Candidates for the links of a new node. With FAISS's default of 40, no link led to every sixth of 120,000 questions in dense
-# clusters; with 100, to every twentieth.
+_EF_SEARCH = 128  # FAISS's default of 16 misses neighbours of clustered questions.
+# With FAISS's default of 40, no link led to every sixth of 120,000 questions in dense clusters; with 100, to every twentieth.
 _EF_CONSTRUCTION = 100
-_MAX_RESULTS = 1_000  # Results of one search, including tombstones. A search of a graph takes time for each.
-_MAX_DEAD_SHARE = 0.3  # Share of tombstones in the index that requires a rebuild.
-_GPU_SCRATCH = 256 << 20  # Bytes of GPU memory for FAISS; the engine leaves them free.
-_STEP = 4  # Vectors added to a graph while lookups wait; each takes 1 ms in a graph of a million.
-_PAUSE = (
-    0.0005  # Seconds between two steps. Without it, the thread would acquire the lock again before any other thread.
-)
+_MAX_RESULTS = 1_000  # Results of one search, including tombstones.
+_MAX_DEAD_SHARE = 0.3
+_GPU_SCRATCH = 256 << 20  # Bytes of GPU memory, which the engine leaves free.
+_STEP = 4  # Vectors added while lookups wait; each takes 1 ms in a graph of a million.
+_PAUSE = 0.0005  # Seconds, in which other threads can acquire the lock.
 
 Source = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns the next stored vectors beyond a number: rising numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
+"""Returns the next vectors beyond a number: rising numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """FAISS's resources on a GPU.
-
-    Attributes:
-        resources: `StandardGpuResources`, shared by all indexes.
-        lock: required for each call of an index on the GPU, since even searches are not thread-safe.
-    """
+    """FAISS's resources on a GPU. Each call requires the lock: even searches are not thread-safe."""
 
     resources: Any
     lock: Any
@@ -47,7 +38,7 @@ class Gpu:
 
 @functools.cache
 def gpu() -> Gpu | None:
-    """Return the GPU; None if FAISS finds no GPU or does not support it."""
+    """Return the GPU; None if FAISS cannot use one."""
     import faiss
 
     if faiss.get_num_gpus() == 0:
@@ -92,7 +83,6 @@ class _Segment:
 
     @property
     def numbers(self) -> np.ndarray:
-        """Rising numbers, `[n]` int64."""
         return self._numbers[: self._count]
 
     @property
@@ -104,7 +94,7 @@ class _Segment:
         return place < self._count and int(self._numbers[place]) == number
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Append vectors, `[n, dim]`. Numbers up to the last one are already there, and are skipped."""
+        """Append vectors, `[n, dim]`. Numbers up to the last one are skipped."""
         fresh = numbers > self.last
         numbers, end = numbers[fresh], self._count + int(fresh.sum())
         while end > len(self._numbers):
@@ -116,10 +106,10 @@ class _Segment:
         self._count = end
 
     def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
-        """Return at most `limit` pairs (number, cosine), nearest first, without the dead numbers."""
+        """Return at most `limit` pairs (number, cosine), nearest first."""
         if not self._count:
             return []
-        # Few tombstones are near a query: search again with more results only if they hide neighbours.
+        # Search again with more results only if tombstones hide neighbours.
         farthest = min(max(_MAX_RESULTS, limit), self._count)
         wanted = min(2 * limit if dead else limit, farthest)
         while True:
@@ -140,12 +130,7 @@ class _Segment:
 
 
 class VectorIndex:
-    """Finds the numbers of the nearest unit vectors by cosine. Thread-safe.
-
-    Args:
-        dim: width of the vectors.
-        flat_limit: number of vectors from which the index is approximate.
-    """
+    """Finds the nearest unit vectors by cosine. Thread-safe."""
 
     def __init__(self, dim: int, flat_limit: int = FLAT_LIMIT) -> None:
         self._dim = dim
@@ -168,7 +153,7 @@ class VectorIndex:
         return self._segment.gpu is not None
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Add vectors, `[n, dim]`. Numbers up to the last one are already in the index, and are skipped."""
+        """Add vectors, `[n, dim]`. Numbers up to the last one are skipped."""
         step = _STEP if self.is_graph else max(1, len(numbers))
         for start in range(0, len(numbers), step):
             if start:
@@ -177,7 +162,7 @@ class VectorIndex:
                 self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Mark vectors as deleted; unknown numbers are ignored."""
+        """Unknown numbers are ignored."""
         with self._lock:
             for number in numbers:
                 if self._removed is not None:
@@ -191,7 +176,6 @@ class VectorIndex:
             return self._segment.search(vector, limit, self._dead)
 
     def is_due(self) -> bool:
-        """Return whether the background thread should rebuild the index."""
         with self._lock:
             total, dead = len(self._segment), len(self._dead)
             if dead > 100 and dead > _MAX_DEAD_SHARE * total:
@@ -210,7 +194,7 @@ class VectorIndex:
                 if stop():
                     return False
             with self._lock:
-                # Few vectors were stored since the last part. Later ones are added to the new index.
+                # Few vectors were stored since the last part.
                 while len((part := source(segment.last))[0]):
                     segment.add(*part)
                 self._dead = {number for number in self._removed if segment.has(number)}

@@ -1,4 +1,4 @@
-"""The seam between the SQL of the response store and the databases that run it."""
+"""The interface of the databases that run the SQL of the response store."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,19 +18,13 @@ Row = dict[str, Any]
 class Transaction(Protocol):
     """Runs statements inside a transaction. Statements name their values `:name`."""
 
-    def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]:
-        """Run a statement and return its rows."""
+    def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
-    def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None:
-        """Run a statement once for each mapping."""
+    def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 class StoreHealth:
-    """The current failures of a store.
-
-    Args:
-        name: of the store, without secrets.
-    """
+    """The current failures of a store."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,7 +38,6 @@ class StoreHealth:
 
     @contextmanager
     def watch(self, operation: Operation) -> Iterator[None]:
-        """Record whether the block raises a CacheStoreError, and raise it again."""
         try:
             yield
         except CacheStoreError as error:
@@ -58,45 +51,36 @@ class StoreHealth:
 
 
 class Database(Protocol):
-    """An SQLite file or a PostgreSQL database with the store's schema. Thread-safe. Methods may raise a CacheStoreError."""
+    """A database with the store's schema. Thread-safe. Methods may raise a CacheStoreError."""
 
     name: str
     """Path or URL, without the password."""
     remote: bool
-    """Whether calls cross a network."""
+    """Calls cross a network."""
     health: StoreHealth
 
-    def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]:
-        """Run a statement that only reads."""
+    def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
         """The only writing transaction at a time, committed at the end of the block.
 
         Args:
-            durable: False skips the flush to disk. The commit survives a killed process, but perhaps not a power failure.
+            durable: False skips the flush to disk. A power failure may lose the commit.
         """
 
     def is_in(self, column: str, name: str) -> str:
         """SQL condition: a column is in the list of the value `:name`, which `array` makes."""
 
-    def array(self, values: Sequence[str]) -> Any:
-        """A list as a value for `is_in`."""
+    def array(self, values: Sequence[str]) -> Any: ...
 
     def text(self, text: str) -> str:
-        """A text without characters that the database cannot store."""
+        """Remove characters that the database cannot store."""
 
-    def vector(self, vector: np.ndarray) -> Any:
-        """A vector as a value of a statement."""
+    def vector(self, vector: np.ndarray) -> Any: ...
 
-    def disk_bytes(self) -> int:
-        """Bytes on disk."""
+    def disk_bytes(self) -> int: ...
 
     def check(self) -> int:
-        """Read all data and return the number of responses.
+        """Read all data and return the number of responses; raises StoreDamaged."""
 
-        Raises:
-            StoreDamaged: the data is inconsistent.
-        """
-
-    def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None: ...

@@ -19,7 +19,7 @@ from kvproxy.index.store.values import Capacity, RemovalReason, RemovedEntry
 
 PINNED = 1e300
 """The priority of a pinned entry."""
-# The formula in SQL, for `:count` new hits.
+# For `:count` new hits.
 _PRIORITY = (
     "(select age from totals) + (hits + :count + 1)"
     " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
@@ -29,7 +29,7 @@ PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIOR
 PIN = "update responses set priority = :pinned where id = :id"
 UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
 _CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit 100"
-_MAX_EXPIRED = 2_000  # Expired entries per transaction, so that other writers do not wait long.
+_MAX_EXPIRED = 2_000  # Expired entries per transaction.
 
 Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
 
@@ -40,12 +40,7 @@ def fits(capacity: Capacity, tenant: str, size: int) -> bool:
 
 
 def make_room(run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, size: int, now: float) -> float:
-    """Remove entries until one more fits, and return its priority.
-
-    Args:
-        run: the transaction that stores the entry.
-        remove: removes entries by id.
-    """
+    """Remove entries until one more fits, and return its priority."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, size)
     while True:

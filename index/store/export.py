@@ -19,11 +19,7 @@ def export_lines(store: Store) -> Iterator[bytes]:
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export. Of several entries with one key, the last is returned.
-
-    Raises:
-        ImportFailed: a line is not an exported response.
-    """
+    """Parse an export; raises ImportFailed. Of several entries with one key, the last is returned."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
@@ -38,7 +34,7 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries with new keys, redacted, and return their number. The next start of a proxy embeds them."""
+    """Store the entries with new keys, and return their number. The next start embeds them."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

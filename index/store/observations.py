@@ -1,6 +1,6 @@
-"""Observations: whether cached answers were right for other questions. All proxies on a store share this log.
+"""The log of whether cached answers were right for other questions. All proxies on a store share it.
 
-The state of the learned policy is a fold over the log of its namespace (`learned.learner`), with snapshots for a quick start.
+The learned policy's state is a fold over its namespace's log (`learned.learner`), with snapshots for a quick start.
 """
 
 import json
@@ -16,23 +16,17 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Whether a cached answer was right for a question, or the number of answers served without a comparison.
+    """A comparison of a cached answer, or the number of answers served without one.
 
     Attributes:
         entry: id of the cached answer; empty without a comparison.
-        right: it was right.
-        source: `answer` after a comparison with a fresh answer, `user` for a person's verdict, `served` for counts only.
+        source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (counts only).
         accepted: the policy would have served it.
-        created: seconds since the epoch.
-        answer: class of the cached answer.
-        features: input of the score; None if the policy computed no score.
-        error: expected probability of a wrong answer.
-        chance: the probability with which the answer was compared instead of served.
+        features: inputs of the score.
+        chance: probability of a comparison instead of a hit.
         vetoes: guards that fired between the two questions.
-        joined: class of the fresh answer.
-        checked: the policy `checked` accepted it.
-        repeat: the two questions are equal, so that a difference measures the judge and the model.
-        served, risk: answers served in this namespace since the last observation, and the sum of their expected errors.
+        repeat: the questions are equal, so a difference measures the judge and the model.
+        served, risk: answers served since the last observation, and the sum of their expected errors.
         number: position in the log, set by the store.
     """
 
@@ -56,11 +50,10 @@ class Observation:
 
     @classmethod
     def verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":
-        """Create the observation of a person's verdict on an entry."""
         return cls(entry, right, "user", False, time.time(), namespace)
 
     def row(self) -> dict[str, Any]:
-        """Columns of the table, except for the number. Floats in the JSON column keep their exact value."""
+        """Floats in the JSON column keep their exact value."""
         details = json.dumps({name: getattr(self, name) for name in _DETAILS})
         return {name: getattr(self, name) for name in _COLUMNS} | {"details": details}
 
@@ -113,7 +106,7 @@ _PRUNE_TOTALS = "update pruned_totals set " + ", ".join(
 
 
 class Observations:
-    """Durable observations in a database, shared by all processes on it. Thread-safe.
+    """Durable observations in a database. Thread-safe.
 
     A commit survives a killed process. A power failure may lose the last observations.
     """
@@ -122,7 +115,6 @@ class Observations:
         self._database = database
 
     def add(self, observations: Sequence[Observation]) -> None:
-        """Store observations in one transaction."""
         with self._database.transaction(durable=False) as run:
             run.executemany(_INSERT, [each.row() for each in observations])
 
@@ -144,24 +136,22 @@ class Observations:
         return {row["entry"] for row in self._database.query(sql, {"ids": self._database.array(ids)})}
 
     def snapshot(self, namespace: str) -> str | None:
-        """The last saved state of a namespace."""
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})
         return str(rows[0]["state"]) if rows else None
 
     def save(self, namespace: str, number: int, state: str) -> None:
-        """Save the state of a namespace after the observation with a number, unless a later state is saved."""
+        """Save the state after the observation with a number, unless a later state is saved."""
         with self._database.transaction(durable=False) as run:
             run(_SAVE, {"namespace": namespace, "number": number, "state": state})
 
     def summary(self) -> dict[str, int]:
-        """Totals: `observed`, `right`, `accepted`, `accepted_wrong`, and entries `rejected`."""
         return {name: int(value) for name, value in self._database.query(_SUMMARY)[0].items()}
 
     def prune(self, keep: int) -> int:
-        """Delete observations in one transaction, add them to the totals, and return their number.
+        """Delete observations, add them to the totals, and return their number.
 
-        An observation is deleted if the snapshot of its namespace includes it. In namespaces without a snapshot, the newest
-        `keep` of the whole log stay. People's verdicts and the newest row stay.
+        A snapshot includes them, or without one they are not among the newest `keep`. People's verdicts and the newest row
+        stay.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})
@@ -169,7 +159,7 @@ class Observations:
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
     def pruned(self, namespace: str) -> int:
-        """The number up to which observations of a namespace were deleted. Its snapshot has at least this number."""
+        """The number up to which observations were deleted. The snapshot has at least this number."""
         rows = self._database.query("select pruned from learned where namespace = :namespace", {"namespace": namespace})
         return int(rows[0]["pruned"]) if rows else 0
 

@@ -27,16 +27,11 @@ def open_store(
     capacity: Capacity = Capacity(),
     cipher: EntryCipher | None = None,
 ) -> Store:
-    """Open a store.
+    """Open a store; raises a CacheStoreError.
 
     Args:
         where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        clock: seconds since the epoch.
-        capacity: the maximal size.
-        cipher: encrypts the texts; None stores them without encryption.
-
-    Raises:
-        CacheStoreError: it cannot be opened.
+        cipher: None stores the texts without encryption.
     """
     if is_url(str(where)):
         return Store(_open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
@@ -44,11 +39,6 @@ def open_store(
 
 
 def open_observations(where: str | Path) -> Observations:
-    """Open the observations of a store.
-
-    Raises:
-        CacheStoreError: they cannot be opened.
-    """
     return Observations(_open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
 
 

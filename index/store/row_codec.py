@@ -8,7 +8,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Row
 
-# Columns that never change while an entry is stored, except by `expire_row`.
+# Columns that only `expire_row` changes.
 _CHECKED = (
     *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
     *("prompt", "request", "response", "stale_while_revalidate", "stale_if_error"),
@@ -19,31 +19,28 @@ class EntryCipher(Protocol):
     """Encrypts and decrypts bytes; see `kvproxy.encryption`. Thread-safe."""
 
     name: str
-    """Name of the key that encrypts."""
     names: frozenset[str]
-    """Names of all keys that decrypt."""
 
     def seal(self, clear: bytes, about: bytes) -> bytes:
         """Encrypt; `about` is authenticated data that `open` requires again."""
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Decrypt; raises ValueError with the reason."""
+        """Decrypt; raises ValueError."""
 
 
 class RowCodec:
     """Converts rows of clear texts into stored rows, and back.
 
-    A row's `sealed` names the key of its prompt, request, and response; it is empty if they are not encrypted.
+    A row's `sealed` names its key, and is empty without encryption.
 
     Args:
-        cipher: None stores texts without encryption. Unencrypted rows can be read with a cipher too.
+        cipher: None stores texts without encryption.
     """
 
     def __init__(self, cipher: EntryCipher | None) -> None:
         self.cipher = cipher
 
     def encode(self, row: Row) -> Row:
-        """Encrypt a row's texts and add its checksum."""
         stored = self._encrypt(row)
         return stored | {"checksum": _checksum(stored)}
 
@@ -52,15 +49,10 @@ class RowCodec:
             return row | {"sealed": ""}
         prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _about(row, "prompt"))
         sealed = {name: self.cipher.seal(bytes(row[name]), _about(row, name)) for name in ("request", "response")}
-        # The column has the type text.
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
-        """Decrypt the prompt, request, and response of a stored row, which may lack some of these columns.
-
-        Raises:
-            CacheStoreError: decryption failed.
-        """
+        """Decrypt the texts of a stored row, which may lack some of them; raises a CacheStoreError."""
         if not row["sealed"]:
             return row
         clear: Row = {name: self._decrypt(row, name) for name in ("request", "response") if name in row}
@@ -85,7 +77,6 @@ class RowCodec:
 
         Raises:
             StoreDamaged: the checksum does not match.
-            CacheStoreError: decryption failed.
         """
         is_damaged = row["checksum"] != _checksum(row)
         try:
@@ -98,7 +89,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return a stored row that expires now. A damaged row stays damaged."""
+    """A damaged row stays damaged."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 

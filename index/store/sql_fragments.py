@@ -1,4 +1,4 @@
-"""SQL expressions about entries that SQLite and PostgreSQL evaluate alike, and the columns of a stored question."""
+"""SQL expressions about entries that SQLite and PostgreSQL evaluate alike."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -9,15 +9,15 @@ from kvproxy.index.store.row_codec import RowCodec
 from kvproxy.index.store.values import StoredQuestion
 
 CLOCK_SKEW = 60.0
-"""Seconds that the clocks of proxies on one store may differ."""
-# An entry from the future was stored before the clock was set back. Without this condition it would outlive its lifetime.
+"""Seconds."""
+# An entry from the future was stored before the clock was set back. It would outlive its lifetime.
 _HAS_VALID_TIME = "created <= :soon"
 SERVABLE_UNTIL = (
     "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
 )
 """End of the last stale period. An index has exactly this expression."""
 IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
-"""The entry is fresh or stale. Requires the values `:now` and `:soon`."""
+"""Requires the values `:now` and `:soon`."""
 _FRESHNESS = (
     f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
     " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"

@@ -44,11 +44,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Store(StoreWriter):
-    """The stored responses. Thread-safe. Every method may raise a CacheStoreError.
-
-    Raises:
-        CacheStoreError: the store has entries that the cipher cannot decrypt.
-    """
+    """The stored responses. Thread-safe. Every method may raise a CacheStoreError."""
 
     def __init__(
         self,
@@ -66,15 +62,15 @@ class Store(StoreWriter):
             raise
 
     def failure(self) -> str | None:
-        """Why nothing can be stored or found at the moment; None if the store works."""
+        """Why the store does not work at the moment."""
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry is not larger than the capacity and its tenant's limit. Reads no data."""
+        """Whether an entry is not larger than the capacity and its tenant's limit."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """The entry with an exact key, if it is fresh or stale, but not expired."""
+        """Return the fresh or stale entry with a key."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.now()))
         # A damaged index can return another entry.
@@ -107,7 +103,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """The class of an answer with the same words in a namespace."""
+        """The class of an answer with the same words."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -136,9 +132,9 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, values | bounds)))
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
-        """Entries in the order in which a full store removes them."""
+        """Entries in the order of their eviction."""
         self.flush()
-        # Expired entries are removed first. The inner query sorts ids alone, not whole responses.
+        # Expired entries first. The inner query sorts ids alone, not whole responses.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
         page = f"select id from responses order by {servable}, priority, id limit :limit offset :offset"
         sql = (
@@ -158,7 +154,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Entries, bytes, and hits by tenant, model, endpoint, or tag; most bytes first."""
+        """Most bytes first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -177,14 +173,14 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
-        """A predicate for prompts; None if the database can evaluate it, since prompts are not encrypted."""
+        """None if the database can evaluate it, since prompts are not encrypted."""
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search
         return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
 
     def _matching_ids(self, where: EntryFilter, matches: Callable[[str], bool]) -> Iterator[str]:
-        """Ids of the entries with matching prompts, newest first. Decrypts every prompt."""
+        """Newest first. Decrypts every prompt."""
         condition, values = self._where(replace(where, prompt=None, search=None))
         sql = (
             f"select id, key, namespace, prompt, sealed, created from responses{condition}{' and' if condition else ' where'}"
@@ -204,11 +200,9 @@ class Store(StoreWriter):
         return " where " + " and ".join(f"({_CONDITIONS[name]})" for name in names) if names else "", values
 
     def count(self) -> int:
-        """Number of entries, read from one row."""
         return int(self.database.query("select entries from totals")[0]["entries"])
 
     def stats(self) -> dict[str, Any]:
-        """Entries, namespaces, hits, tokens saved by hits, bytes, and tags."""
         self.flush()
         row = self.database.query(
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
@@ -236,7 +230,6 @@ class Store(StoreWriter):
             yield from self._intact_entries(self.database.query(sql, {"ids": self.database.array(ids)}))
 
     def _pages(self) -> Iterator[list[str]]:
-        """The ids of all entries, oldest first. A page of entries fits into little memory."""
         sql = (
             "select id, created, bytes from responses where created > :created or (created = :created and id > :id)"
             f" order by created, id limit {_PAGE}"
@@ -254,7 +247,7 @@ class Store(StoreWriter):
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
-        # Every vector belongs to a semantic entry: if the counts are equal, no vector is missing.
+        # If the counts are equal, no vector is missing.
         counts = self.database.query(
             "select (select count(*) from responses where semantic = 1) as entries,"
             " (select count(*) from vectors where embedder = :embedder) as vectors",
@@ -269,16 +262,12 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Number of entries by the name of their encryption key; the empty name counts unencrypted entries."""
+        """Number of entries by encryption key; the empty name counts unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
     def check(self) -> int:
-        """Read all data and return the number of responses.
-
-        Raises:
-            StoreDamaged: the data is inconsistent.
-        """
+        """Read all data and return the number of responses; raises StoreDamaged."""
         return self.database.check()
 
     def _check_keys(self) -> None:

@@ -15,8 +15,6 @@ class EntryFilter:
 
     Attributes:
         namespace, key: a prefix of the digest.
-        model, tag: the exact name.
-        tenant: as in listings, or the name of a client.
         prompt: a prefix of the prompt.
         search: a text in the prompt, ignoring case.
         older_than: age in seconds.
@@ -32,7 +30,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """Return one line for the log, without the words of `prompt` and `search`."""
+        """One line for the log, without the words of `prompt` and `search`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
@@ -41,12 +39,10 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry in the order in which a full store removes entries.
+    """An entry in the order of eviction.
 
     Attributes:
         reason: `low priority` if the eviction policy chooses it.
-        priority: see `eviction`.
-        bytes: see `NewEntry.size`.
     """
 
     entry: Entry
@@ -64,8 +60,6 @@ UsageKey = Literal["tenant", "model", "endpoint", "tag"]
 
 @dataclass(frozen=True, slots=True)
 class StorageUsage:
-    """Number, bytes, and hits of the entries with one tenant, model, endpoint, or tag."""
-
     name: str
     entries: int
     bytes: int
@@ -74,7 +68,7 @@ class StorageUsage:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to store, with the vector of its prompt (`[dim]` float32) and the name of the embedder."""
+    """An entry to store, with the vector of its prompt (`[dim]` float32) and the embedder's name."""
 
     entry: Entry
     vector: np.ndarray | None = None
@@ -89,11 +83,7 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that decides whether it answers a similar question.
-
-    Attributes:
-        answer: class of its answer. Entries of one class have equivalent answers.
-    """
+    """The part of an entry that decides whether it answers a similar question."""
 
     id: str
     namespace: str
@@ -110,7 +100,6 @@ class RemovedEntry:
     """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: of its vectors.
         why: None if the entry is larger than the capacity.
     """
 
@@ -126,9 +115,8 @@ class WriteResult:
     """The effect of a write.
 
     Attributes:
-        numbers: of the new vectors, in the order of the new entries; None without a vector. Numbers rise and are never reused.
-        removed: the replaced and evicted entries. It includes new entries that are larger than the capacity, and those that a
-            later entry of the same write replaced or evicted.
+        numbers: of the new vectors, by entry; None without a vector. Numbers rise and are never reused.
+        removed: the replaced and evicted entries, and new ones that are not stored.
     """
 
     numbers: tuple[int | None, ...]
@@ -137,10 +125,10 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The maximal size of a store; None is unlimited. `NewEntry.size` defines the bytes.
+    """The maximal size of a store in bytes (`NewEntry.size`); None is unlimited.
 
     Attributes:
-        of_tenant: returns the bytes that a tenant's entries may have. The writing thread calls it.
+        of_tenant: returns a tenant's limit. The writing thread calls it.
     """
 
     entries: int | None = None

@@ -1,4 +1,4 @@
-"""Writes of concurrent callers in one transaction, so that one commit to disk acknowledges them all."""
+"""Group commit: writes of concurrent callers in one transaction."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ class WriteBatcher:
     """Collects entries while a transaction runs; they form the next transaction.
 
     Args:
-        write: writes entries, durable when it returns. Called on one thread at a time.
+        write: durable when it returns. Called on one thread at a time.
     """
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
@@ -22,12 +22,9 @@ class WriteBatcher:
         self._running: asyncio.Task[None] | None = None
 
     async def put(self, entry: NewEntry) -> bool:
-        """Write an entry, and return whether it was stored; durable when this returns.
+        """Write an entry: durable when this returns; raises a CacheStoreError.
 
-        It is not stored if it exceeds the capacity, or if an entry of the same transaction evicts it.
-
-        Raises:
-            CacheStoreError: the store failed.
+        False if it exceeds the capacity, or if an entry of the same transaction evicts it.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
@@ -52,7 +49,7 @@ class WriteBatcher:
             self._waiting, self._running = [], None
 
     async def _write_batch(self, batch: Sequence[_Pending]) -> bool:
-        """Write a batch and resolve its futures. Return False, and resolve no future, if a batch of several entries fails."""
+        """Return False, and resolve no future, if a batch of several entries fails."""
         try:
             result = await asyncio.to_thread(self._write, [entry for entry, _ in batch])
         except Exception as error:
@@ -69,5 +66,5 @@ class WriteBatcher:
 def _fail(future: "asyncio.Future[bool]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # asyncio logs an exception that is never retrieved, for instance because the caller was cancelled.
+        # asyncio logs an exception that is never retrieved, for instance after a cancellation.
         future.exception()

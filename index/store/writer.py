@@ -48,14 +48,10 @@ _PAGE = 500  # Entries that one transaction encrypts.
 class StoreWriter:
     """The writes of a store.
 
-    Args:
-        clock, capacity, cipher: see `open_store`.
-
     Attributes:
         name: path or URL, without the password.
         remote: calls cross a network and must not run on the event loop.
-        observations: in the same database.
-        removal_listeners: called after the commit of a removal, on the thread that removed the entries.
+        removal_listeners: called after the commit of a removal, on its thread.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class StoreWriter:
     def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
         """Store entries in one durable transaction. They replace entries with the same keys.
 
-        Entries with the lowest priorities are evicted if a limit would be exceeded; see `eviction`.
+        At a limit, the entries with the lowest priorities are evicted; see `eviction`.
         """
         gone: list[RemovedEntry] = []
         with self.database.transaction() as run:
@@ -91,8 +87,6 @@ class StoreWriter:
             listener(gone)
 
     def _put(self, run: Transaction, put: NewEntry, gone: list[RemovedEntry]) -> int | None:
-        """Store one entry and return the number of its vector. Append the removed entries to `gone`."""
-
         def remove(ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
             removed = self._remove(run, ids, why)
             gone.extend(removed)
@@ -120,7 +114,6 @@ class StoreWriter:
         return int(run(_INSERT_VECTOR, values | {"embedder": embedder})[0]["number"])
 
     def delete(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Remove entries and return the existing ones."""
         with self.database.transaction() as run:
             gone = self._remove(run, ids, "removed")
         self._notify(gone)
@@ -147,7 +140,7 @@ class StoreWriter:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Exclude entries from semantic search: delete their vectors. Exact requests still find them."""
+        """Exclude entries from semantic search: delete their vectors."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -155,10 +148,9 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def classify(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Store the class of an entry's answer, unless the entry was removed. Not durable after a power failure.
+        """Store the class of an entry's answer, unless the entry was removed. Not flushed to disk.
 
         Args:
-            name: the class.
             text: digest of the answer without case and punctuation.
         """
         with self.database.transaction(durable=False) as run:
@@ -188,7 +180,7 @@ class StoreWriter:
             resealed += len(rows)
 
     def expire(self) -> list[RemovedEntry]:
-        """Remove some thousand expired entries. An empty result means that no expired entry is left."""
+        """Remove some thousand expired entries, and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -236,7 +228,7 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries without a vector, and return the vectors' numbers by id. Not durable after a power failure."""
+        """Store vectors of entries without one, and return their numbers by id. Not flushed to disk."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"
@@ -247,7 +239,7 @@ class StoreWriter:
             return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
 
     def close(self) -> None:
-        """Write the counted hits, which are lost if that fails, and close the database."""
+        """Write the counted hits and close the database."""
         with contextlib.suppress(Exception):
             self.flush()
         self.database.close()

@@ -35,15 +35,8 @@ _CACHED_TEXTS = 64
 class MiniLMEmbedder:
     """Embeds texts. One text is computed on the calling thread, several on a thread pool.
 
-    The 8-bit vectors differ slightly from the float vectors (see docs/verifier.md), so they have another name.
-
     Args:
-        integers: compute in 8 bits; by default if the processor does so exactly, else in float32.
-        files: cache of built graphs; by default in the user's cache folder.
-        threads: number of threads for several texts; by default one for each core.
-
-    Raises:
-        EmbedderError: the package of the weights is missing or modified.
+        integers: compute in 8 bits; by default if the processor does so exactly. These vectors have another name.
     """
 
     dim = WIDTH
@@ -67,7 +60,7 @@ class MiniLMEmbedder:
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return `[len(texts), 384]` float32 of length 1. A vector does not depend on other texts."""
+        """Return `[len(texts), 384]` float32. A vector does not depend on other texts."""
         if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))

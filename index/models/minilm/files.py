@@ -1,8 +1,7 @@
 """Cache of built graphs in files, which load in milliseconds.
 
-A file name `KIND-SOURCE-CONTENT.onnx` has two digests: of the graph's source (weights and the code that builds it), and of its
-bytes. A file of other weights is ignored, and a damaged file is built again. Several processes may share a folder. Deleted files
-and read-only folders only cost time.
+A file name `KIND-SOURCE-CONTENT.onnx` has digests of the graph's source (weights and code) and of its bytes. Damaged files
+are built again. Several processes may share a folder.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from kvproxy.index.models.minilm.weights import file_digest
 from kvproxy.index.usage_reports import disable_usage_reports
 
 KEPT = 4
-"""Files of one kind in a folder, so that two versions of kvproxy do not delete each other's files."""
+"""Files of one kind, so that two versions of kvproxy do not delete each other's files."""
 _ABANDONED = 3600.0
 """Seconds after which a temporary file is deleted."""
 _log = logging.getLogger("kvproxy")
@@ -32,7 +31,7 @@ class GraphFiles:
     """Opens graphs from files, and writes missing ones.
 
     Args:
-        folders: searched in this order. New files go to the first writable one. May be empty.
+        folders: searched in this order. New files go to the first writable one.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -44,7 +43,6 @@ class GraphFiles:
         Args:
             kind: prefix of the file name.
             made_from: digest of the input of `build`.
-            build: builds the graph if no file has it.
         """
         name = f"{kind}-{made_from}"
         for folder in self._folders:
@@ -63,7 +61,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the cache in the user's cache folder, or in the data folder if that is not writable."""
+    """Use the data folder if the user's cache folder is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -71,7 +69,6 @@ def graph_files(data: Path | None = None) -> GraphFiles:
 
 
 def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
-    """Return 16 hex digits of the digest of named tensors and texts."""
     digest = hashlib.sha256(repr(texts).encode())
     for name in sorted(parts):
         array = np.ascontiguousarray(parts[name])
@@ -80,7 +77,6 @@ def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
 
 
 def _from_file(folder: Path, name: str) -> Any:
-    """Return a session from an intact file, if any. A damaged file is removed."""
     for file in folder.glob(f"{name}-*.onnx"):
         try:
             if file_digest(file) == file.stem.rsplit("-", 1)[-1]:
@@ -88,7 +84,7 @@ def _from_file(folder: Path, name: str) -> Any:
             _log.warning("%s is damaged and is built again", file)
             file.unlink()
         except Exception as error:
-            # Another process may have removed the file. The graph can be built again.
+            # Another process may have removed the file.
             _log.debug("cannot open %s: %s", file, error)
     return None
 
@@ -108,7 +104,6 @@ def _write(folder: Path, name: str, graph: bytes) -> Path:
 
 
 def _tidy(folder: Path, kind: str) -> None:
-    """Remove the oldest files of a kind, and abandoned temporary files."""
     files: list[tuple[float, Path]] = []
     for file in folder.glob(f"{kind}-*"):
         with contextlib.suppress(OSError):
@@ -123,7 +118,7 @@ def _tidy(folder: Path, kind: str) -> None:
 def keeps_integers(files: GraphFiles) -> bool:
     """Return whether products of the largest values are exact.
 
-    x86 processors without VNNI add two products in 16 bits, which saturates. ONNX Runtime documents this for AVX2.
+    x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).
     """
     largest = np.full((1, 1, 2), 255, np.float32)
     product = files.open("probe", builder()[:16], probe_graph).run(None, {"tokens": largest})[0].item()

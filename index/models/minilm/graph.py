@@ -1,8 +1,8 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or pair, so its result does not depend on other texts.
 
-NumPy looks up the word vectors, which are two thirds of the weights and not part of the graph. With `ranges`, every matrix
-multiplies 8-bit integers: weights have a scale for each output, activations a scale for each run. A few channels of the
-activations are much larger than the rest, so both sides are rescaled by channel first (SmoothQuant, arXiv 2211.10438).
+NumPy looks up the word vectors, which are not part of the graph. With `ranges`, matrices multiply 8-bit integers: weights
+have a scale for each output, activations one for each run, and both are rescaled by channel (SmoothQuant, arXiv 2211.10438).
+
 After a change of the rounding, change the name `embedder.INTEGERS` too.
 """
 
@@ -20,7 +20,7 @@ _RUNTIME = "com.microsoft"
 
 
 def builder() -> str:
-    """Return a digest of this code, so that graphs built by other code are not reused."""
+    """Digest of this code, so that graphs built by other code are not reused."""
     return file_digest(Path(__file__))
 
 
@@ -45,14 +45,14 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """Return the model. `inputs` maps names to shapes, all float32."""
+        """`inputs` maps names to shapes, all float32."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Return the embedder: from `tokens`, see `look_up`, to a vector `[1, 384]`."""
+    """From `tokens`, see `look_up`, to a vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -61,7 +61,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Return the verifier `training.verifier.network.CrossEncoder`: from `tokens` and `sides` to a logit `[1, 1]`."""
+    """`training.verifier.network.CrossEncoder`: from `tokens` and `sides` to a logit `[1, 1]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
@@ -80,7 +80,7 @@ def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
 
 
 def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
-    """Add the encoder, and return the name of its last hidden state `[1, length, 384]`."""
+    """Return the name of the last hidden state `[1, length, 384]`."""
 
     def constant(name: str) -> str:
         return graph.constant(weights[name])
@@ -127,7 +127,7 @@ def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_graph() -> bytes:
-    """Return a product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, for `keeps_integers`."""
+    """A product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, for `keeps_integers`."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

@@ -1,6 +1,6 @@
 """The part of ONNX's file format that `graph.py` writes, without the package `onnx` (27 MB).
 
-Field numbers are those of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). ONNX Runtime installs protobuf.
+Field numbers are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
 
 from functools import cache
@@ -10,7 +10,6 @@ import numpy as np
 
 FLOAT = 1
 _TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int8): 3, np.dtype(np.int64): 7}
-"""Values of TensorProto.DataType."""
 _IR_VERSION = 11
 _MESSAGES = {
     "Model": {"ir_version": (1, "int64"), "graph": (7, "Graph"), "opset_import": (8, "Opset*")},
@@ -37,7 +36,7 @@ _MESSAGES = {
     "Shape": {"dim": (1, "Dimension*")},
     "Dimension": {"dim_value": (1, "int64"), "dim_param": (2, "string")},
 }
-"""Fields by message: number and type; `*` marks a repeated field."""
+"""Number and type of fields; `*` marks a repeated field."""
 
 
 @cache
@@ -86,7 +85,7 @@ def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attr
 
 
 def float_value(name: str, shape: list[int | str]) -> Any:
-    """The declaration of an input or output of float32; a string in the shape names a variable size."""
+    """An input or output of float32; a string in the shape names a variable size."""
     size = _message("Dimension")
     dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
     kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))

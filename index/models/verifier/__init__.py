@@ -11,20 +11,14 @@ BUILT_IN = "built-in"
 
 
 class Verifier(Protocol):
-    """A model of question pairs."""
-
     name: str
 
-    def reads(self, text: str) -> bool:
-        """Return whether the model knows the language of a text."""
+    def reads(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
         """Return the probability that one answer serves both questions, for each pair: float32 `[len(pairs)]`.
 
         Any thread may call it.
-
-        Args:
-            cosines: of the embeddings of each pair, `[len(pairs)]`; optional input of the verifier.
         """
 
 
@@ -33,11 +27,11 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder of the cosines. The built-in verifier ignores cosines of other embedders.
-        data: the data folder. It stores the graph of the built-in verifier if the user's cache folder is not writable.
+        embedder: name of the embedder of the cosines.
+        data: stores the graph if the user's cache folder is not writable.
 
     Raises:
-        VerifierError: it cannot be loaded; the message names the fix.
+        VerifierError: the message names the fix.
     """
     if name == BUILT_IN:
         from kvproxy.index.models.minilm.files import graph_files

@@ -44,7 +44,7 @@ class PlattScaling:
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 `[n]` from logits and cosines `[n]`. The cosines may be None if their weight is 0."""
+        """Return float32 `[n]` from logits and cosines `[n]`."""
         weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
         exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)
@@ -57,9 +57,6 @@ class BuiltInVerifier:
 
     Args:
         adapter: trained weights, and under `ranges.` the ranges for 8 bits.
-        scaling: from logits and cosines to probabilities.
-        integers: compute in 8 bits; by default if the processor does so exactly, else in float32.
-        files: cache of built graphs; by default in the user's cache folder.
     """
 
     def __init__(
@@ -90,15 +87,7 @@ class BuiltInVerifier:
 
     @classmethod
     def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
-        """Load the packaged weights with the packaged adapter.
-
-        Args:
-            embedder: name of the embedder of the cosines. They are used if the scaling was fitted to them.
-            files: as above.
-
-        Raises:
-            VerifierError: a file is missing or modified.
-        """
+        """Load the packaged weights with the packaged adapter; raises a VerifierError."""
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:
@@ -112,14 +101,13 @@ class BuiltInVerifier:
             raise VerifierError(str(error)) from None
 
     def reads(self, text: str) -> bool:
-        """Return whether a text is English, the language of the training."""
         return is_english(text, self._vocabulary)
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Return scores before scaling, float32 `[len(pairs)]`."""
+        """Scores before scaling, float32 `[len(pairs)]`."""
         if len(pairs) < 2:
             return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
@@ -150,11 +138,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Return whether enough words are in the vocabulary or are function words.
-
-    Args:
-        vocabulary: of a tokenizer trained on English. It splits most words of other languages.
-    """
+    """Whether enough words are in the vocabulary or are function words."""
     tokens = words(text)
     if not tokens:
         return True

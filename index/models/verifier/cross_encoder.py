@@ -19,11 +19,7 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        """Load a model from a folder or by a cached id.
-
-        Raises:
-            VerifierError: the model is missing, or has several outputs.
-        """
+        """Load a model from a folder or by a cached id; raises a VerifierError."""
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
 

@@ -1,6 +1,6 @@
-"""Guards: pure functions that veto a neighbour if its words show that the two questions need different answers.
+"""Guards veto a neighbour if its words show that the two questions need different answers.
 
-Embeddings put `enable 2FA` close to `disable 2FA`, and `version 2` close to `version 3`. A guard compares the words.
+Embeddings put `enable 2FA` close to `disable 2FA`, and `version 2` close to `version 3`.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ _LONGEST_CODE = 4
 _CAPITONYMS = frozenset(
     "polish turkey china march may august us it who job nice reading mobile bath cologne lima aids ram swift rust java".split()
 )
-# Names of products and companies that are also words. A text in lower case may mean the name.
+# Products and companies that are also words. A text in lower case may mean the name.
 _NAMES = frozenset(
     "apple amazon windows word excel access outlook teams edge chrome safari shell target gap orange oracle visa chase discover"
     " square stripe zoom slack discord signal meta python ruby go dart julia pandas bash".split()
@@ -23,9 +23,9 @@ _NAMES = frozenset(
 
 
 def case_differs(question: str, cached: str) -> bool:
-    """`5 mW` and `5 MW`, `\\d` and `\\D`, `Polish` and `polish`.
+    r"""`5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`.
 
-    The capital of the first word of a sentence is ignored, and so are names in a question without capitals.
+    Ignores the capital of a sentence's first word, and names in a question without capitals.
     """
     ours, theirs = _forms(question), _forms(cached)
     typed = _is_uniform(question) or _is_uniform(cached)
@@ -43,14 +43,12 @@ def case_differs(question: str, cached: str) -> bool:
 
 
 class _Form(str):
-    """A token in its original case."""
-
     is_unit = False
 
 
 @of_text
 def _forms(text: str) -> dict[str, frozenset[_Form]]:
-    """Return the forms of each token by its lower case, without first words of sentences that are only capitalized."""
+    """Without first words of sentences that are only capitalized."""
     found: defaultdict[str, set[_Form]] = defaultdict(set)
     starts, before = True, ""
     for token in _TOKEN.findall(text):
@@ -67,7 +65,6 @@ def _forms(text: str) -> dict[str, frozenset[_Form]]:
 
 @of_text
 def _is_uniform(text: str) -> bool:
-    """Return whether a text is in lower, upper, or title case, apart from first letters of sentences."""
     words = [token for token in _TOKEN.findall(text)[1:] if any(letter.isalpha() for letter in token)]
     if all(word == word.lower() for word in words) or text == text.upper():
         return True

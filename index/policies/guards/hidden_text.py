@@ -9,12 +9,12 @@ _VARIATION = re.compile("[\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _STACKED_MARKS = 3
 _WORD = re.compile(r"\w+")
 _ALIKE = frozenset(("LATIN", "CYRILLIC", "GREEK"))
-# Greek letters of units and formulas, which resemble no Latin letter.
+# Greek letters that resemble no Latin letter.
 _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def hides_text(text: str) -> bool:
-    """Return whether a text has invisible characters, variation selectors, stacked marks, or words of two alphabets."""
+    """Invisible characters, variation selectors, stacked marks, or words of two alphabets."""
     if text.isascii() and text.isprintable():
         return False
     run = 0
@@ -27,7 +27,7 @@ def hides_text(text: str) -> bool:
 
 
 def _mixes_alphabets(word: str) -> bool:
-    """Return whether a word mixes similar alphabets, such as a Cyrillic letter in a Latin word."""
+    """Such as a Cyrillic letter in a Latin word."""
     if word.isascii():
         return False
     letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)

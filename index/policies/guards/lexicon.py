@@ -24,7 +24,7 @@ TIMES = frozenset(
     " saturday sunday january february march april june july august september october november december week month"
     " year weekday weekdays weekend weekends spring summer autumn winter morning noon afternoon evening midnight".split()
 )
-# Words whose meaning depends on the current day; `now` and `latest` are mostly used for emphasis.
+# `now` and `latest` are mostly used for emphasis.
 DAYS = frozenset(
     "today tonight tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday weekend weekends".split()
 )

@@ -11,7 +11,7 @@ _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
 def names_differ(question: str, cached: str) -> bool:
-    """`weather in Paris` and `weather in Rome`: both texts have the same number of names that the other does not mention."""
+    """`weather in Paris` and `weather in Rome`: both texts have the same number of own names."""
     ours = {name for name in _names(question) if not _mentions(cached, name)}
     theirs = {name for name in _names(cached) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _renamed(question, cached)
@@ -29,14 +29,14 @@ def _renamed(question: str, cached: str) -> bool:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Return whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
+    """A name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
         _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
     )
 
 
 def _form(word: str) -> str:
-    """Return the lower case, or the canonical form of a unit: `inr` for `Rs`."""
+    """The canonical form of a unit: `inr` for `Rs`."""
     return lexicon.UNITS.get(word.lower(), word.lower())
 
 
@@ -59,7 +59,7 @@ def _names(text: str) -> set[str]:
 def order_differs(question: str, cached: str) -> bool:
     """`convert miles to kilometres` and `convert kilometres to miles`: the same sentence with swapped words.
 
-    Words around `and` or `or` may be swapped. A rearranged sentence is allowed: `which is the best X`, `which X is best`.
+    Allowed: words around `and` or `or`, and a rearranged sentence such as `which is the best X`, `which X is best`.
     """
     ours, theirs = _content(question), _content(cached)
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
@@ -72,7 +72,7 @@ def order_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _frame(text: str) -> list[str]:
-    """Return the function words without articles, and an empty string for every other word."""
+    """Function words without articles, and an empty string for every other word."""
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
     return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
@@ -96,7 +96,6 @@ def possession_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
-    """Return the content words of a text, and its owners."""
     owners = Counter[str]()
     content = set()
     for word in words(text):

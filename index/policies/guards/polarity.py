@@ -12,7 +12,7 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 @cache
 def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
-    """Return word -> opposites in a file of this folder: `opposites.txt`, or `antonyms.txt` with other pairs of WordNet."""
+    """Read a file of this folder: `opposites.txt`, or `antonyms.txt` with other pairs of WordNet."""
     table: dict[str, set[str]] = {}
     for line in (Path(__file__).parent / name).read_text().splitlines():
         if not line.startswith("#"):
@@ -28,7 +28,7 @@ def negation_differs(question: str, cached: str) -> bool:
 
 
 def opposites(question: str, cached: str) -> bool:
-    """`enable` and `disable`, `regular` and `irregular`: words of one text are opposites of words of the other."""
+    """`enable` and `disable`, `regular` and `irregular`."""
     ours, theirs = set(words(question)), set(words(cached))
     ours, theirs = ours - theirs, theirs - ours
     return _has_opposite(ours, theirs) or _has_opposite(theirs, ours) or _differs_in_weak_opposite(question, cached)
@@ -41,7 +41,6 @@ def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
 
 @lru_cache(maxsize=8192)
 def _opposites_of(word: str) -> frozenset[str]:
-    """Return the opposites of a word, from the lists, its prefix, and its suffix."""
     found = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
     found |= {
         word.removeprefix(no) for no in lexicon.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3

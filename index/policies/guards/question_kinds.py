@@ -26,7 +26,7 @@ def question_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _kinds(text: str) -> set[str]:
-    """Return the kind of the first question word, or the two kinds of `when and where`."""
+    """The kind of the first question word, or the two kinds of `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
@@ -37,7 +37,7 @@ def _kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached: str) -> bool:
-    """`open on monday` and `open on sunday`, `last week` and `this week`, `today` and a text without a time."""
+    """`open on monday` and `open on sunday`, `today` and a text without a time."""
     ours, theirs = _times(question), _times(cached)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
@@ -61,7 +61,7 @@ def language_differs(question: str, cached: str) -> bool:
 
 
 def _written_in(tokens: set[str]) -> str | None:
-    """Return the language with the most frequent words; None if two languages tie."""
+    """None if two languages tie."""
     counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None

@@ -14,10 +14,7 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached: str) -> bool:
-    """`who beat Brazil` and `who did Brazil beat`, `was Tom hit by Ann` and `did Tom hit Ann`.
-
-    In the first pair the order of words differs, in the second one the voice.
-    """
+    """`who beat Brazil` and `who did Brazil beat` (word order), `was Tom hit by Ann` and `did Tom hit Ann` (voice)."""
     ours, theirs = _aligned(_content(question), _content(cached))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False
@@ -40,7 +37,7 @@ def _voice_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _asked(text: str) -> str | None:
-    """Return `subject` for `who paid`, `object` for `who did they pay` and `who was paid by them`, else None."""
+    """`subject` for `who paid`, `object` for `who did they pay` and `who was paid by them`."""
     tokens = words(text)
     place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
     if place is None or place + 1 >= len(tokens):

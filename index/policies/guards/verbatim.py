@@ -16,7 +16,7 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached: str) -> bool:
-    """`what does "stop" mean` and `what does "seed" mean`: each text has a quotation that the other does not contain."""
+    """`what does "stop" mean` and `what does "seed" mean`."""
     return _quotes_more(question, cached) and _quotes_more(cached, question)
 
 
@@ -27,7 +27,7 @@ def _quotes_more(text: str, other: str) -> bool:
 
 @of_text
 def _spaced(text: str) -> str:
-    """Return the tokens in lower case with a space around each, so that a phrase is a substring."""
+    """Tokens with a space around each, so that a phrase is a substring."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
@@ -46,7 +46,7 @@ def _code(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached: str) -> bool:
-    """`👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`: many models ignore signs and accents."""
+    """`👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
     ours, theirs = _signs(question), _signs(cached)
     if ours - theirs and theirs - ours:
         return True

@@ -6,20 +6,19 @@ from functools import lru_cache
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 
-# Several guards tokenize the same text, and a text is compared with several neighbours.
+# Several guards tokenize the same text.
 of_text = lru_cache(maxsize=512)
 """Caches a function of a text. Callers must not modify the result."""
 
 
 @of_text
 def words(text: str) -> tuple[str, ...]:
-    """Return the words in lower case, with straight apostrophes."""
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
 
 
 @lru_cache(maxsize=8192)
 def bases(word: str) -> frozenset[str]:
-    """Return possible base forms: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
+    """Possible base forms: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
     for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)

@@ -14,7 +14,6 @@ class ClassAssignment:
     """The result of comparing a fresh answer with cached ones.
 
     Attributes:
-        right: the judged answer equals the fresh one.
         joined: class of the fresh answer; None for a new class.
         odd: the judged answer differs from its own class, which equals the fresh one.
     """
@@ -28,10 +27,6 @@ def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
     """Return the neighbours to compare with a fresh answer, in order, until one is equal.
 
     First the judged neighbour, then another one of its class, then the nearest of two other classes.
-
-    Args:
-        judged: index of the neighbour whose answer would be served.
-        classes: of the neighbours' answers, nearest first.
     """
     own = classes[judged]
     second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
@@ -43,13 +38,12 @@ def assign_class(places: Sequence[int], same: Sequence[bool], classes: Sequence[
     """Return the class of a fresh answer.
 
     Args:
-        places: from `comparison_order`.
-        same: results of the comparisons made so far; only the last one can be true.
+        same: results so far, by place; only the last one can be true.
     """
     joined = classes[places[len(same) - 1]] if same[-1] else None
     return ClassAssignment(same[0], joined, not same[0] and joined == classes[places[0]])
 
 
 def digest(text: str) -> str:
-    """Return a digest that ignores case, spaces, and punctuation."""
+    """Ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

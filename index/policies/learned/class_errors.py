@@ -1,4 +1,4 @@
-"""Evidence about single classes of answers: classes that may have changed, and guards that do not matter to a class."""
+"""Evidence about classes of answers: those that may have changed, and guards that do not matter to one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,30 +19,30 @@ class ClassErrors:
     """Errors of single classes.
 
     Attributes:
-        odds: by class, that its answer has changed; only odds above the prior.
-        lifted: pairs (class, guard) whose last comparison across the guard was equal.
+        odds: that a class's answer has changed; only odds above the prior.
+        lifted: pairs (class, guard) whose last comparison was equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
     lifted: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
-        """Return the probability that a class has changed, less the prior."""
+        """The probability that a class has changed, less the prior."""
         odds = self.odds.get(name, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, name: str) -> bool:
-        """Return whether a class has differed so often that its entries are ignored."""
+        """The class differed so often that its entries are ignored."""
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:
-        """Update the odds of a class by Bayes' rule; `error` is the expected probability of a difference."""
+        """Update the odds by Bayes' rule; `error` is the expected probability of a difference."""
         expected = max(error, _LEAST_ERROR)
         ratio = (1 - _DIFFERS) / (1 - min(expected, 0.99)) if right else _DIFFERS / expected
         self._set(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
 
     def add_member(self, name: str) -> None:
-        """Lower the odds of a class: a fresh answer has joined it."""
+        """A fresh answer has joined the class."""
         if name in self.odds:
             self._set(name, self.odds[name] * (1 - _DIFFERS))
 
@@ -53,10 +53,9 @@ class ClassErrors:
             self.odds[name] = min(odds, _MAX_ODDS)
 
     def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
-        """Return the first of the vetoing guards that is not lifted for a class."""
+        """The first of the vetoing guards that is not lifted for a class."""
         return next((guard for guard in guards if (name, guard) not in self.lifted), None)
 
     def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:
-        """Lift the guards between two equal answers of a class, or restore them."""
         for guard in guards:
             (self.lifted.add if right else self.lifted.discard)((name, guard))

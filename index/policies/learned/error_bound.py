@@ -1,17 +1,17 @@
-"""Two bounds of the error guarantee. Both are anytime-valid: they hold at all times simultaneously.
+"""Two anytime-valid bounds of the error guarantee.
 
-Each wrong answer is an event with a probability that is known before it. If these probabilities add up to V, the number of
-events behaves like a Poisson process at time V. `most_expected` bounds V for a number of allowed events, and `largest_factor`
-bounds the factor by which the probabilities may be too small.
+Each wrong answer is an event with a probability known before it. If these add up to V, the number of events behaves like a
+Poisson process at time V. `most_expected` bounds V for a number of allowed events, and `largest_factor` bounds the factor by
+which the probabilities may be too small.
 """
 
 import math
 
 FROM = 500
-"""Number of served answers from which the bound holds. Before that, the number of wrong answers allowed then holds."""
+"""Number of served answers from which the bound holds. Before, the number of wrong answers allowed then holds."""
 _FAILS = 0.05
-"""Probability that one of the two bounds fails over the life of a cache; the guarantee holds with probability 0.9."""
-# A Poisson process crosses `most_expected` at any time with probability 0.05; tests simulate it.
+"""Probability that one bound fails over the life of a cache; both hold with probability 0.9."""
+# A Poisson process crosses `most_expected` with probability 0.05; tests simulate it.
 _Z = 2.9
 # Ratios of the true factor to the tested one. Each gives a martingale, and so does their mean.
 _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -21,9 +21,9 @@ _MOST = 1e4
 
 
 def most_expected(allowed: float) -> float:
-    """Return the largest sum of probabilities for which more than `allowed` events are unlikely at any time.
+    """Largest sum of probabilities for which more than `allowed` events are unlikely at any time.
 
-    It is a low quantile of the time of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
+    A low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """
     if allowed <= 0:
         return 0.0
@@ -32,15 +32,10 @@ def most_expected(allowed: float) -> float:
 
 
 def largest_factor(seen: float, expected: float) -> float:
-    """Return the largest factor on the probabilities that is compatible with the observed events.
+    """The largest factor on the probabilities that is compatible with the observed events.
 
-    If the probabilities are too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for
-    every ratio r < 1. A factor is rejected when the mean over r reaches 20. By Ville's inequality, this ever happens with
-    probability 0.05 at most.
-
-    Args:
-        seen: number of events.
-        expected: sum of their estimated probabilities.
+    For probabilities too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for every
+    ratio r < 1. By Ville's inequality, its mean over r reaches 20 with probability 0.05 at most.
     """
     if expected <= 0:
         return _MOST

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Result of two replays of Banking77 (10,003 questions of a bank's customers, Casanueva et al. 2020, CC BY 4.0) by
-# training/learned_prior.py: the weights, and their covariance scaled to 300 questions.
+# Weights, and their covariance scaled to 300 questions, from two replays of Banking77 (Casanueva et al. 2020, CC BY 4.0) by
+# training/learned_prior.py.
 WEIGHTS = (-1.274, -0.31, 0.966, 0.864, 1.167, 1.125, 1.081)
 COVARIANCE = (
     (3.947, 0.184, -0.789, 0.578, -0.17, -0.508, -2.241),
@@ -21,7 +21,6 @@ COVARIANCE = (
 
 
 REACH = 24
-"""Number of neighbours."""
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WIDTH = 0.05
 """Difference of cosines at which a neighbour's weight falls to 1/e."""
@@ -40,7 +39,6 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     - `company`: its class has a second neighbour.
 
     Args:
-        cosines: of at least one neighbour, nearest first.
         classes: of their answers.
     """
     near = np.asarray(cosines, dtype=np.float64)
@@ -67,14 +65,13 @@ _CAUTION = 0.25
 
 @dataclass(slots=True)
 class ErrorModel:
-    """Weights with their covariance, and the rate of random errors.
+    """Weights with their covariance, and the rate of random errors (`slips`).
 
-    The probability is `(1 - slips) * sigmoid(weights . features)`. Some answers differ for reasons that no feature shows, and
-    judges err. Without `slips`, each such case would change the weights.
+    The probability is `(1 - slips) * sigmoid(weights . features)`. Without `slips`, each error that no feature shows would
+    change the weights.
 
     Attributes:
-        weights: `[n]`.
-        covariance: `[n, n]`.
+        weights, covariance: `[n]` and `[n, n]`.
         slipped, sure: number of slips, and of sure answers.
     """
 
@@ -121,8 +118,7 @@ class Prior:
     """Error model of all namespaces.
 
     Attributes:
-        shared: model of all observations.
-        seen_wrong, seen_expected: wrong answers, and their expected number, among comparisons with a small error.
+        seen_wrong, seen_expected: wrong answers, and their expected number, among those with a small error.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))
@@ -130,7 +126,7 @@ class Prior:
     seen_expected: float = _WORTH
 
     def error_model(self) -> ErrorModel:
-        """Return the model of a new namespace: the shared weights with the shipped covariance."""
+        """The shared weights with the shipped covariance."""
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property

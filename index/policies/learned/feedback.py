@@ -14,18 +14,17 @@ from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
-"""Return whether the answer of the entry with an id equals a fresh one; None if unknown."""
+"""Return whether an entry's answer equals a fresh one; None if unknown."""
 
 _KEPT = 10_000
-"""Observations that remain in the log without a learning policy."""
+"""Observations in the log without a learning policy."""
 
 
 class FeedbackRecorder:
     """Stores classes of answers and observations, and passes these to the learning policy.
 
     Args:
-        policy: None if the policy does not learn.
-        unindex: excludes entries from semantic lookups; runs in a thread.
+        unindex: runs in a thread.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class FeedbackRecorder:
         self._unindex = unindex
 
     def record_served(self, lookup: Lookup) -> None:
-        """Count a semantic hit for the bound of the policy."""
         if self._policy is not None and lookup.observation is not None:
             self._policy.record_served(lookup.namespace, lookup.observation.record.risk)
 
@@ -51,9 +49,7 @@ class FeedbackRecorder:
         """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
-            fresh: the stored entry of the response.
-            answer: the text of the response.
-            served: the request was forwarded for another reason than exploration, such as shadow mode.
+            served: not forwarded for exploration, but for shadow mode, for instance.
 
         Returns:
             None if nothing could be compared.
@@ -105,11 +101,7 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. A wrong entry leaves its class.
-
-        Args:
-            lookup: of the question that got the entry's response, if known.
-        """
+        """Store a person's verdict on an entry. A wrong entry leaves its class."""
         verdict = Observation.verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation
         if lookup is not None and pending is not None and pending.candidate.id == entry.id:
@@ -132,11 +124,9 @@ class FeedbackRecorder:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])
 
     async def status(self, namespace: str) -> LearningStatus | None:
-        """Return the state of a namespace; None if the policy does not learn."""
         return None if self._policy is None else await asyncio.to_thread(self._policy.status, namespace)
 
     def summary(self) -> LearningSummary | None:
-        """Return the state of all namespaces in memory; None if the policy does not learn."""
         return None if self._policy is None else LearningSummary.of(list(self._policy.statuses().values()))
 
     def flush(self) -> None:

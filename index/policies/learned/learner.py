@@ -1,6 +1,6 @@
-"""State of the learned policy in one namespace: a fold over its observations, in their order.
+"""State of the learned policy in one namespace: a fold over its observations.
 
-Two proxies on one store compute the same state, and so does a proxy after a crash.
+All proxies on one store compute the same state, also after a crash.
 """
 
 import json
@@ -20,18 +20,18 @@ _VERSION = 1
 
 
 ENOUGH = 8.0
-"""Expected errors among the comparisons of a namespace from which the policy decides without `checked`."""
+"""Expected errors among the comparisons from which the policy decides without `checked`."""
 _EXPLORED = 0.4
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0
 """Expected errors from which exploration decreases."""
 _OBSOLETE_MARGIN = 0.05
-"""Cosine by which a neighbour may be farther than one of an obsolete class."""
+"""A neighbour may be farther by this cosine than one of an obsolete class."""
 _NEW = 50
 """Comparisons before which nothing is explored."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _PROVED = 30
-"""Comparisons of answers accepted by `checked` from which their error is known."""
+"""Comparisons from which the error of `checked` is known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
 """Prior of `checked`: 1% of the accepted answers are wrong."""
 
@@ -41,9 +41,6 @@ class ErrorEstimate:
     """The estimated error of the nearest neighbour whose class is not obsolete.
 
     Attributes:
-        place: index of the neighbour.
-        features: see `compute_features`.
-        error: probability that its answer is wrong.
         alone: no other neighbour has the same answer.
     """
 
@@ -58,9 +55,7 @@ class Learner:
     """State of one namespace.
 
     Attributes:
-        observed: number of comparisons.
-        checked_seen, checked_wrong: number of comparisons of answers accepted by `checked`, and of wrong ones.
-        number: of the last observation.
+        checked_seen, checked_wrong: comparisons of answers accepted by `checked`, and wrong ones.
     """
 
     error_model: ErrorModel
@@ -78,7 +73,7 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """Estimate the error of the nearest neighbour; None if all classes are obsolete."""
+        """None if all classes are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
             return None
@@ -93,11 +88,11 @@ class Learner:
 
     @property
     def ready(self) -> bool:
-        """Whether the policy decides without `checked`."""
+        """The policy decides without `checked`."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def chance(self, error: float) -> float:
-        """Return the share of acceptable requests with such an error to explore."""
+        """Share of acceptable requests with such an error to explore."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
@@ -117,8 +112,8 @@ class Learner:
     def checked_allowed(self) -> bool:
         """Whether answers accepted by `checked` may be served.
 
-        Their error must be within the bound, and leave `learned` its share of it. Once `learned` is ready, they must also have
-        proved to be right in this namespace.
+        Their error must be within the bound, and leave `learned` its share. Once `learned` is ready, they must also have
+        proved right here.
         """
         if self.ready and not (self.checked_seen >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False
@@ -126,12 +121,11 @@ class Learner:
         return within and (self.observed < _NEW or self.level.affords(self.checked_error))
 
     def learn(self, observation: Observation) -> None:
-        """Add one observation, and update the level."""
         self.add(observation)
         self.level.update()
 
     def add(self, observation: Observation) -> None:
-        """Add one of several observations; call `level.update` after the last one."""
+        """Call `level.update` after the last observation."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
@@ -155,7 +149,7 @@ class Learner:
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
-        """Return the state. Floats keep their exact values, so decisions do too."""
+        """Floats keep their exact values, so decisions do too."""
         model, level, errors = self.error_model, self.level, self.class_errors
         return json.dumps(
             {
@@ -177,11 +171,7 @@ class Learner:
 
     @classmethod
     def from_json(cls, text: str, max_error: float) -> "Learner | None":
-        """Return the learner of a state; None if another version with other features saved it.
-
-        Args:
-            max_error: the current bound.
-        """
+        """None if another version with other features saved the state."""
         state = json.loads(text)
         if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
             return None

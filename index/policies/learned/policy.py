@@ -1,6 +1,6 @@
 """The policy `learned`: serves answers that the traffic of a namespace has proved right, within a bound on wrong answers.
 
-Until a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee and its assumptions.
+Before a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from kvproxy.index.store.observations import Observation, Observations
 
 _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200
-"""Observations between two snapshots."""
+"""Observations."""
 _MAX_NAMESPACES = 2000
-"""Namespaces in memory. Others are loaded from their snapshots."""
+"""In memory. Others are loaded from their snapshots."""
 _LIFTED_ERROR = 2.0
 """Largest error of an answer across a lifted guard, as a multiple of the bound."""
 _SURE = 0.5
@@ -35,11 +35,9 @@ class LearnedPolicy:
     """Accepts the nearest neighbour if its estimated error is within the limit of the namespace.
 
     Args:
-        observations: the log to learn from.
-        checked: decides in new namespaces, and about neighbours without company; None without a verifier.
-        max_error: largest share of wrong answers among those served.
-        floor: least cosine similarity.
-        guards: their vetoes stand until a class has shown that they do not matter to its answer.
+        checked: decides in new namespaces, and about neighbours without company.
+        max_error: largest share of wrong answers.
+        guards: their vetoes stand until a class has shown that they do not matter to it.
     """
 
     name = "learned"
@@ -72,7 +70,7 @@ class LearnedPolicy:
         if estimate is None:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
         if not neighbours[estimate.place].similarity >= self.floor:  # A NaN is refused, too.
-            # Such a question is never answered from the cache, so comparing its fresh response would teach nothing.
+            # It is never answered from the cache, so comparing its fresh response would teach nothing.
             return Ruling([Decision("low similarity") for _ in neighbours], None)
         decision = self._decide_nearest(question, neighbours[estimate.place], estimate, learner, limits)
         decisions = [Decision("not compared") for _ in neighbours]
@@ -104,12 +102,12 @@ class LearnedPolicy:
             return Decision("vetoed", vetoes[0], error=error)
         if not estimate.alone and limits.min_probability is None:
             return Decision("accepted", error=error)
-        # A single entry does not show what its answer depends on, so the verifier decides.
+        # A single entry does not show what its answer depends on.
         if self._checked is None:
             return Decision("uncertain", error=error)
         decision = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
         if decision.verdict == "accepted" and estimate.alone and not learner.checked_allowed:
-            # The level of `checked` is enough only if it has proved to be right in this namespace.
+            # The level of `checked` is enough only if it has proved to be right here.
             is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self._checked.level)
             return decision if is_sure else replace(decision, verdict="low probability")
         return decision
@@ -136,17 +134,16 @@ class LearnedPolicy:
         return Ruling(decisions, ruling.chosen, chance, LearningRecord(ruling.chosen, None, error, error, checked=True))
 
     def vetoes(self, question: str, cached: str) -> tuple[str, ...]:
-        """Return the names of the guards that veto."""
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit with its estimated error. The next observation stores it."""
+        """Count a semantic hit. The next observation stores it."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Store observations, durable when this returns, and learn from them. Raises a CacheStoreError."""
+        """Store observations, durable when this returns, and learn from them."""
         with self._lock:
             counted = [self._with_served(each) for each in observations]
             self._observations.add(counted)
@@ -158,7 +155,7 @@ class LearnedPolicy:
         return replace(observation, served=answers, risk=risk)
 
     def flush(self) -> None:
-        """Store counted hits, and read the observations of other proxies. Raises a CacheStoreError."""
+        """Store counted hits, and read the observations of other proxies."""
         with self._lock:
             pending = list(self._pending)
             if pending:
@@ -168,7 +165,6 @@ class LearnedPolicy:
                     self._catch_up(namespace)
 
     def learner(self, namespace: str) -> Learner:
-        """Return the state of a namespace. May raise a CacheStoreError."""
         learner = self._learners.get(namespace)
         if learner is None:
             with self._lock:
@@ -179,13 +175,13 @@ class LearnedPolicy:
         return learner
 
     def _catch_up(self, namespace: str) -> Learner:
-        """Add the new observations of the log, in their order, and return the state."""
+        """Add the new observations of the log."""
         learner = self._learners.get(namespace) or self._load(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
         while True:
             batch = self._observations.since(namespace, learner.number, _READ_BATCH)
             if self._observations.pruned(namespace) > learner.number:
-                # Another proxy has read the next observations and pruned them. Continue from its snapshot.
+                # Another proxy has pruned the next observations. Continue from its snapshot.
                 learner = self._load(namespace)
                 continue
             if not batch:
@@ -225,7 +221,6 @@ class LearnedPolicy:
         return new
 
     def status(self, namespace: str) -> LearningStatus:
-        """Return the state of a namespace, for display. May raise a CacheStoreError."""
         with self._lock:
             # A flush moves pending hits to the level.
             learner = self.learner(namespace)
@@ -244,7 +239,6 @@ class LearnedPolicy:
         )
 
     def statuses(self) -> dict[str, LearningStatus]:
-        """Return the state of each namespace in memory."""
         return {namespace: self.status(namespace) for namespace in list(self._learners)}
 
 

@@ -1,4 +1,4 @@
-"""The largest estimated error of an answer that may be served, such that all served answers keep to the bound."""
+"""The largest estimated error of a served answer, such that all served answers keep to the bound."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _WINDOW = 1500.0
 """Number of recent requests that the plan is based on."""
 _HORIZON = 500
-"""Number of future answers in the plan. Tests simulate that the plan exceeds the bound in 5% of cases at most."""
+"""Future answers in the plan. Tests simulate that it exceeds the bound in 5% of cases at most."""
 _CHECKED_SHARE = 0.8
 _SHARE = 1.1
 """Largest planned share of the bound, so that saved risk is used slowly."""
@@ -31,13 +31,12 @@ class ServingLevel:
     """Served answers and comparisons of one namespace, and the limit for the next answers.
 
     Attributes:
-        max_error: the bound.
-        served, risk: number of served answers, and the sum of their estimated errors.
-        wrong, expected: wrong comparisons with an error within reach, and their expected number.
-        repeats, slips: comparisons of equal questions, and those judged different, which are errors of the judge.
+        served, risk: served answers, and the sum of their estimated errors.
+        wrong, expected: wrong comparisons within reach, and their expected number.
+        repeats, slips: comparisons of equal questions, and those judged different.
         factor: the largest factor by which errors may be underestimated.
-        limit: the largest error of an answer that may be served; 0 serves nothing.
-        spread: `[64]` histogram of the errors of requests, with decay.
+        limit: largest error of a served answer; 0 serves nothing.
+        spread: `[64]` decaying histogram of the errors of requests.
     """
 
     max_error: float
@@ -68,7 +67,7 @@ class ServingLevel:
         return float(self.spread[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """Return the bound after a number of answers: the least allowance that covers the risk."""
+        """The bound after a number of answers: the least allowance that covers the risk."""
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
         while allowed < answers and most_expected(allowed) < risk:
@@ -76,7 +75,7 @@ class ServingLevel:
         return min(1.0, allowed / max(answers, FROM))
 
     def affords(self, error: float) -> bool:
-        """Return whether `checked` may serve one more answer with such an error."""
+        """Whether `checked` may serve one more answer with such an error."""
         return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -87,9 +86,8 @@ class ServingLevel:
         """Add a comparison; call `update` after the last one.
 
         Args:
-            error: its estimated error.
-            chance: probability with which it was compared instead of served.
-            counted: no veto stands, so that its error could decide.
+            chance: probability of a comparison instead of a hit.
+            counted: no veto stands.
         """
         if counted and error <= self.reach:
             self.wrong += not right
@@ -98,7 +96,6 @@ class ServingLevel:
         self.spread[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
 
     def update(self) -> None:
-        """Compute the factor and the limit."""
         self.update_factor()
         self.update_limit()
 
@@ -108,12 +105,12 @@ class ServingLevel:
         return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
 
     def update_factor(self) -> None:
-        """Bound the factor. The judge calls a share of wrong answers right."""
+        """The judge calls a share of wrong answers right."""
         factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 
     def planned_risk(self) -> float:
-        """Return the mean risk of the next answers that uses the allowance."""
+        """Mean risk of the next answers that uses the allowance."""
         if self.factor == math.inf:
             return 0.0
         allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
@@ -121,7 +118,7 @@ class ServingLevel:
         return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
 
     def update_limit(self) -> None:
-        """Choose the limit such that served answers have the planned risk on average."""
+        """Served answers have the planned risk on average."""
         total = np.cumsum(self.spread)
         mean = np.cumsum(self.spread * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

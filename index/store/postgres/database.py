@@ -1,4 +1,4 @@
-"""A PostgreSQL database as a `Database`: a pool of connections to one server."""
+"""A PostgreSQL database as a `Database`: a pool of connections."""
 
 import contextlib
 import functools
@@ -18,9 +18,7 @@ from kvproxy.index.store.postgres.schema import create_schema
 
 _CONNECT_TIMEOUT = 5  # Seconds.
 _POOL_TIMEOUT = 1.0  # Seconds that a request waits for a connection.
-_RETRY_DELAY = (
-    5.0  # Seconds without another attempt after a failure, so that requests without a cache are not slow too.
-)
+_RETRY_DELAY = 5.0  # Seconds without another attempt after a failure.
 _MAX_CONNECTIONS = 8
 _SESSION = (
     "set search_path = kvproxy, public",
@@ -33,13 +31,10 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class PostgresDatabase:
-    """The response store's schema on a server; see `Database` for the methods.
+    """The response store's schema on a server; raises a CacheStoreError.
 
     Args:
-        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or any other connection string of libpq.
-
-    Raises:
-        CacheStoreError: the server is not reachable, lacks pgvector, or has another schema.
+        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or another connection string of libpq.
     """
 
     remote = True
@@ -72,11 +67,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """A connection for one thread.
-
-        Raises:
-            CacheStoreError: the server failed, now or a few seconds ago.
-        """
+        """A connection for one thread; raises a CacheStoreError if the server failed just now."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:
@@ -149,11 +140,7 @@ class _PostgresTransaction:
 
 
 def display_name(url: str) -> str:
-    """The server and database of a URL, without password and options.
-
-    Raises:
-        CacheStoreError: the URL is invalid.
-    """
+    """The server and database of a URL, without password and options."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

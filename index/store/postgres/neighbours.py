@@ -1,7 +1,4 @@
-"""Semantic search in PostgreSQL: an entry stored by one proxy is visible to the next request of any other.
-
-The search of a small namespace is exact. A large namespace has a graph (HNSW) of its own.
-"""
+"""Semantic search in PostgreSQL: exact in small namespaces; a large one has a graph (HNSW) of its own."""
 
 import contextlib
 import hashlib
@@ -20,18 +17,12 @@ from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.values import StoredQuestion
 
-LARGE = 5_000  # Vectors that the server compares in some milliseconds.
+LARGE = 5_000  # The server compares them in some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
 class PostgresNeighbours(Neighbours):
-    """The `Neighbours` of a store in PostgreSQL.
-
-    Args:
-        embedder: name of the embedder.
-        dim: width of the vectors.
-        large: number of vectors from which a namespace gets a graph.
-    """
+    """The `Neighbours` of a store in PostgreSQL."""
 
     def __init__(self, store: Store, embedder: str, dim: int, *, large: int = LARGE) -> None:
         assert isinstance(store.database, PostgresDatabase)
@@ -67,7 +58,7 @@ class PostgresNeighbours(Neighbours):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create the graphs of large namespaces, and drop those of small ones, while lookups and writes continue."""
+        """Create the graphs of large namespaces, and drop those of small ones."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",

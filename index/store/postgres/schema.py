@@ -8,7 +8,7 @@ from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
 VERSION = 1
-"""Stored in the table `schema_version`. Increase it with every change of the schema."""
+"""Increase it with every change of the schema."""
 _LOCK = 0x6B7670726F7879  # "kvproxy" in ASCII: proxies that start together take turns.
 
 # Triggers maintain the totals, so that no write counts rows.
@@ -78,12 +78,8 @@ _SCHEMA = (
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
     """Create the schema in an empty database. Concurrent processes wait for each other.
 
-    Args:
-        name: of the database, for the error.
-
     Raises:
         SchemaVersionError: the database has another schema.
-        psycopg.Error: the server refused.
     """
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
@@ -98,7 +94,7 @@ def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def _version(connection: psycopg.Connection[Any]) -> int | None:
-    """Return the version of the schema: 0 for a schema without a version, None without any table."""
+    """0 for a schema without a version, None without any table."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None

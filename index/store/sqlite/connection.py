@@ -1,4 +1,4 @@
-"""Connections to SQLite files, their permissions, and their schema version."""
+"""Connections to SQLite files, and their schema version."""
 
 import contextlib
 import os
@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 
-_BUSY_TIMEOUT = 10.0  # Seconds to wait for a transaction of another process.
+_BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create the file and its folder if they are missing, and remove the permissions of other users on all of SQLite's files.
-
-    Raises:
-        OSError: the file cannot be created, or is a folder.
-    """
+    """Create the missing file and folder, and restrict all of SQLite's files to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):
@@ -34,13 +30,9 @@ def make_private(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a connection with durable commits, usable by any thread.
-
-    Raises:
-        sqlite3.DatabaseError: the file is not a database, is damaged, or cannot be opened.
-    """
+    """Open a connection with durable commits, usable by any thread; raises sqlite3.DatabaseError."""
     connection = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_TIMEOUT)
-    # One damaged character would fail the whole query. An entry with a replaced character does not match its checksum.
+    # One damaged character would fail the whole query. The entry does not match its checksum.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         end = time.monotonic() + _BUSY_TIMEOUT
@@ -63,13 +55,8 @@ def connect(path: Path) -> sqlite3.Connection:
 def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
     """Create the schema in an empty file. Concurrent processes wait for each other.
 
-    Args:
-        name: of the file, for the error.
-        version: stored as the file's `user_version`.
-
     Raises:
         SchemaVersionError: the file has another schema.
-        sqlite3.DatabaseError: the file is not a database, or is damaged.
     """
     if _version(connection) == version:
         return
@@ -87,7 +74,7 @@ def create_schema(connection: sqlite3.Connection, name: str, version: int, state
 
 
 def _database(connection: sqlite3.Connection) -> "Database":
-    """sqlite-utils for a new file only. Its import loads pandas (0.3 s, 40 MB) for a column type that the schema does not use."""
+    """sqlite-utils for a new file only: its import loads pandas (0.3 s, 40 MB)."""
     hidden = {} if "sqlite_utils" in sys.modules or "pandas" in sys.modules else {"pandas": None}
     sys.modules.update(hidden)  # type: ignore[arg-type]
     try:
@@ -110,7 +97,6 @@ class DatabaseFiles:
     """The files of a database in WAL mode.
 
     Args:
-        path: of the database; its log has the suffix `-wal`.
         writer: a connection that has read or written, so that the log exists.
     """
 
@@ -122,11 +108,7 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, now: bool = True) -> bool:
-        """Return whether the database or its log was deleted or replaced.
-
-        Args:
-            now: check even if the last check is still valid for reads.
-        """
+        """Return whether the database or its log was deleted or replaced."""
         if not now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:

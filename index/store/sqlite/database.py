@@ -23,8 +23,7 @@ class SqliteDatabase:
     """A file of the response store; see `Database` for the methods.
 
     Raises:
-        StoreDamaged: the file is not an SQLite database, or is damaged; it is not changed.
-        CacheStoreError: the file cannot be opened, or has another schema.
+        StoreDamaged: it is not changed.
     """
 
     remote = False
@@ -41,7 +40,6 @@ class SqliteDatabase:
             make_private(path)
             self._writer = connect(path)
             create_schema(self._writer, f"the store {path}", VERSION, SCHEMA)
-            # Detects most damage.
             with self.reading() as reader:
                 reader.execute("select count(*) from totals").fetchone()
             self._files = DatabaseFiles(path, self._writer)
@@ -95,7 +93,6 @@ class SqliteDatabase:
         return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())
 
     def vacuum(self) -> None:
-        """Remove deleted data from the file and its log."""
         with self._write_lock, self.checked("write"):
             self._writer.execute("vacuum")
             self._writer.execute("pragma wal_checkpoint(truncate)")

@@ -17,16 +17,7 @@ from kvproxy.index.store.values import Capacity, StoredQuestion
 
 
 class SqliteStore(Store):
-    """Responses in a file. Thread-safe.
-
-    Args:
-        path: the file.
-        clock, capacity, cipher: see `open_store`.
-
-    Raises:
-        StoreDamaged: the file is not an SQLite database, or is damaged; it is not changed.
-        CacheStoreError: the file cannot be opened, has another schema, or has entries that the cipher cannot decrypt.
-    """
+    """Responses in a file. Thread-safe; see `open_store`."""
 
     database: SqliteDatabase
 
@@ -59,7 +50,7 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": least})]
 
     def vector_count(self, namespace: str, embedder: str, most: int) -> int:
-        """The number of vectors in a namespace, counted up to `most`."""
+        """Counted up to `most`."""
         sql = (
             "select count(*) as count from (select 1 from vectors where embedder = :embedder and namespace = :namespace"
             " limit :most)"
@@ -70,7 +61,7 @@ class SqliteStore(Store):
     def vectors(
         self, namespace: str, embedder: str, *, after: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors of a namespace with numbers beyond `after`: rising numbers `[n]` int64, and vectors `[n, dim]` float32."""
+        """Vectors with numbers beyond `after`: rising numbers `[n]` int64, and vectors `[n, dim]` float32."""
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
@@ -83,7 +74,7 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def near(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """The questions of vectors in a namespace, by rising number. Removed vectors are omitted."""
+        """The questions of vectors, by rising number. Removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

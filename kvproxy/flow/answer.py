@@ -1,7 +1,6 @@
 """The flow of a request: exact lookup, semantic lookup, identical request in flight, backend, store.
 
-Read this file first. `lookup.py` has the lookups, `single_flight.py` the requests to the backend, and `store_response.py` the
-storage of responses.
+`lookup.py` has the lookups, `single_flight.py` the requests to the backend, and `store_response.py` the storage.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 HOLD_SECONDS = 1.0
-"""Time for a response that is not a stream to complete, so that Cache-Status can name the entry that stores it."""
+"""Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
 _SLOW_BYTES = 64 * 1024
 """Larger requests are hashed in a thread."""
 
@@ -43,12 +42,7 @@ class Answerer:
     """Answers requests from the caches or the backend.
 
     Args:
-        backend: computes responses that are not cached.
-        cache: stored responses.
-        settings: of the response cache.
-        clock: seconds since the epoch.
-        observer: compares fresh responses with cached ones; None disables learning.
-        journal: receives stored entries.
+        observer: None disables learning.
         finish: receives finished exchanges; by default, only the journal does.
     """
 
@@ -79,12 +73,10 @@ class Answerer:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Counts of semantic lookups by result."""
         return self._lookup.outcomes
 
     @property
     def stale(self) -> dict[str, int]:
-        """Counts of stale responses by reason, and of revalidations by result."""
         return dict(self._lookup.stale) | self._revalidator.counts
 
     def freshness(self, entry: Entry) -> Freshness:
@@ -94,12 +86,10 @@ class Answerer:
         """Answer the request of an exchange, and record the outcome in the exchange.
 
         Args:
-            watch: awaits slow work. An exact hit does not use it.
+            watch: awaits slow work; an exact hit does not use it.
 
         Raises:
-            NotCached: the request accepts only a cached response, but no response is cached.
-            Unkeyable: no cache key can be computed for the request.
-            KvproxyError: an error of the backend.
+            NotCached: only a cached response is accepted.
         """
         request = exchange.api_request
         sampled = self._wants_sample(request)
@@ -117,7 +107,7 @@ class Answerer:
         return await watch(self._after_exact(exchange))
 
     def _wants_sample(self, request: ApiRequest) -> bool:
-        """Whether a request asks for a random sample and does not accept a stored response."""
+        """A random sample without consent to a stored response."""
         control = request.control
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
@@ -141,7 +131,7 @@ class Answerer:
             return self._charged(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
-        """Forward the request, with a timeout if a stale response can be served instead."""
+        """Use a timeout if a stale response can be served instead."""
         try:
             async with asyncio.timeout(self._lookup.fallback_deadline(exchange)):
                 return await self._forward(exchange)
@@ -190,13 +180,11 @@ class Answerer:
         return answer
 
     def _charged(self, exchange: Exchange, answer: Answer) -> Answer:
-        """Charge the client for a stored response. Raises TooMany."""
         if exchange.account is not None and exchange.hit is not None:
             exchange.account.cached(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:
-        """The cache key of a request; raises Unkeyable."""
         name, shared = self.backend.name, self.settings.shared
         if len(request.raw) > _SLOW_BYTES:
             return await asyncio.to_thread(cache_key, request, name, shared=shared)

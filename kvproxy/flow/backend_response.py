@@ -20,7 +20,7 @@ from kvproxy.generation import Delta
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-# These headers change the form of a response or its audience, or they are part of the key.
+# These headers change a response's form or audience, or they are part of the key.
 _IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()
@@ -30,24 +30,21 @@ _SLOW_BYTES = 256 * 1024
 
 
 class ResponseReader(Protocol):
-    """Collects a response while its chunks pass."""
-
     def push(self, chunk: bytes) -> bool:
         """Read a chunk. True if the response is complete with it."""
 
     def push_usage(self, chunk: bytes) -> None:
-        """Read only the usage of a chunk, for a stream that is not stored."""
+        """For a stream that is not stored."""
 
     @property
     def prefix(self) -> PrefixUse | None:
         """Reuse that a stream has reported so far."""
 
     @property
-    def prefill_seconds(self) -> float | None:
-        """Duration of the prefill as far as the backend has reported it."""
+    def prefill_seconds(self) -> float | None: ...
 
     async def result(self) -> JsonObject | None:
-        """The response as one object; None if it is broken, incomplete, or too large."""
+        """None if the response is broken, incomplete, or too large."""
 
 
 @dataclass(slots=True)
@@ -55,15 +52,12 @@ class BackendResponse:
     """A response of the backend in flight.
 
     Attributes:
-        chunks: the body; raises a KvproxyError if the response breaks off.
-        reader: collects the response.
+        chunks: raises a KvproxyError if the response breaks off.
         single_chunk: the body is one chunk at the end.
         is_parsed: the reader parses events, which takes time.
-        is_private: the upstream forbids storing the response.
-        prefix: reuse of the prompt. An upstream reports it during the response.
-        served_by: the upstream that took the request; None for the embedded engine.
-        usage: tokens of the prompt and of the response, known at the end of a response that is read.
-        prefill_seconds: duration of the prefill, if the backend reports it or the response is a stream.
+        prefix: an upstream reports it during the response.
+        served_by: the upstream; None for the embedded engine.
+        prefill_seconds: from the backend, or of a stream.
         started: value of `time.perf_counter`.
     """
 
@@ -107,10 +101,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether an upstream's headers forbid storing its response.
-
-    They do with `Cache-Control: no-store` or `private`, or with a `Vary` on a request header that is not part of the key.
-    """
+    """`Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -120,7 +111,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
 
 async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """The complete response to a request of the proxy itself; None if there is none. Raises a KvproxyError."""
+    """Send a request of the proxy itself. Raises a KvproxyError."""
     response = open_response(request, await backend.send(request), limit)
     try:
         async for chunk in response.chunks:
@@ -182,11 +173,9 @@ class _GeneratedReader:
 
 
 class UpstreamReader:
-    """Parses an upstream's response while its chunks pass; see `ResponseReader`.
+    """Parses an upstream's response while its chunks pass.
 
     Args:
-        api: the API of the request.
-        stream: whether the chunks are server-sent events.
         limit: larger responses, in bytes, are not collected.
     """
 

@@ -1,8 +1,6 @@
 """Tool call ids in cache keys.
 
-A tool call id is a reference inside one conversation: clients and servers choose it at random, so the same conversation never
-has the same ids twice. In keys, the ids are numbered in the order of their first use. Two conversations have the same key
-only if their ids refer to each other in the same way.
+Clients and servers choose the ids at random for each conversation. Keys number them in the order of their first use.
 """
 
 from collections.abc import Iterator
@@ -15,20 +13,20 @@ _LISTS = ("messages", "input")
 
 
 def may_have_call_ids(raw: bytes) -> bool:
-    """Check bytes of a body quickly. An escape sequence could hide a name."""
+    """A quick check. An escape sequence could hide a name."""
     return b"call_id" in raw or b"tool_use" in raw or b"tool_calls" in raw or b"\\u" in raw
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
     """Return a body with numbered tool call ids.
 
-    The body is unchanged if an id occurs anywhere else in its conversation: then a text refers to it.
+    The body is unchanged if an id occurs anywhere else: then a text refers to it.
     """
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_ids(list(lists.values()))))
     if not ids:
         return body
-    # Nine letters and digits: some servers accept no other form, and stored requests are sent again by `kvproxy warm`.
+    # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
     numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
     found: JsonObject = {name: _renamed(value, numbers) for name, value in lists.items()}
     if any(id in text for text in _texts([*found.values()]) for id in ids):
@@ -65,7 +63,6 @@ def _renamed(value: Json, numbers: dict[str, str]) -> Json:
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Yield all texts and names of a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

@@ -16,10 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Apply all matching edits to a request; without one, return it unchanged.
-
-    A request is named as it is sent on: two that differ in nothing but a stripped span get the same answer.
-    """
+    """Apply all matching edits. Two requests that differ only in a stripped span get the same answer."""
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _applied(body, edit) if fnmatchcase(request.model, edit.model) else None
@@ -28,13 +25,13 @@ def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
             names.append(edit.name)
     if not names:
         return request
-    # Tags show the edits in listings, the journal, and savings.
+    # For listings, the journal, and savings.
     tags = (*request.control.tags, *(f"edit:{name}" for name in names))
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
 
 def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
-    """The edited body; None if the edit changes nothing."""
+    """None if the edit changes nothing."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
@@ -47,11 +44,7 @@ def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
 
 
 class _Scissors:
-    """Removes a span from every text of a role.
-
-    Attributes:
-        taken: the spans that were cut out.
-    """
+    """Removes a span from every text of a role."""
 
     def __init__(self, edit: EditSettings) -> None:
         self._role = edit.role
@@ -98,7 +91,7 @@ class _Scissors:
 
 
 def _with_span(body: JsonObject, span: str) -> JsonObject | None:
-    """Append a span to the last message; None if that is not the user's."""
+    """None if the last message is not the user's."""
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:

@@ -26,7 +26,7 @@ from kvproxy.settings.rules import NO_RULE
 
 
 def texts(reader: Reader, store: Store | None) -> Texts:
-    """Return a function that finds the contents of a prompt's regions, in the journal or in the stored request."""
+    """Return a function that finds the contents of a prompt's regions."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
         kept = reader.whole(prompt)
@@ -47,15 +47,13 @@ def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
     return dict(parts_of(cache_key(request, entry.backend).parts))
 
 
-_NEAREST = 5  # Neighbours in the report. The policy `learned` reads more.
+_NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Entries with the same prompt to search for another tenant's."""
+"""Entries to search for another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactReport:
-    """The stored response to an equal request, and whether it may be served."""
-
     hit: bool
     id: str | None
     freshness: Freshness = "expired"
@@ -63,7 +61,7 @@ class ExactReport:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourReport:
-    """A stored similar question and the policy's decision; see `index.search.lookup.Candidate`."""
+    """A stored similar question and the policy's decision."""
 
     id: str
     prompt: str
@@ -81,7 +79,6 @@ class SemanticReport:
 
     Attributes:
         learned: state of the namespace under the policy `learned`.
-        reason: cause to skip the lookup.
     """
 
     policy: str | None = None
@@ -100,9 +97,7 @@ class Explanation:
 
     Attributes:
         layer: `prefix` if the engine reuses a part of the prompt.
-        rule: name of the matching rule.
-        other_tenants: whether another tenant has an equal request stored.
-        prefix: reuse by the engine; None if it is unknown.
+        prefix: None if the reuse is unknown.
     """
 
     layer: Literal["exact", "semantic", "prefix", "none"]
@@ -118,7 +113,7 @@ class Explanation:
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
-    """Explain a request. Raises KvproxyError and CacheStoreError."""
+    """Raises KvproxyError and CacheStoreError."""
     key = await answerer.key(request)
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
@@ -150,7 +145,6 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
 
 
 def _refused(request: ApiRequest) -> SemanticReport | None:
-    """The report if the request or its rule forbids a semantic hit."""
     control = request.control
     who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
     if control.no_cache:
@@ -161,7 +155,6 @@ def _refused(request: ApiRequest) -> SemanticReport | None:
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
-    """Whether another tenant stored a response to an equal request."""
     where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
     alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:

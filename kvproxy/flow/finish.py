@@ -9,12 +9,12 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import reason_of_failure
 
 CLIENT_CLOSED_REQUEST = 499
-"""Customary status in logs for a client that disconnected before the response."""
+"""Customary status for a client that disconnected before the response."""
 _log = logging.getLogger("kvproxy")
 
 
 def record_failure(exchange: Exchange, error: BaseException) -> None:
-    """Record the error that a client receives instead of a response, or its disconnection."""
+    """Record the error that a client receives, or its disconnection."""
     exchange.failure = reason_of_failure(error)
     if exchange.failure.startswith("disconnected"):
         exchange.layer, exchange.status = "disconnected", CLIENT_CLOSED_REQUEST
@@ -29,7 +29,7 @@ class Finisher:
     """Reports finished exchanges.
 
     Args:
-        reports: called in their order with each exchange. An error in one of them does not affect the rest.
+        reports: called in their order. An error in one of them does not affect the rest.
     """
 
     def __init__(self, reports: Sequence[Callable[[Exchange], None]]) -> None:

@@ -15,21 +15,19 @@ from kvproxy.settings.rules import NO_RULE
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
 _MAX_SEMANTIC_BYTES = 800
-# API versions: the same body may mean something else in another version.
+# The same body may mean something else in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
-# Lists whose items, and their content, may have markers for prefix caching.
+# Their items and contents may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
 _MARKER = "cache_control"
 _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """The tenant: the client and a digest of the headers that name users; `public` without both.
+    """The client and a digest of the headers that name users; `public` without both.
 
     Args:
         headers: names in lower case.
-        names: headers that name users.
-        client: tenant of the client with this key.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -37,14 +35,11 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
-    """Keys of a request to a backend.
+    """Keys of a request; raises Unkeyable if the body cannot be serialised.
 
     Args:
         backend: its name. A response is never served for another backend.
         shared: give every tenant the same keys.
-
-    Raises:
-        Unkeyable: the body cannot be serialised.
     """
     api, body = request.api, _relevant(request)
     whole: JsonObject = {
@@ -75,7 +70,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
     """The body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
     ignored = request.control.rule.ignore
-    # An escape sequence could hide a marker from this fast check.
+    # An escape sequence could hide a marker.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
@@ -89,7 +84,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
 
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
-    """Add the headers (as digests, since they may be secret) and fields of the rule."""
+    """Headers are added as digests, since they may be secret."""
     rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:
@@ -106,7 +101,7 @@ def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> N
 
 
 def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
-    """Remove fields by paths such as `user` or `metadata.run`."""
+    """Paths such as `user` or `metadata.run`."""
     left = dict(body)
     for path in paths:
         name, _, rest = path.partition(".")
@@ -119,7 +114,6 @@ def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
 
 
 def _unmarked(value: Json, depth: int) -> Json:
-    """Remove the cache markers of a list's items, and of their `content`."""
     if not isinstance(value, list):
         return value
     return [_unmarked_item(item, depth) if isinstance(item, dict) else item for item in value]

@@ -1,6 +1,6 @@
 """Compares fresh responses with cached ones of similar questions, so that the policy learns.
 
-Comparisons run in the background, one after the other. Their queue is bounded: further comparisons are dropped and counted.
+Comparisons run one after the other. Their queue is bounded: further comparisons are dropped.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ _INSTRUCTION = (
     "You compare two answers to the same question. Reply with one word: SAME if a reader learns the same from both,"
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
 )
-# Credentials, and the version of the API.
+# Credentials, and API versions.
 _PASSED = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "anthropic-version")
 _MOST_TOKENS = 200
 _LARGEST = 2**20
 
 
 Judge = Callable[[ApiRequest, str, str, str], Awaitable[bool | None]]
-"""Decides whether a cached response would have served a request; None if this is undecided.
+"""Decides whether a cached response would have served a request; None if undecided.
 
-Its arguments are the request, its question, and the texts of the cached and of the fresh response.
+Arguments: the request, its question, and the texts of the cached and of the fresh response.
 """
 
 
 def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """The judge that the settings define, if any: it compares texts, then their embeddings, or asks the model."""
+    """The judge of the settings compares texts, then their embeddings, or asks the model."""
     if settings.judge == "none":
         return None
 
@@ -57,7 +57,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 
 
 async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-    """Ask the model whether two answers are equivalent; None without a verdict. It is one more request to the backend."""
+    """Ask the model whether two answers are equivalent; None without a verdict."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
         whole = await ask(backend, _judging(request, asked), _LARGEST)
@@ -70,7 +70,7 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
 
 
 def _judging(request: ApiRequest, asked: str) -> ApiRequest:
-    """The request for a verdict, through the API of the original request, whose credentials it has."""
+    """Through the API of the original request, whose credentials it has."""
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": asked}]
     match request.api.name:
@@ -109,13 +109,7 @@ class _Comparison:
 
 
 class Observer:
-    """Compares responses in the background.
-
-    Args:
-        semantic: knows the cached answers, and learns.
-        judge: compares two responses.
-        shadow: whether every request is forwarded, whatever was found.
-    """
+    """Compares responses in the background."""
 
     def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
         self._semantic = semantic
@@ -125,7 +119,7 @@ class Observer:
         self._task: asyncio.Task[None] | None = None
         self._is_comparing = False
         self.counts: Counter[str] = Counter()
-        """Comparisons by result: right, wrong, undecided, dropped."""
+        """By result: right, wrong, undecided, dropped."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
         """Queue the comparison of a fresh response with its question's neighbours."""
@@ -137,12 +131,10 @@ class Observer:
             self.counts["dropped"] += 1
 
     async def idle(self) -> None:
-        """Wait until the queue is empty."""
         await self._queue.join()
 
     @property
     def is_idle(self) -> bool:
-        """Whether all comparisons are done."""
         return self._queue.empty() and not self._is_comparing
 
     async def close(self) -> None:
@@ -189,6 +181,5 @@ class Observer:
 
 
 def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
-    """The observer that the settings define, if any."""
     judge = make_judge(semantic, backend, settings)
     return None if judge is None else Observer(semantic, judge, shadow=settings.shadow)

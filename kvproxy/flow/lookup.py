@@ -20,18 +20,12 @@ from kvproxy.settings import CacheSettings
 _SLOW_BYTES = 64 * 1024
 """Longer responses are converted to events in a thread."""
 _FRESH_SHARE = 0.9
-"""Share of the client's timeout for a fresh response, if a stale response can be served after that."""
+"""Share of the client's timeout for a fresh response, before a stale one."""
 _log = logging.getLogger("kvproxy")
 
 
 class CacheLookup:
-    """Finds stored responses.
-
-    Args:
-        cache: stored responses.
-        settings: of the response cache.
-        clock: seconds since the epoch.
-    """
+    """Finds stored responses."""
 
     def __init__(self, cache: ResponseCache, settings: CacheSettings, clock: Callable[[], float]) -> None:
         self._cache = cache
@@ -40,12 +34,10 @@ class CacheLookup:
         self._settings = settings
         self._clock = clock
         self.outcomes: Counter[str] = Counter()
-        """Semantic lookups by result."""
         self.stale: Counter[str] = Counter()
-        """Stale responses by reason."""
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """The stored response to an equal request. An expired one is recorded as the exchange's `stale_entry`."""
+        """An expired entry is recorded as the exchange's `stale_entry`."""
         try:
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
@@ -74,14 +66,14 @@ class CacheLookup:
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_deadline(self, exchange: Exchange) -> float | None:
-        """Seconds until a stale response replaces a fresh one; None without a stale response to serve."""
+        """Seconds until a stale response replaces a fresh one; None without one."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or self._stale_reason(entry, exchange, failed=True) is None:
             return None
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """A response, stale if necessary, after the backend failed: to an equal request, else to a similar question."""
+        """The response, stale if necessary, to an equal request, else to a similar question, after the backend failed."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -99,11 +91,7 @@ class CacheLookup:
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
-        """Reason to serve an entry if it is expired; None if it is fresh or may not be served.
-
-        Args:
-            failed: the backend has no response.
-        """
+        """None if the entry is fresh or may not be served."""
         control, now = exchange.api_request.control, self._clock()
         freshness = entry.freshness(now)
         if freshness in ("fresh", "expired"):
@@ -117,7 +105,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """The stored response to a similar question. The lookup is recorded in the exchange.
+        """Record the lookup in the exchange.
 
         Args:
             failed: the backend has no response, so a stale one is accepted.
@@ -128,7 +116,6 @@ class CacheLookup:
         try:
             if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
-            # Without a backend to call, the lookup has no time limit.
             seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
             lookup = await self._semantic.lookup(
                 key.namespace,

@@ -1,4 +1,4 @@
-"""Token costs of a request: an estimate before it is sent, then the usage that the response reports."""
+"""Token costs of a request: first an estimate, then the reported usage."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
-"""Estimate for an image or another file in a prompt."""
+"""Estimate for an image or another file."""
 _FILE = "data:"
 _SLOW_BYTES = 64 * 1024
 _READ_BYTES = 2**20
@@ -24,12 +24,8 @@ _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 async def send_charged(request: ApiRequest, account: Account, backend: Backend, limit: int) -> BackendResponse:
     """Send a request to the backend and charge a client for it.
 
-    Args:
-        limit: see `open_response`.
-
     Raises:
-        TooMany: the client has no quota left.
-        KvproxyError: an error of the backend. It costs nothing.
+        KvproxyError: an error of the backend, which costs nothing.
     """
     is_large = len(request.raw) > _SLOW_BYTES
     estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
@@ -61,7 +57,6 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
 
 
 def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
-    """Tokens of a response that has ended, complete or not."""
     if response.status >= 400:
         return 0
     if response.usage is not None and any(response.usage):
@@ -70,16 +65,14 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 
 
 class UnreadCharge:
-    """Charges for a request that is forwarded unread: the bytes of it and its response, at four bytes per token.
+    """Charges for a request that is forwarded unread, at four bytes per token.
 
     If the response is a JSON object with `usage`, its tokens count instead.
 
     Args:
-        account: of the client.
-        announced: bytes of the body; 0 if the client sends chunks, which are charged as they arrive.
+        announced: bytes of the body; 0 if the client sends chunks.
 
     Raises:
-        TooMany: the client may use no more tokens now.
         TooLarge: the request exceeds the quota of a minute.
     """
 
@@ -93,7 +86,6 @@ class UnreadCharge:
         self._size = 0
 
     def upload(self, body: Body) -> Body:
-        """Charge for the body while it is sent."""
         return body if isinstance(body, bytes) else self._charged(body)
 
     async def _charged(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -116,7 +108,6 @@ class UnreadCharge:
             raise self._refused from error
 
     def answer(self, reply: Relayed) -> Relayed:
-        """Charge for the response while it is sent."""
         chunks, close = reply.chunks, reply.close
         readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
 
@@ -146,7 +137,7 @@ class UnreadCharge:
 
 
 def estimate(body: JsonMap) -> int:
-    """Estimate the tokens of a request without a tokenizer: a quarter of the bytes of all its texts and names."""
+    """A quarter of the bytes of all texts and names."""
     total = 0
     todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
     while todo:

@@ -1,4 +1,4 @@
-"""Revalidation: a stale response was served, so the backend computes a fresh one in the background."""
+"""Revalidation of served stale responses in the background."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ from kvproxy.index.entry import Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0
-"""Pause after a failed revalidation of an entry."""
+"""Pause after a failed revalidation."""
 _PREFIX = "renewal-"
-"""Prefix of the request id of a revalidation."""
+"""Of the request id."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -26,10 +26,7 @@ class Revalidator:
     """Revalidates stale responses, each one once at a time.
 
     Args:
-        join: sends a request to the backend; see `SingleFlight.join`.
-        key: computes the cache key of a request.
-        finish: receives the exchange of each revalidation.
-        clock: seconds since the epoch.
+        join: see `SingleFlight.join`.
     """
 
     def __init__(
@@ -45,10 +42,9 @@ class Revalidator:
         self._clock = clock
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
-        """Revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
+        """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Revalidate the stale response that an exchange served, unless this is in progress already."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -71,7 +67,7 @@ class Revalidator:
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _compute(self, exchange: Exchange) -> bool:
-        """Compute a response, which is stored as its chunks pass. True if it is successful."""
+        """The response is stored as its chunks pass. True if it is successful."""
         shared, joined = self._join(exchange)
         try:
             async for _ in shared.chunks():
@@ -90,7 +86,7 @@ class Revalidator:
                 self._finish(exchange)
 
     async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
-        """The request to send: the request of the entry, with the credentials of the client that received the stale response."""
+        """The request of the entry, with the credentials of the client that received the stale response."""
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)
@@ -117,7 +113,6 @@ class Revalidator:
         )
 
     async def close(self) -> None:
-        """Cancel all revalidations."""
         tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 """Identical requests in flight share one request to the backend.
 
-A client that joins late receives all earlier chunks first. The request is cancelled when its last client leaves. The response is
-read at the speed of the fastest client, or of the slowest one once it is too large to store.
+A client that joins late receives all earlier chunks. The request is cancelled when its last client leaves. The fastest
+client sets the speed, or the slowest one once the response is too large to store.
 """
 
 import asyncio
@@ -19,21 +19,16 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 
 WINDOW = 256 * 1024
-"""Bytes that may wait for the clients before reading from the backend pauses."""
+"""Unread bytes at which reading from the backend pauses."""
 STEP = 4 * 1024
-"""Bytes of an upstream's stream that are parsed in one step: about 25 events, or half a millisecond."""
+"""Bytes that are parsed in one step: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
-"""Time for an upstream to end its response after the last event. A response with events after that is not stored."""
+"""Seconds for an upstream to end its response after the last event. A response with later events is not stored."""
 
 
 class SharedRequest:
-    """One request to the backend and its clients.
-
-    Args:
-        open: begins the request.
-        recorder: stores the response.
-    """
+    """One request to the backend and its clients."""
 
     def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: ResponseRecorder) -> None:
         self._open = open
@@ -53,7 +48,7 @@ class SharedRequest:
         self.started = time.perf_counter()
         self.first_chunk_seconds: float | None = None
         self.seconds: float | None = None
-        """Duration of the response, from the request to its last chunk."""
+        """Duration up to the last chunk."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -63,11 +58,11 @@ class SharedRequest:
 
     @property
     def entry_id(self) -> str | None:
-        """Id of the entry that stores the response, as soon as its write is pending."""
+        """Id of the entry, as soon as its write is pending."""
         return None if self._pending_write is None else self._pending_write.id
 
     async def stored(self) -> bool:
-        """Wait for the commit of the response. False if it is not stored."""
+        """Wait for the commit. False if the response is not stored."""
         return self._pending_write is not None and await self._pending_write.stored()
 
     async def _run(self) -> None:
@@ -91,7 +86,7 @@ class SharedRequest:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        """Pass on each chunk. Store the response before its last chunk, since a client may disconnect after that."""
+        """Store the response before its last chunk, since a client may disconnect after that."""
         recorded = False
         chunks = aiter(response.chunks)
         following: asyncio.Future[bytes | None] | None = None
@@ -101,7 +96,7 @@ class SharedRequest:
                 if self.first_chunk_seconds is None:
                     self.first_chunk_seconds = time.perf_counter() - self.started
                 if not recorded and await self._push(response, chunk):
-                    # A response that continues after its end is not stored, so look for one more chunk first.
+                    # A response that continues after its end is not stored.
                     following = asyncio.ensure_future(anext(chunks, None))
                     await asyncio.wait({following}, timeout=_END_SECONDS)
                     if not following.done() or following.exception() is not None or following.result() is None:
@@ -119,7 +114,7 @@ class SharedRequest:
             self._pending_write = await self._recorder.finish(response)
 
     async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Record a chunk. A large one is parsed in steps, so that it does not block the event loop."""
+        """A large chunk is parsed in steps, so that it does not block the event loop."""
         if not response.is_parsed or len(chunk) <= STEP:
             return self._recorder.push(response, chunk)
         complete = False
@@ -149,7 +144,6 @@ class SharedRequest:
         return which([*self._bytes_read.values(), *not_started] or [self._size])
 
     def _drop(self) -> None:
-        """Drop the chunks that every client has read."""
         if len(self._chunks_read) < self.clients:
             return
         read = min(self._chunks_read.values(), default=0) - self._dropped
@@ -177,7 +171,7 @@ class SharedRequest:
         """Wait until the response is complete, a timeout ends, or a window of bytes is full.
 
         Args:
-            seconds: the timeout. A response of a single chunk is awaited without it.
+            seconds: the timeout, except for a response of a single chunk.
 
         Returns:
             Whether the response is complete.
@@ -192,7 +186,6 @@ class SharedRequest:
         return self.ended and self.error is None
 
     async def body(self) -> bytes:
-        """The complete body."""
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
@@ -230,8 +223,6 @@ class SharedRequest:
 
 
 class SharedRequests:
-    """The requests in flight."""
-
     def __init__(self) -> None:
         self._joinable: dict[Hashable, SharedRequest] = {}
         self._in_flight: set[SharedRequest] = set()
@@ -242,8 +233,7 @@ class SharedRequests:
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
         """Join the request with a key, or begin one.
 
-        Returns:
-            The request, to be released with `release`; whether it was in flight already.
+        Return it, to be released with `release`, and whether it was in flight already.
         """
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
@@ -264,7 +254,6 @@ class SharedRequests:
             task.exception()
 
     async def close(self) -> None:
-        """Cancel everything in flight."""
         tasks = [shared.task for shared in self._in_flight]
         for task in tasks:
             task.cancel()
@@ -272,12 +261,7 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend; identical ones only once.
-
-    Args:
-        backend: computes the responses.
-        writer: stores them.
-    """
+    """Sends requests to the backend; identical ones only once."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
         self.requests = SharedRequests()
@@ -285,7 +269,7 @@ class SingleFlight:
         self._writer = writer
 
     def is_private(self, exchange: Exchange) -> bool:
-        """Whether a request is never shared, since it requires a fresh response or forbids storing it."""
+        """A request that requires a fresh response or forbids storing it is never shared."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:
@@ -293,7 +277,7 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
-        """Join the request in flight that is identical to an exchange's, or begin one; see `SharedRequests.join`.
+        """Join the identical request in flight, or begin one; see `SharedRequests.join`.
 
         Tenants never share a request, even if they share responses: errors and cookies belong to one tenant.
         """
@@ -315,7 +299,6 @@ class SingleFlight:
 
 
 def record_start(exchange: Exchange, shared: SharedRequest) -> None:
-    """Record the head of the backend's response in an exchange."""
     response = shared.response
     exchange.layer = "forward"
     exchange.first_byte = time.perf_counter()
@@ -329,7 +312,6 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
 
 
 def record_end(exchange: Exchange, shared: SharedRequest) -> None:
-    """Record the end of the backend's response, complete or not."""
     exchange.ended = time.perf_counter()
     response = shared.response
     if shared.ended and shared.error is not None:

@@ -1,4 +1,4 @@
-"""Storage of responses: only complete and successful ones, under the keys of their requests."""
+"""Storage of complete, successful responses under the keys of their requests."""
 
 import asyncio
 import logging
@@ -24,16 +24,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class ResponseWriter:
-    """Stores responses.
-
-    Args:
-        cache: the stored responses.
-        settings: of the response cache.
-        backend: name of the backend.
-        clock: seconds since the epoch.
-        observer: compares fresh responses with similar ones; None disables learning.
-        journal: receives stored entries.
-    """
+    """Stores responses."""
 
     def __init__(
         self,
@@ -61,15 +52,9 @@ class ResponseWriter:
         return min(default if requested is None else requested, longest)
 
     async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response, and have it compared with the response to a similar question after that.
+        """Begin to store a response, and have it compared with the response to a similar question.
 
         The caller waits only if redaction takes time, or if too many writes are pending.
-
-        Args:
-            directives: of its upstream.
-
-        Returns:
-            The pending write; None if the response is not stored.
         """
         entry = self._entry(exchange, whole, directives)
         if entry is None:
@@ -95,7 +80,7 @@ class ResponseWriter:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
-        """The entry for a response; None if it is not stored."""
+        """None if the response is not stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(whole, request.body):
             return None
@@ -137,10 +122,9 @@ class ResponseRecorder:
 
     Args:
         exchange: of the client that began the request.
-        stores: whether the response may be stored.
 
     Attributes:
-        limit: larger responses, in bytes, are not held for clients that join later.
+        limit: larger responses, in bytes, are not held for late clients.
     """
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
@@ -150,7 +134,7 @@ class ResponseRecorder:
         self._stores = stores
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk before the clients receive it. True if the response is complete with it."""
+        """Read a chunk before the clients do. True if the response is complete with it."""
         if self._reads(response):
             complete = response.reader.push(chunk)
         else:
@@ -161,7 +145,7 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        """Whether the complete response is required: to store it, to report its reuse in a header, or to charge for it."""
+        """The response must be complete to be stored, to report its reuse in a header, or to charge for it."""
         has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
         return self._is_stored(response) or (response.status == 200 and not has_usage)
 

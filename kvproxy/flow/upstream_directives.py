@@ -13,12 +13,10 @@ _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """Directives of a response; None if they are missing.
+    """Directives of a response, in seconds; None if they are missing.
 
     Attributes:
-        max_age: seconds until it expires.
-        stale_while_revalidate, stale_if_error: seconds after that; 0 if it must never be served stale.
-        tags: tags for invalidation.
+        stale_while_revalidate, stale_if_error: after `max_age`; 0 if it must never be served stale.
     """
 
     max_age: float | None = None
@@ -28,7 +26,7 @@ class Directives:
 
 
 def read_directives(headers: Headers) -> Directives:
-    """Parse the headers. Invalid numbers are ignored, as RFC 9111 requires."""
+    """Invalid numbers are ignored, as RFC 9111 requires."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
@@ -56,5 +54,4 @@ def _seconds(text: str | None) -> float | None:
 
 
 def first(given: Iterable[float | None], default: float) -> float:
-    """The first number that is not None, else the default."""
     return next((number for number in given if number is not None), default)

@@ -11,5 +11,5 @@ APIS: dict[ApiName, Api] = {api.name: api for api in (Chat(), Completions(), Emb
 
 
 def by_name(name: str) -> Api | None:
-    """Return an API by a name from outside."""
+    """The name may be unknown."""
     return next((api for api in APIS.values() if api.name == name), None)

@@ -16,7 +16,6 @@ class Question:
     """The last user turn of a request, as text.
 
     Attributes:
-        text: the text.
         rest: the body without the text; only requests with the same rest are compared.
         allows_semantic: whether the response to a similar question may be served.
     """
@@ -30,17 +29,15 @@ class Assembler(Protocol):
     """Assembles the events of a stream into the response without streaming."""
 
     done: bool
-    """Whether the stream is complete."""
 
-    def push(self, event: Event) -> None:
-        """Add an event. Raises ValueError, KeyError or TypeError if it is not valid."""
+    def push(self, event: Event) -> None: ...
 
     def result(self) -> JsonObject | None:
-        """Return the response; None if the stream is incomplete."""
+        """None if the stream is incomplete."""
 
 
 class Api:
-    """One API, without state. A body is any JSON object. The defaults are those of OpenAI's APIs."""
+    """One API, without state. The defaults are those of OpenAI's APIs."""
 
     name: ApiName
     path: str
@@ -60,7 +57,6 @@ class Api:
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        """Return the text that lists show for the request."""
         raise NotImplementedError
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
@@ -68,7 +64,7 @@ class Api:
         raise NotImplementedError
 
     def output_text(self, whole: JsonMap) -> str | None:
-        """Return the generated text; None if the response has anything else."""
+        """None if the response has anything else than text."""
         return None
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
@@ -76,7 +72,6 @@ class Api:
         return token_counts(whole, "prompt_tokens", "completion_tokens")
 
     def assembler(self) -> Assembler:
-        """Return an assembler for one stream."""
         raise NotImplementedError
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
@@ -84,7 +79,6 @@ class Api:
         raise NotImplementedError(f"{self.name} are not streamed")
 
     def error_body(self, error: KvproxyError) -> JsonObject:
-        """Return an error in the API's format."""
         return openai_error(error)
 
 
@@ -94,11 +88,8 @@ def last_turn(
     """Return the question of a request whose last turn is text of the user.
 
     Args:
-        body: the request.
         name: field with the list of turns.
-        turn: the last turn.
-        text: its text; None if it has other content.
-        allows_semantic: see `Question`.
+        text: None if the turn has other content.
     """
     turns = body[name]
     if text is None or not text.strip() or turn.get("role") != "user" or not isinstance(turns, list):
@@ -108,14 +99,12 @@ def last_turn(
 
 
 def last_item_text(body: JsonMap, name: str) -> str:
-    """Return the content of a list's last item as text, for lists."""
     items = body.get(name)
     last = items[-1] if isinstance(items, list) and items else items
     return to_text(last.get("content", last) if isinstance(last, dict) else last)
 
 
 def token_counts(whole: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
-    """Return two fields of a response's usage."""
     usage = whole.get("usage")
     return _count(field(usage, prompt)), _count(field(usage, completion))
 
@@ -125,7 +114,6 @@ def _count(value: object) -> int:
 
 
 def openai_error(error: KvproxyError) -> JsonObject:
-    """Return an error in OpenAI's format."""
     return {
         "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
     }

@@ -13,11 +13,7 @@ FIELD = "cache"
 
 
 def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Control]:
-    """Return the body without its switches, and the directives with them; headers take precedence.
-
-    Raises:
-        InvalidRequest: a switch is unknown, or has an invalid value.
-    """
+    """Return the body without its switches, and the directives with them; headers take precedence."""
     given = body.get(FIELD)
     if not isinstance(given, dict):
         return body, control

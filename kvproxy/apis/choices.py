@@ -28,8 +28,6 @@ class ChoicesApi(Api):
 
 
 class ChoiceAssembler:
-    """Assembles chunks with choices."""
-
     def __init__(self) -> None:
         self._head: JsonObject = {}
         self._choices: dict[int, JsonObject] = {}
@@ -109,7 +107,7 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
 
 
 def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
-    """Append the log-probabilities of a chunk to those of earlier chunks."""
+    """Append a chunk's log-probabilities."""
     for name, values in logprobs.items():
         before = merged.get(name)
         if isinstance(values, list):
@@ -119,16 +117,11 @@ def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
 
 
 def includes_usage(body: JsonMap) -> bool:
-    """Whether a streaming request wants token counts."""
     return bool(field(body.get("stream_options"), "include_usage"))
 
 
 def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[JsonObject], bool]) -> bool:
-    """Whether every choice is complete, or reached a limit of the request.
-
-    Args:
-        has_output: whether a choice has any output.
-    """
+    """Whether every choice is complete, or reached a limit of the request."""
     choices = whole.get("choices")
     if not isinstance(choices, list) or not choices or whole.get("error") is not None:
         return False
@@ -145,7 +138,6 @@ def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[Js
 
 
 def only_choice(whole: JsonMap) -> Json:
-    """Return the choice of a response with one choice."""
     choices = whole.get("choices")
     return choices[0] if isinstance(choices, list) and len(choices) == 1 else None
 
@@ -158,7 +150,6 @@ def replay_choices(
     Args:
         whole: the response; all fields except choices and usage are repeated in every chunk.
         chunk_choices: splits a choice with its index into the choices of chunks.
-        include_usage: whether the client wants token counts.
     """
     head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
     extra: JsonObject = {"usage": None} if include_usage else {}

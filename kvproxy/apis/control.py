@@ -30,12 +30,11 @@ class Control:
     Attributes:
         confirm: send the response only after it is stored.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
-        limits: minimum scores of a semantic hit; they only tighten the settings.
-        tags: tags of the stored response, for invalidation.
+        limits: minimum scores of a semantic hit.
         ttl: lifetime of the stored response, in seconds.
         priority: 0 to 9; blocks of a higher priority are evicted later.
         timeout: seconds for the complete response.
-        namespace: name of the part of the cache to use; requests of different names share no responses.
+        namespace: requests of different names share no responses.
         rule: the operator's rule; `NO_RULE` if no rule matches.
     """
 
@@ -61,7 +60,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
     """Parse the headers, whose names are in lower case. Unknown directives are ignored, as the RFC requires.
 
     Raises:
-        InvalidRequest: a header has an invalid value, or is an unknown `X-KVProxy-*` header.
+        InvalidRequest: a value is invalid, or an `X-KVProxy-*` header is unknown.
     """
     own = [name for name in headers if name.startswith(HEADER_PREFIX)]
     if "cache-control" not in headers and not own:
@@ -91,7 +90,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
 
 
 def parse_directives(values: Iterable[str]) -> dict[str, str]:
-    """Parse the values of Cache-Control headers: directives in lower case, and their arguments."""
+    """Parse Cache-Control headers into lower-case directives and their arguments."""
     found: dict[str, str] = {}
     for directive in ",".join(values).split(","):
         name, _, value = directive.strip().partition("=")
@@ -136,7 +135,7 @@ def _parse(text: str) -> float:
 
 
 def check_namespace(text: str, param: str) -> str:
-    """Return a namespace without surrounding blanks. Raises InvalidRequest if it is too long."""
+    """Strip blanks. Raises InvalidRequest if the name is too long."""
     name = text.strip()
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)

@@ -14,16 +14,16 @@ JsonMap: TypeAlias = Mapping[str, "Json"]
 
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
-# A search for a run of digits takes a tenth of the time of the pattern, which blocks the event loop.
+# A search for a run of digits takes a tenth of the pattern's time.
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _RUN = b"0" * 19
 
 
 def loads(data: bytes) -> Json:
-    """Parse JSON. Integers beyond 64 bits stay integers, which orjson would convert to floats.
+    """Parse JSON. orjson would convert integers beyond 64 bits to floats.
 
     Raises:
-        ValueError: the bytes are not JSON, are nested too deeply, or have a number with thousands of digits.
+        ValueError: not JSON, nested too deeply, or a number with thousands of digits.
     """
     value: Json = orjson.loads(data)
     if _RUN not in data.translate(_DIGITS) or not _LONG.search(data):
@@ -36,7 +36,7 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: Json) -> bytes:
-    """Encode JSON, including integers beyond 64 bits."""
+    """Integers may exceed 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -69,17 +69,17 @@ def as_index(value: Json) -> int:
 
 
 def objects(value: Json) -> list[JsonObject]:
-    """Return the objects of a list; empty if the value is not a list."""
+    """Empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def field(value: Json, name: str) -> Json:
-    """Return a field of an object; None without the field or the object."""
+    """None without the field or the object."""
     return value.get(name) if isinstance(value, dict) else None
 
 
 def text_of(content: Json, kind: str = "text") -> str | None:
-    """Return the text of a message's content, a text or a list of text parts; None if it has other parts."""
+    """The text of a text or a list of text parts; None if it has other parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -93,5 +93,4 @@ def text_of(content: Json, kind: str = "text") -> str | None:
 
 
 def to_text(value: Json) -> str:
-    """Return a text unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else dumps(value).decode("utf-8", "replace")

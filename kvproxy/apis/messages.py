@@ -33,8 +33,6 @@ _TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_d
 
 
 class MessageAssembler:
-    """Assembles content blocks."""
-
     def __init__(self) -> None:
         self._message: JsonObject = {}
         self._blocks: list[JsonObject] = []
@@ -181,12 +179,10 @@ class Messages(Api):
 
 
 def typed_event(data: JsonObject) -> bytes:
-    """Encode an event named after its type."""
     return event(data, as_text(data["type"]))
 
 
 def _turns(messages: Json) -> list[JsonObject] | None:
-    """Return the messages if each has a role and content."""
     turns = objects(messages)
     if not isinstance(messages, list) or not turns or len(turns) < len(messages):
         return None

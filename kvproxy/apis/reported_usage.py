@@ -44,7 +44,6 @@ class ReuseReader:
     Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
 
     Attributes:
-        reuse: the reported reuse; None until the stream reports it.
         prefill_seconds: the reported duration of the prefill; None from servers that do not report it.
     """
 
@@ -55,7 +54,7 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        """Read one event; invalid events are ignored."""
+        """Invalid events are ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:
@@ -71,7 +70,7 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Read the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`."""
+    """Seconds, which llama.cpp reports as `timings.prompt_ms`."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None
@@ -79,7 +78,7 @@ def reported_prefill(response: JsonMap) -> float | None:
 
 
 def _without_nulls(value: Json) -> JsonObject:
-    """Return the fields with a value, since a later event may repeat a field with null."""
+    """A later event may repeat a field with null."""
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}
 
 

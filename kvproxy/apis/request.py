@@ -11,7 +11,7 @@ from kvproxy.errors import InvalidRequest
 PUBLIC = "public"
 """Tenant of requests without a key or a header that names a user."""
 BYTES_PER_TOKEN = 4
-"""Estimate of the size of a token without a tokenizer."""
+"""Estimate without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,6 @@ class ApiRequest:
         raw: the client's bytes, or the bytes after edits.
         headers: names in lower case.
         tenant: see `flow/keys.py`.
-        request_id: id for logs and the client. Clients may choose and repeat it.
-        query: the URL's query without the question mark.
-        control: cache directives of its headers and rule.
     """
 
     api: Api
@@ -46,18 +43,14 @@ class ApiRequest:
 
 
 def requests_sample(body: JsonMap) -> bool:
-    """Whether a body requests a random sample: an explicit temperature above 0 without a seed."""
+    """An explicit temperature above 0 without a seed."""
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
 def parse_body(raw: bytes) -> JsonObject:
-    """Parse a body.
-
-    Raises:
-        InvalidRequest: it is not a JSON object.
-    """
+    """Raises InvalidRequest if the body is not a JSON object."""
     try:
         body = loads(raw)
     except ValueError as error:

@@ -125,7 +125,6 @@ class Responses(Api):
 
 
 def is_plain_text(body: JsonMap) -> bool:
-    """Whether the output format is plain text."""
     text = body.get("text")
     if text is None:
         return True
@@ -140,7 +139,7 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
-    """Return the events of one item of the output, without sequence numbers."""
+    """Events without sequence numbers."""
     empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
     start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
     if "status" in item:
@@ -158,7 +157,6 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
 
 
 def _content(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
-    """Return the events of one part of a message: its text, or its refusal."""
     kind, name = ("output_text", "text") if part.get("type") == "output_text" else ("refusal", "refusal")
     text = part.get(name) or ""
     logprobs: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}

@@ -21,19 +21,16 @@ class Event(NamedTuple):
 
 
 def event(data: JsonObject | bytes, name: str | None = None) -> bytes:
-    """Encode one event."""
     written = data if isinstance(data, bytes) else orjson.dumps(data)
     return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + written + b"\n\n"
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words with their trailing spaces, as the chunks of a stream."""
+    """Split a text into words with their trailing spaces."""
     return _WORD.findall(text)
 
 
 class EventReader:
-    """Splits chunks of bytes into events."""
-
     def __init__(self) -> None:
         self._rest = bytearray()
 

@@ -10,7 +10,7 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.regions import QUESTIONS, Regions
 
 _LOOKED_THROUGH = 3_000
-"""Earlier records that are searched for the most similar one."""
+"""Earlier records that are searched."""
 _READ_THROUGH = 200
 """Earlier prompts whose texts are compared."""
 _MOST_SHOWN = 60
@@ -25,9 +25,7 @@ class Difference:
     """A region that differs.
 
     Attributes:
-        region: its name; see `regions.Regions`.
-        offset: characters before the difference; None without texts, or if only one request has the region.
-        before, after: the differing words of the earlier and the later request.
+        offset: characters before the difference.
     """
 
     region: str
@@ -41,9 +39,8 @@ class PromptDivergence:
     """The end of the longest common prefix with an earlier prompt.
 
     Attributes:
-        earlier: id of the earlier request.
         shared: number of common regions.
-        region: the first region that differs; None if all regions are common.
+        region: the first region that differs; None if all are common.
     """
 
     earlier: str
@@ -56,11 +53,8 @@ class MissExplanation:
     """The cause of a miss.
 
     Attributes:
-        record: of the request.
         cause: the reason without `miss-`, or the first region that changed.
         earlier: the most similar earlier request.
-        differences: regions that differ from it.
-        divergence: end of the longest common prefix with an earlier prompt.
     """
 
     record: Record
@@ -71,11 +65,7 @@ class MissExplanation:
 
 
 def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
-    """Explain why a request was a miss.
-
-    Args:
-        texts: returns the stored contents of a prompt.
-    """
+    """Explain why a request was a miss."""
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None)
@@ -103,7 +93,7 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
 
 
 def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
-    """Prompts of the records before a request, newest first."""
+    """Newest first."""
     found = []
     for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
         regions = reader.regions(prompt) if prompt != record.prompt else None
@@ -193,7 +183,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:
-    """Two values as texts: the contents of messages if nothing else differs."""
+    """The contents of messages if nothing else differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

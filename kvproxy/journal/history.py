@@ -1,4 +1,4 @@
-"""Earlier prompts and removed entries, which explain misses and name changed regions."""
+"""Earlier prompts and removed entries, which explain misses."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -10,9 +10,9 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-"""Earlier requests with the same question that are compared."""
+"""Earlier requests with the same question."""
 _MAX_CHANGES = 2
-"""With more differences it is another conversation with the same question."""
+"""With more differences it is another conversation."""
 _MAX_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
@@ -30,8 +30,6 @@ class ResponseStored:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRemoved:
-    """An entry was removed."""
-
     key: str
     reason: RemovalReason | None
     time: float
@@ -42,7 +40,7 @@ class PromptRecord:
     """The prompt of an exact key.
 
     Attributes:
-        entry, expires: of the last stored response; None if no response was stored.
+        entry, expires: of the last stored response.
         seconds: duration of the last computed response.
     """
 
@@ -54,21 +52,20 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The regions in which a request differs from an earlier one, in order; `against`: number of the earlier prompt."""
+    """The regions in which a request differs from the earlier prompt `against`."""
 
     regions: tuple[str, ...]
     against: int
 
 
 class History:
-    """The tables `prompts` and `tombstones`, in the writer's transaction. Every method may raise sqlite3.Error."""
+    """The tables `prompts` and `tombstones`, in the writer's transaction. Methods may raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection, strings: StringIds) -> None:
         self._connection = connection
         self._strings = strings
 
     def prompt(self, key: bytes) -> PromptRecord | None:
-        """The prompt with a key."""
         sql = "select number, entry, expires, seconds from prompts where key = ?"
         row = self._connection.execute(sql, [key]).fetchone()
         return None if row is None else PromptRecord(*row)
@@ -82,27 +79,24 @@ class History:
         return row.lastrowid
 
     def set_seconds(self, key: bytes, seconds: float) -> None:
-        """Set the duration of the computed response to a prompt."""
         self._connection.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 
     def set_entry(self, stored: ResponseStored) -> None:
-        """Set the stored response of a prompt, if the prompt exists."""
         key = short_key(stored.key)
         self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
         sql = "update prompts set entry = ?, expires = ? where key = ?"
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, prompts: Iterable[tuple[int, int]]) -> None:
-        """Set the last record of each prompt; pairs of a record's and a prompt's number."""
+        """Pairs of a record's and a prompt's number."""
         self._connection.executemany("update prompts set last = ? where number = ?", prompts)
 
     def add_removal(self, removal: ResponseRemoved) -> None:
-        """Add a tombstone for a removed entry."""
         sql = "insert or replace into tombstones (key, reason, time) values (?, ?, ?)"
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Reason and time of the removal of an entry; None if there was no entry."""
+        """Reason and time of an entry's removal; None if there was no entry."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone
@@ -112,7 +106,7 @@ class History:
             return str(why), since
         if known is None or known.entry is None:
             return None
-        # Housekeeping runs later, and removals by another process are not reported.
+        # Housekeeping runs later, and other processes do not report removals.
         is_expired = known.expires is not None and known.expires <= now + _SLACK
         return ("expired", known.expires) if is_expired else ("removed", None)
 

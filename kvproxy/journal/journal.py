@@ -26,9 +26,8 @@ from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5
-"""Seconds between two writes. A killed process loses the records since the last one."""
+"""Seconds between two writes."""
 _BATCH = 256
-"""Events of one transaction."""
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
@@ -38,21 +37,18 @@ _log = logging.getLogger("kvproxy")
 class Journal:
     """Receives finished requests and changes of the store. This one keeps nothing."""
 
-    def add(self, exchange: Exchange) -> None:
-        """Add a finished request. It is written later."""
+    def add(self, exchange: Exchange) -> None: ...
 
-    def record_stored(self, entry: Entry) -> None:
-        """Note that an entry was stored."""
+    def record_stored(self, entry: Entry) -> None: ...
 
-    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
-        """Note that entries were removed."""
+    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
     def latest(self, limit: int) -> list[Record]:
         """The last records, newest first. Reads the file."""
         return []
 
     def saved(self) -> list[Saving]:
-        """Savings by layer. Reads the file."""
+        """Reads the file."""
         return []
 
     def reader(self) -> Reader:
@@ -60,21 +56,14 @@ class Journal:
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def question(self, number: int) -> str | None:
-        """The question of a recent record with a semantic lookup, if it is still in memory."""
+        """The question of a recent record, if it is still in memory."""
         return None
 
-    def close(self) -> None:
-        """Write all waiting events."""
+    def close(self) -> None: ...
 
 
 class FileJournal(Journal):
-    """A journal in an SQLite file. Safe to use from several threads.
-
-    Args:
-        path: the file; it is created if it is missing.
-        settings: retention, texts, and prices.
-        clock: seconds since the epoch.
-        redact: removes private data from texts.
+    """A journal in an SQLite file. Thread-safe.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -141,11 +130,7 @@ class FileJournal(Journal):
         return self._writer.questions.get(number)
 
     def flush(self, pause: float = 0.0) -> None:
-        """Write the events that wait now. Later ones wait for the next call.
-
-        Args:
-            pause: seconds between two transactions.
-        """
+        """Write the events that wait now."""
         with self._writing:
             left = len(self._queue)
             while left > 0:
@@ -187,7 +172,7 @@ class FileJournal(Journal):
         self._failures.failed(message, self.path, error)
 
     def _check_file(self) -> None:
-        """Raise if the file was deleted or replaced: everything that is written to it would be lost."""
+        """Writes to a deleted or replaced file would be lost."""
         if self._files.were_replaced():
             self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
@@ -224,13 +209,6 @@ def open_journal(
     redact: Redactor | None = None,
 ) -> Journal:
     """The journal of a data folder, which also records removals from the store.
-
-    Args:
-        data: the folder.
-        settings: retention, texts, and prices; a disabled journal keeps nothing.
-        store: the stored responses.
-        clock: seconds since the epoch.
-        redact: removes private data from texts.
 
     Raises:
         SettingsError: the file cannot be used.

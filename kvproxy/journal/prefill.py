@@ -1,7 +1,7 @@
 """Prefill time per token, estimated from requests with different numbers of computed tokens.
 
-The time of a prefill is an overhead plus a time per computed token. A quotient of time and tokens would contain the overhead, and
-overstate the time of reused tokens many times. The slope over many requests does not (Theil 1950, Sen 1968).
+The time of a prefill is an overhead plus a time per token. The slope over many requests excludes the overhead (Theil 1950,
+Sen 1968); a quotient would overstate the time of reused tokens many times.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ import numpy as np
 
 MIN_REQUESTS = 20
 _MAX_REQUESTS = 400
-"""The newest requests of each model and upstream. All pairs of them are compared."""
+"""The newest requests of each model and upstream, compared in pairs."""
 _MIN_SPREAD = 16
-"""Tokens between the 10% and 90% quantiles of the computed tokens. Below this, noise hides the slope."""
+"""Tokens between the 10% and 90% quantiles. Below this, noise hides the slope."""
 _WINDOWS = 4
 _Z = 1.645
 """Of a two-sided interval of 90%."""
@@ -31,11 +31,10 @@ class PrefillCost:
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
     """The Theil-Sen slope; None if the requests cannot show it.
 
-    The range covers Sen's 90% interval and the slopes of consecutive windows, since the time of a token changes with the load.
+    The range covers Sen's 90% interval and the slopes of consecutive windows, since the load changes.
 
     Args:
         tokens: computed tokens of each request, newest first.
-        seconds: duration of each prefill.
     """
     x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
     y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
@@ -52,7 +51,7 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
 
 
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The slopes of all pairs of requests with different numbers of tokens."""
+    """Of all pairs with different numbers of tokens."""
     one, other = np.triu_indices(len(x), 1)
     run = x[other] - x[one]
     differ = run != 0
@@ -61,7 +60,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def combined(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
-    """The mean cost of several upstreams, weighted by their reused tokens."""
+    """The mean, weighted by reused tokens."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(
         *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))

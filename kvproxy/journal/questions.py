@@ -11,8 +11,7 @@ class QuestionedRecord:
     """A record with its texts, if known.
 
     Attributes:
-        question: the question of the request.
-        stored_question: the stored question that was judged, or whose response a semantic hit served.
+        stored_question: the stored question that was judged or served.
     """
 
     record: Record
@@ -21,7 +20,6 @@ class QuestionedRecord:
 
 
 def entry_ids(records: Sequence[Record]) -> list[str]:
-    """Return the ids of all stored responses that the records name."""
     return sorted({id for record in records for id in (record.entry, record.near) if id is not None})
 
 
@@ -34,7 +32,7 @@ def with_questions(
 
     Args:
         prompts: questions of stored responses, by id.
-        recent_text: returns a question by record number, if it is still in memory.
+        recent_text: returns a question by record number, if it is in memory.
     """
 
     def join(record: Record) -> QuestionedRecord:

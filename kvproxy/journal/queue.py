@@ -9,14 +9,13 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.history import ResponseRemoved, ResponseStored
 
 Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
-"""A finished request, or an entry that was stored or removed."""
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
-"""Bytes of requests that may wait."""
+"""Of waiting requests."""
 
 
 class EventQueue:
-    """A bounded queue. Safe to use from several threads."""
+    """A bounded, thread-safe queue."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -28,7 +27,7 @@ class EventQueue:
         return len(self._events)
 
     def put(self, exchange: Exchange) -> bool:
-        """Add an exchange. False if the queue is full."""
+        """False if the queue is full."""
         size = _size(exchange)
         with self._lock:
             if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_BYTES:
@@ -39,12 +38,12 @@ class EventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        """Add changes of the store. These are never dropped."""
+        """Changes of the store are never dropped."""
         with self._lock:
             self._events.extend(changes)
 
     def take(self, limit: int) -> list[Event]:
-        """Remove and return the oldest events, at most `limit`."""
+        """Remove and return the oldest events."""
         with self._lock:
             events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
             exchanges = [each for each in events if isinstance(each, Exchange)]

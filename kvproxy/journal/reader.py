@@ -18,7 +18,7 @@ from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
-"""Records that a median is computed from."""
+"""For a median."""
 CACHES = ("exact", "semantic", "shared")
 """Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
@@ -31,12 +31,10 @@ class Query:
 
     Attributes:
         since, until: seconds since the epoch.
-        tenant: the tenant, or the name of its client.
         reason: prefix of the token.
-        where: SQL condition over the columns of the view `requests`.
+        where: SQL condition over the view `requests`.
         after, before: exclusive bounds of the record number.
-        judged: only requests whose semantic lookup had a decisive neighbour.
-        limit: maximum number of records, newest first.
+        judged: only requests whose lookup had a decisive neighbour.
     """
 
     since: float | None = None
@@ -58,10 +56,8 @@ class Share:
 
     Attributes:
         name: the value; for a prompt, the beginning of its text, or its number.
-        entry: id of a stored response.
-        requests, cached: number of requests, and of cache hits.
-        computed: tokens that the backend computed.
-        seconds: duration at the backend.
+        computed: tokens.
+        seconds: at the backend.
     """
 
     name: str
@@ -74,7 +70,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class PromptCount:
-    """Number of successful requests of a tenant with the same prompt; `number` is the prompt's."""
+    """Successful requests of a tenant with the same prompt."""
 
     number: int
     tenant: str
@@ -88,12 +84,11 @@ class Series:
     """Requests in consecutive time spans, by layer or reason.
 
     Attributes:
-        start, step: begin of the first span in seconds since the epoch; seconds of each span.
-        counts: requests in each span, by name.
-        prompt_tokens, reused_tokens: tokens of prompts in each span whose reuse the backend reported.
+        start, step: seconds since the epoch; seconds of each span.
+        prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
         first_ms: median time to first byte, by name.
-        cached_ms, backend_ms: median and 95th percentile of the time to first byte in each span, of hits and of the
-            backend's responses; None without a request. All times come from a sample of the requests.
+        cached_ms, backend_ms: median and 95th percentile of the time to first byte of hits and backend responses. All
+            times come from a sample.
     """
 
     start: float
@@ -111,7 +106,7 @@ class TotalRow:
     """Sums over the requests of a group, with one layer and model.
 
     Attributes:
-        saved_seconds: durations of the computed responses that hits replaced, less the durations of the hits.
+        saved_seconds: durations of the computed responses that hits replaced, less those of the hits.
     """
 
     name: str
@@ -129,7 +124,6 @@ class Reader:
 
     Raises:
         NotFound: the file does not exist.
-        KvproxyError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,18 +135,14 @@ class Reader:
         self._connection.close()
 
     def records(self, query: Query) -> list[Record]:
-        """Records, the newest first."""
+        """Newest first."""
         condition, values = _where(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         sql = f"select {', '.join(COLUMNS)} from requests{condition} order by number desc{limit}"
         return [Record(*row) for row in self._rows(sql, values)]
 
     def find(self, name: str) -> Record:
-        """The last record whose request id equals or starts with a name, or the record with this number.
-
-        Raises:
-            NotFound: no record matches.
-        """
+        """The last record whose request id equals or starts with a name, or the record with this number; raises NotFound."""
         columns = ", ".join(COLUMNS)
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
@@ -165,7 +155,6 @@ class Reader:
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
-        """Groups of requests, by their number or by the time at the backend."""
         condition, values = _where(query)
         backend = f"layer in {BACKEND}"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
@@ -173,7 +162,7 @@ class Reader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
-        # Revalidations cost the backend, too, but are not requests of clients.
+        # Revalidations cost the backend, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
             f"select {name}, max(entry), {requests}, sum(layer in {CACHES}),"
@@ -184,7 +173,7 @@ class Reader:
         return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
 
     def prompt_counts(self) -> list[PromptCount]:
-        """Prompts of each tenant, the most frequent first."""
+        """The most frequent first."""
         sql = (
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
             " and layer <> 'revalidated' group by prompt, tenant, api, model order by 5 desc, 1"
@@ -223,7 +212,7 @@ class Reader:
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def _first_since(self, time: float) -> int:
-        """Number of the first record that ended at a time or later, by binary search, since times have no index."""
+        """Binary search for the first record that ended at a time or later, since times have no index."""
         least, most = self._rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
@@ -233,17 +222,17 @@ class Reader:
         return int(low)
 
     def newest(self) -> int:
-        """Number of the last record; 0 if the journal is empty."""
+        """0 if the journal is empty."""
         return int(self._rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """Sums over all requests, by layer, tenant, model, tag, or day.
+        """Sums over all requests.
 
         Args:
             since: the first day that counts.
         """
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
-        # Under each of its tags a request is counted once more.
+        # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
         return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
@@ -254,7 +243,7 @@ class Reader:
         return dict(self._rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
-        """Prefill time per token by model, for models with enough measured requests."""
+        """By model, for models with enough measured requests."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
             " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"
@@ -271,7 +260,6 @@ class Reader:
         return {model: combined(found) for model, found in costs.items()}
 
     def regions(self, prompt: int) -> Regions | None:
-        """The regions of a prompt; None without stored regions."""
         rows = self._rows("select regions, shape from prompts where number = ?", [prompt])
         if not rows or rows[0][0] is None:
             return None
@@ -286,7 +274,6 @@ class Reader:
         return [(int(row[0]), int(row[1])) for row in self._rows(sql, [number, limit])]
 
     def last_before(self, number: int, prompt: int) -> Record | None:
-        """The last earlier record with a prompt."""
         sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
         rows = self._rows(sql, [number, prompt])
         return Record(*rows[0]) if rows else None
@@ -297,7 +284,7 @@ class Reader:
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def whole(self, prompt: int) -> bytes | None:
-        """The compressed contents of all regions of a prompt; None if they are not stored."""
+        """The compressed contents of all regions of a prompt."""
         rows = self._rows("select whole from prompts where number = ?", [prompt])
         return None if not rows else rows[0][0]
 

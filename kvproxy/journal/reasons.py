@@ -104,12 +104,11 @@ _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
-    """The token of a response that was sent before the request was parsed."""
+    """For a response that was sent before the request was parsed."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 
 def reason_of_failure(error: BaseException) -> str:
-    """The token of an error."""
     found = (token for kind, token in _FAILURES if isinstance(error, kind))
     if not isinstance(error, Exception):
         return "disconnected-waiting"
@@ -122,7 +121,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """The token of a finished exchange. The journal's history may refine `miss-new`."""
+    """The journal's history may refine `miss-new`."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_left:
@@ -147,7 +146,6 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """The neighbour that decided a lookup; see `Lookup.decisive`."""
     return None if lookup is None else lookup.decisive("not compared", "expired")
 
 
@@ -159,7 +157,6 @@ def reason_of_neighbour(near: Candidate) -> str | None:
 
 
 def meaning(token: str) -> str:
-    """The sentence that explains a token."""
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")
@@ -169,7 +166,6 @@ def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_b
     """The token of a miss that no earlier request and no removed entry explain.
 
     Args:
-        asked_before: there was an equal request.
         computed_before: the backend responded to it, so that its response could have been stored.
     """
     if exchange.lookup is not None and exchange.lookup.skipped is not None:

@@ -22,27 +22,20 @@ class Record:
     """One request. A field is None if its value is unknown or its step did not happen.
 
     Attributes:
-        number: position in the journal, from 1.
         time: arrival, in seconds since the epoch.
-        request_id: shown to the client, too.
         tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
-        client: name of the client with a key of this proxy.
         upstream: URL of the server that responded.
         layer, reason: source of the response, and its cause; see `reasons.py`.
-        changed: regions that differ from an earlier request with the same question, for `miss-changed`.
-        removed_at: removal time of the stored response to an equal request, for `miss-expired` and others.
-        entry: id of the stored response that was served, or that was stored.
-        near: id of the neighbour that decided a semantic lookup.
-        similarity, score, error: of this neighbour: cosine, the verifier's score, the expected share of wrong responses.
-        guard: the guard that vetoed it.
+        changed: regions that differ from an earlier request with the same question.
+        removed_at: removal time of the stored response.
+        similarity, score, error: of the deciding neighbour: cosine, verifier's score, expected share of wrong responses.
+        guard: the guard that vetoed the neighbour.
         predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
         backend_ms: until the backend's response began.
-        prefill_ms: duration of the prefill, if it is known.
+        prefill_ms: duration of the prefill.
         first_ms, total_ms: until the response to the client began and ended.
-        tags: comma-separated tags of the request.
-        key: the first 32 digits of the exact key.
         prompt: number of the prompt; equal requests have the same.
         against: number of the prompt that `changed` refers to.
         text: the beginning of the question, if the settings keep it.
@@ -85,10 +78,7 @@ class Record:
 
 
 def record_of(exchange: Exchange) -> Record:
-    """The record of a finished exchange.
-
-    The number is 0, and the reason `miss-new` may be refined by the journal's history; see `writer.py`.
-    """
+    """The number is 0; the journal's history may refine `miss-new` (`writer.py`)."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
     prefix = exchange.prefix if hit is None else None
@@ -132,7 +122,6 @@ def record_of(exchange: Exchange) -> Record:
 
 
 def client_of(tenant: str) -> str | None:
-    """The name of the client whose key a tenant's requests have."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 

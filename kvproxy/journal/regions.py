@@ -1,4 +1,4 @@
-"""Regions: the parts of a request that its response depends on, each with a digest. They show how two requests differ."""
+"""Regions: the parts of a request that its response depends on, each with a digest."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,8 +23,7 @@ class Regions:
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
-        digests: one for each.
-        question: index of the last message, the prompt, or the input; None without a question.
+        question: index of the last message, the prompt, or the input.
     """
 
     names: tuple[str, ...]
@@ -32,7 +31,7 @@ class Regions:
     question: int | None
 
     def differing(self, other: "Regions") -> list[str]:
-        """Names of the regions in which two requests differ, in order, including regions that only one has."""
+        """Names of the regions that differ, in order, including regions that only one has."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
@@ -41,7 +40,6 @@ class Regions:
 
     @property
     def question_digest(self) -> bytes | None:
-        """Digest of the question; None without one."""
         return None if self.question is None else self.digests[self.question]
 
 
@@ -59,7 +57,7 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Settings by name, then tools, the system prompt, and the messages: the order of a chat template."""
+    """The order of a chat template."""
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]
@@ -74,7 +72,7 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def body_of(parts: JsonMap) -> JsonObject:
-    """Return the request body from the regions of `parts_of`, without fields that the key ignores."""
+    """The request body from the regions of `parts_of`, without fields that the key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -87,7 +85,6 @@ def body_of(parts: JsonMap) -> JsonObject:
 
 
 def regions_of(whole: JsonObject) -> Regions:
-    """The regions of an exact key's parts."""
     names, digests, question = [], [], None
     for place, (name, value) in enumerate(parts_of(whole)):
         names.append(name)

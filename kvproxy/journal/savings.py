@@ -1,4 +1,4 @@
-"""Savings by the caches: tokens, seconds, and money, from the totals."""
+"""Savings by the caches: tokens, seconds, and money."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The share of semantic hits that may be wrong.
-
-    Attributes:
-        least, most: the ends of the interval.
-        source: origin of the figure.
-    """
+    """The interval of the share of wrong semantic hits, and its source."""
 
     least: float
     most: float
@@ -41,17 +36,14 @@ class Saving:
     """Savings of a group of requests.
 
     Attributes:
-        name: the common value.
-        requests: number of requests.
         answered: requests that a cache answered.
-        prompt_tokens, completion_tokens: of the responses of these.
-        reused_tokens: tokens of prompts that the backend did not compute.
-        seconds: durations of the computed responses that hits replaced, less the durations of the hits; and the prefill time of
-            reused tokens as far as it is known.
-        least_seconds, most_seconds: the range of the same.
-        unmeasured_tokens: reused tokens whose prefill time is not known yet; they count no seconds.
-        money: price of these tokens; None without a price for any of the models.
-        least_money: the same if as many semantic hits were wrong, and so worth nothing, as is possible.
+        prompt_tokens, completion_tokens: of cached responses.
+        reused_tokens: tokens that the backend did not compute.
+        seconds: durations of the responses that hits replaced, less those of the hits, and the known prefill time of
+            reused tokens.
+        unmeasured_tokens: reused tokens of unknown prefill time.
+        money: None without a price for any of the models.
+        least_money: if as many semantic hits as possible were wrong, and so worth nothing.
     """
 
     name: str
@@ -70,11 +62,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """Savings by group, and their total.
-
-    Attributes:
-        total: None if the groups are tags, since a request may have several.
-    """
+    """Savings by group, and their total (None for tags: a request may have several)."""
 
     rows: list[Saving]
     total: Saving | None
@@ -93,7 +81,6 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        counts: of observations; None without observations.
         since: seconds; only whole days within this time count.
     """
     first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
@@ -112,9 +99,6 @@ def savings(
     """Savings, the largest first; days in their order.
 
     Args:
-        by: how requests are grouped.
-        prices: by model, see `price_of`.
-        wrong: the share of semantic hits that may be wrong; None if it is unknown.
         since: the first day that counts, as 2026-11-21.
     """
     found: dict[str, Saving] = {}
@@ -152,12 +136,7 @@ def savings(
 
 
 def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
-    """The share of semantic hits that may be wrong: measured by comparisons, else the bound of the policy.
-
-    Args:
-        counts: of observations, see `Observations.summary`; None without observations.
-        settings: of the response cache.
-    """
+    """Measured by comparisons, else the bound of the policy."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
@@ -171,14 +150,13 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """The price of a model: by its name, else by the first matching pattern."""
+    """By its name, else by the first matching pattern."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
 
 
 def total_of(rows: Sequence[Saving]) -> Saving:
-    """The sum of all rows."""
     total = Saving("all")
     for row in rows:
         for name in _SUMS:

@@ -18,8 +18,8 @@ VERSION = 1
 FILE = "journal.db"
 _log = logging.getLogger("kvproxy")
 
-# Repeated strings are stored once, and times are whole microseconds, so that a million records stay small. Every index would cost
-# as much as the record itself. SQLite writes columns in their order, so the columns that every record has come first.
+# Repeated strings are stored once, and times are whole microseconds, so that a million records stay small. An index would
+# cost as much as the record itself. Columns that every record has come first.
 _TABLES = (
     "create table names (number integer primary key, name text not null unique)",
     "create table prompts (number integer primary key, key blob not null unique, question blob, regions blob,"
@@ -47,12 +47,10 @@ _ID_DIGITS = 32
 
 
 def _stored_name(field: str) -> str:
-    """The column of a record's field."""
     return {"request_id": "request"}.get(field, f"{field.removesuffix('_ms')}_us" if field.endswith("_ms") else field)
 
 
 def _column(name: str) -> str:
-    """The SQL of a record's field."""
     source = f"p.{name}" if name in _OF_PROMPT else f"r.{_stored_name(name)}"
     if name in _STRINGS:
         return f"(select name from names where number = {source}) as {name}"
@@ -72,7 +70,6 @@ _VIEW = (
 
 
 def row_of(record: Record, strings: StringIds) -> list[object]:
-    """The values of a record for `INSERT`."""
     return [_stored(name, getattr(record, name), strings) for name in _STORED]
 
 
@@ -87,7 +84,7 @@ def _stored(name: str, value: Any, strings: StringIds) -> object:
 
 
 def short_key(key: str) -> bytes:
-    """The first half of a key's digits, or a digest: the key of an imported entry may be any text."""
+    """Half of a key's digits, or a digest: the key of an imported entry may be any text."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -95,7 +92,7 @@ def short_key(key: str) -> bytes:
 
 
 def blob_of(id: str) -> bytes | str:
-    """An id as bytes. The id of an imported entry may be any text, and stays one."""
+    """The id of an imported entry may be any text, and stays one."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
     except ValueError:
@@ -106,9 +103,8 @@ def open_file(path: Path) -> sqlite3.Connection:
     """Open the file for writing; it is created if it is missing.
 
     Raises:
-        sqlite3.Error: it is not a journal, or cannot be opened.
+        sqlite3.Error: it is not a journal.
         SchemaVersionError: another version of kvproxy created it.
-        OSError: its folder cannot be created.
     """
     make_private(path)
     connection = connect(path)
@@ -126,15 +122,15 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def open_or_replace(path: Path, clock: Callable[[], float]) -> sqlite3.Connection:
-    """Open the file as `open_file` does. A damaged file is renamed to `journal.db.damaged-TIME` and replaced with an empty one.
+    """Open the file. A damaged file is renamed to `journal.db.damaged-TIME` and replaced with an empty one.
 
-    The proxy serves without its history. SQLite's `.recover` may read the renamed file.
+    SQLite's `.recover` may read the renamed file.
     """
     try:
         return open_file(path)
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-            # The file may be intact: the disk is full, the file is locked, or a permission is missing.
+            # The file may be intact: the disk is full, or the file is locked.
             raise
         aside = path.with_name(f"{path.name}.damaged-{int(clock())}")
         path.rename(aside)
@@ -146,12 +142,7 @@ def open_or_replace(path: Path, clock: Callable[[], float]) -> sqlite3.Connectio
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open the file for reading only, whether a proxy runs or not.
-
-    Raises:
-        NotFound: there is no file.
-        KvproxyError: it cannot be read.
-    """
+    """Open the file for reading only; raises NotFound or KvproxyError."""
     allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")

@@ -7,11 +7,7 @@ from kvproxy.journal.reasons import meaning
 
 
 def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
-    """The sentences of an explanation. They contain texts of requests, which the caller must escape.
-
-    Args:
-        moment: formats seconds since the epoch.
-    """
+    """The sentences of an explanation. They contain texts of requests, which the caller must escape."""
     record = found.record
     said = [meaning(record.reason)]
     if record.removed_at is not None:
@@ -60,7 +56,6 @@ def _difference(difference: Difference, found: MissExplanation) -> str:
 
 
 def _named(region: str) -> str:
-    """The name of a region in a sentence."""
     if region in ("system", "instructions") or region.endswith((" system", " developer")):
         return f"the system prompt ({region})"
     if region.startswith(("messages[", "input[")):

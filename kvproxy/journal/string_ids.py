@@ -10,7 +10,7 @@ _MAX_CACHED = 50_000
 
 
 class StringIds:
-    """The table `names`. Every method may raise sqlite3.Error."""
+    """The table `names`. Methods may raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -18,11 +18,11 @@ class StringIds:
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
     def number(self, text: str) -> int:
-        """The id of a string; a new string is inserted."""
+        """A new string is inserted."""
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:
-        """The id of the names of regions and the place of the question among them."""
+        """The id of the names of regions and the question's place."""
         return self._number(json.dumps([regions.question, *regions.names]))
 
     def _number(self, text: str) -> int:
@@ -35,12 +35,12 @@ class StringIds:
         return self._numbers[text]
 
     def forget(self) -> None:
-        """Clear the cache after a rollback."""
+        """After a rollback."""
         self._numbers.clear()
         self._shapes.clear()
 
     def regions(self, digests: bytes, shape: int) -> Regions:
-        """Decode stored regions: their concatenated digests, and the id of their names."""
+        """Decode concatenated digests, and the id of their names."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()

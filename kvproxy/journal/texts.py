@@ -1,4 +1,4 @@
-"""Texts of requests: the part that the settings or a rule keep in the file, and recent questions in memory."""
+"""Texts of requests: the part that settings or a rule keep in the file, and recent questions in memory."""
 
 import zlib
 from collections import OrderedDict
@@ -14,11 +14,10 @@ _MAX_QUESTION = 2_000
 
 
 def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """The beginning of a question, and the compressed request; None if the settings do not keep it.
+    """The beginning of a question, and the compressed request, if the settings keep them.
 
     Args:
         default: the setting `journal.text`, which a rule may override.
-        redact: removes private data from texts.
     """
     request, key = exchange.request, exchange.key
     if request is None or key is None or (mode := request.control.rule.journal_text or default) == "none":
@@ -38,18 +37,14 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
 
 
 class RecentQuestions:
-    """Questions of the last requests with a semantic lookup. They stay in memory.
-
-    Args:
-        redact: removes private data from texts; None keeps them unchanged.
-    """
+    """Questions of the last requests with a semantic lookup."""
 
     def __init__(self, redact: Redactor | None) -> None:
         self._redact = redact
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def add(self, exchange: Exchange, record: Record) -> None:
-        """Keep the question of a request if a neighbour decided its lookup."""
+        """Keep a question if a neighbour decided its lookup."""
         if record.near is None or exchange.request is None:
             return
         text = exchange.request.api.display_text(exchange.request.body)
@@ -61,5 +56,4 @@ class RecentQuestions:
             self._texts.popitem(last=False)
 
     def get(self, number: int) -> str | None:
-        """The question of the record with a number, if it is still in memory."""
         return self._texts.get(number)

@@ -19,7 +19,7 @@ from kvproxy.journal.texts import RecentQuestions, stored_text
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
-"""Prompts in memory, so that a hit requires no read."""
+"""In memory, so that a hit requires no read."""
 _MAX_WITHOUT_ENTRY = 4_096
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -41,14 +41,7 @@ class _Storage:
 
 
 class Writer:
-    """Writes records. Every method may raise sqlite3.Error; its transaction is rolled back then.
-
-    Args:
-        connection: to the file, for this writer only.
-        settings: retention and texts.
-        clock: seconds since the epoch.
-        redact: removes private data from texts; None keeps them unchanged.
-    """
+    """Writes records. A method that raises sqlite3.Error rolls its transaction back."""
 
     def __init__(
         self,
@@ -70,7 +63,7 @@ class Writer:
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
-        """Write events in their order and in one transaction."""
+        """In one transaction."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")
@@ -103,18 +96,14 @@ class Writer:
         self._connection.executemany(_ADD_TO_TOTALS, sums)
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
-        """Write that an entry was stored or removed.
-
-        Args:
-            records: by number, if they are not in the file yet.
-        """
+        """Records by number are not in the file yet."""
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
             return
         self._set_entry(change, records)
         key = short_key(change.key)
-        # An entry is stored before its request ends, and the record of the request requires the state before it.
+        # An entry is stored before its request ends, and the record requires the state before it.
         absence = self._history.removal(key, self._history.prompt(key), change.time)
         if len(self._storages) >= _MAX_CACHED_PROMPTS:
             self._storages.clear()
@@ -122,7 +111,7 @@ class Writer:
         self._history.set_entry(change)
 
     def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
-        """Set the entry of the record whose request ended before its response was stored."""
+        """For a request that ended before its response was stored."""
         number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
@@ -182,7 +171,7 @@ class Writer:
         record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
-        """Set the entry that stores the response, now or as soon as it is stored."""
+        """Now or as soon as it is stored."""
         storage = self._storages.get(key)
         if storage is not None and storage.stored.request == exchange.request_id:
             record.entry = storage.stored.id
@@ -192,7 +181,7 @@ class Writer:
         self._without_entry[key, exchange.request_id] = record.number
 
     def _sums(self, exchange: Exchange, record: Record) -> list[tuple[object, ...]]:
-        """The rows to add to the totals: one for all requests of clients, and one for each tag of a request."""
+        """One row for all requests of clients, and one for each tag of a request."""
         if record.layer == "revalidated":
             return []
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
@@ -202,7 +191,7 @@ class Writer:
         return [(day, record.tenant, record.model, record.layer, tag, 1, *tokens, saved) for tag in tags]
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
-        """Duration of the computed response that a hit replaces, less the duration of the hit."""
+        """Duration of the replaced response, less the duration of the hit."""
         if exchange.hit is None:
             return 0.0
         key = exchange.hit.key
@@ -211,9 +200,9 @@ class Writer:
         return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
 
     def prune(self) -> int:
-        """Delete a batch of records beyond the retention; their number."""
+        """Delete a batch of records beyond the retention; return their number."""
         oldest = self._clock() - self._settings.retention
-        # A scan of all records would block the records that arrive meanwhile, so only the oldest are read.
+        # Only the oldest are read, since a scan would block new records.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"
             " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"

@@ -13,13 +13,7 @@ from kvproxy.generation import TokenLogprob
 
 
 class ChoicesEncoder:
-    """Base class of encoders with choices.
-
-    Args:
-        id: id of the response.
-        kind: type of the response's object.
-        chunk_kind: type of a chunk's object.
-    """
+    """Base class of encoders with choices."""
 
     def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
         self._output = CollectedOutput()
@@ -40,7 +34,6 @@ class ChoicesEncoder:
 
 
 def usage_of(output: CollectedOutput) -> JsonObject:
-    """Return token counts in OpenAI's format."""
     return {
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,
@@ -50,7 +43,7 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 
 def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
-    """Return the scores of the prompt's tokens in vLLM's format: by id, each with its `count` most likely alternatives."""
+    """The scores of the prompt's tokens in vLLM's format: by id, each with its `count` most likely alternatives."""
     return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
 
 

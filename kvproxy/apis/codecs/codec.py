@@ -24,7 +24,6 @@ class Conversation:
 
 
 PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
-"""A conversation, a raw text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,6 @@ class DecodedRequest:
         echo: begin the response with the prompt.
         salt: requests with different salts share no blocks.
         queue_priority: requests with a lower value run first.
-        grammar: format of the response.
-        tools: tools that the response may call.
     """
 
     prompt: PromptInput
@@ -50,7 +47,7 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The echoed prompt of a completion: its text, and the text of its first token, which has no probability."""
+    """The echoed prompt of a completion, and the text of its first token, which has no probability."""
 
     text: str
     first_token: str
@@ -59,34 +56,22 @@ class Echo:
 class ResponseEncoder(Protocol):
     """Encodes one response, as a stream or as one object."""
 
-    def write(self, piece: Delta) -> Iterator[bytes]:
-        """Add a piece, and return its events."""
+    def write(self, piece: Delta) -> Iterator[bytes]: ...
 
     def end(self) -> Iterator[bytes]:
         """Return the events after the last piece."""
 
     def whole(self) -> JsonObject:
-        """Return the response as one object, after the last piece."""
+        """The response as one object, after the last piece."""
 
 
 class Codec(Protocol):
     """Decodes requests and encodes responses of one API."""
 
     def decode_prompt(self, body: JsonMap) -> PromptInput:
-        """Return the prompt. Raises InvalidRequest for parts other than text."""
+        """Raises InvalidRequest for parts other than text."""
 
     def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        """Decode a request. Raises InvalidRequest for fields that the engine does not support.
+        """Raises InvalidRequest for fields that the engine does not support."""
 
-        Args:
-            defaults: values that the model recommends.
-        """
-
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder:
-        """Return an encoder for one response.
-
-        Args:
-            request: the request.
-            model: name of the served model.
-            echo: prefix of each completion.
-        """
+    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder: ...

@@ -21,11 +21,9 @@ class CollectedChoice:
 
 
 class CollectedOutput:
-    """All completions of one prompt.
+    """All completions of one prompt, by index.
 
     Attributes:
-        choices: completions by index.
-        prompt_tokens: length of the prompt.
         cached_tokens: prompt tokens that were not computed.
         prompt_logprobs: scores of the prompt's tokens from the second one, if requested.
     """
@@ -37,7 +35,7 @@ class CollectedOutput:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Delta) -> bool:
-        """Add a piece; return whether it is the first piece of its completion."""
+        """Return whether a piece is the first one of its completion."""
         is_first = piece.index not in self.choices
         if not self.choices:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens
@@ -52,10 +50,8 @@ class CollectedOutput:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all completions."""
         return sum(choice.completion_tokens for choice in self.choices.values())
 
     @property
     def first(self) -> CollectedChoice:
-        """The first completion."""
         return self.choices.get(0) or CollectedChoice()

@@ -70,7 +70,7 @@ class CompletionsEncoder(ChoicesEncoder):
             yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
     def _echo_logprobs(self, echo: Echo) -> Json:
-        """Return the prompt's log-probabilities; its first token has none."""
+        """The first token has no log-probability."""
         if self._logprobs is None:
             return None
         found: JsonObject = {
@@ -104,12 +104,10 @@ def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = N
 
 
 def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
-    """Return log-probabilities in the format of completions.
+    """Log-probabilities in the format of completions.
 
     Args:
-        items: the tokens.
         at: offset of the first token in the text.
-        count: number of alternatives.
     """
     offsets: list[Json] = []
     for item in items:

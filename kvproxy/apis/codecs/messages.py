@@ -129,7 +129,7 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 
 def _turns(message: JsonObject) -> Iterator[JsonObject]:
-    """Convert a message to chat messages: chat has a separate message for each tool result."""
+    """Chat has a separate message for each tool result."""
     content = message.get("content")
     if isinstance(content, str):
         yield {"role": message["role"], "content": content}

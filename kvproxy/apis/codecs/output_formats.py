@@ -16,7 +16,6 @@ class ToolUse:
     Attributes:
         schemas: JSON schema of the parameters by tool.
         required: whether the response must be a call; otherwise it may be text.
-        parallel: whether several calls are allowed.
     """
 
     schemas: dict[str, JsonObject]
@@ -25,11 +24,7 @@ class ToolUse:
 
 
 def json_format(kind: Json, param: str) -> Grammar | None:
-    """Return the grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper.
-
-    Raises:
-        InvalidRequest: the type is unknown, or the schema is missing.
-    """
+    """The grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
         return None
@@ -47,11 +42,7 @@ def json_format(kind: Json, param: str) -> Grammar | None:
 
 
 def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
-    """Return the tools that a request may call, in OpenAI's or Anthropic's format; None for no tools.
-
-    Raises:
-        InvalidRequest: the choice is unknown, or names a missing tool.
-    """
+    """The tools that a request may call, in OpenAI's or Anthropic's format."""
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")
     if not tools or kind == "none":
@@ -79,7 +70,6 @@ def check_one_format(grammar: Grammar | None, tools: ToolUse | None, param: str)
 
 
 def _signature(tool: JsonObject) -> tuple[str, JsonObject]:
-    """Return the name and the schema of the parameters of a tool in chat's format."""
     function = field(tool, "function")
     name, schema = field(function, "name"), field(function, "parameters")
     if tool.get("type") != "function" or not isinstance(name, str) or not name:

@@ -60,7 +60,6 @@ def check_supported(body: JsonMap) -> None:
 
 
 def reject(body: JsonMap, names: tuple[str, ...]) -> None:
-    """Reject unsupported fields with any value."""
     for name in names:
         if body.get(name):
             raise _unsupported(name)
@@ -71,7 +70,6 @@ def _unsupported(name: str) -> InvalidRequest:
 
 
 def integer(body: JsonMap, name: str) -> int | None:
-    """Return a whole number that is already checked."""
     value = body.get(name)
     return value if isinstance(value, int) else None
 
@@ -82,7 +80,6 @@ def number(body: JsonMap, name: str) -> float | None:
 
 
 def texts(body: JsonMap, name: str) -> tuple[str, ...]:
-    """Return a text or a list of texts that is already checked."""
     value = body.get(name)
     if isinstance(value, str):
         return (value,)
@@ -104,19 +101,17 @@ def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, *
 
 
 def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the common fields of chat and completions; see `base_request`."""
     common = {name: integer(body, name) for name in ("top_k", "seed", "n")}
     stop, ignore_eos = texts(body, "stop"), bool(body.get("ignore_eos"))
     return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)
 
 
 def only_text(param: str) -> InvalidRequest:
-    """Return the error for a prompt with parts other than text."""
     return InvalidRequest("the embedded engine supports text only: send text parts, or use --upstream", param=param)
 
 
 def with_text_content(message: JsonObject) -> JsonObject:
-    """Return a chat message with its content as one text, for chat templates."""
+    """For chat templates: the content as one text."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}

@@ -96,7 +96,7 @@ class ResponsesEncoder:
         return {**self._start, **end}
 
     def _call(self, place: int, call: ToolCall) -> JsonObject:
-        """Return a call as an output item. A response has calls or text, not both."""
+        """A response has calls or text, not both."""
         names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
@@ -127,7 +127,6 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 
 def _message(item: JsonObject) -> JsonObject:
-    """Convert an input item to a chat message."""
     match item.get("type", "message"):
         case "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
@@ -160,7 +159,6 @@ def _part(text: str) -> JsonObject:
 
 
 def _response(request: ApiRequest, model: str) -> JsonObject:
-    """Return the response before the first token."""
     body = request.body
     return {
         "id": f"resp_{request.request_id}",

@@ -38,7 +38,7 @@ def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, fi
     return ids
 
 
-@pytest.mark.parametrize("count", [5, 60, 400])
+@pytest.mark.parametrize("count", [5, 60, 130])
 def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, count: int) -> None:
     store = make_store()
     near = neighbours_of(store)

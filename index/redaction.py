@@ -20,7 +20,7 @@ class Redactor(Protocol):
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
-    """Redact an entry; None if its answer contains text to redact.
+    """Redact an entry; None if its answer contains text to redact, since a changed answer would pass for the model's own.
 
     An entry with a changed question has exact hits only: two questions may differ in nothing but the redacted part.
     """

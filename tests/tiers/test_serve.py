@@ -87,6 +87,6 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
 
 
 def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:
-    done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--data", tmp_path)
+    done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--port", 0, "--data", tmp_path)
     assert done.returncode == 2
     assert "remove them" in done.stderr

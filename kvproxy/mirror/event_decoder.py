@@ -37,15 +37,13 @@ class StoredEvent:
     """Consecutive blocks of one chain were cached.
 
     Attributes:
-        hashes: in chain order.
         parent: hash of the previous block; None at the start of a chain.
         tokens: ids of all blocks; empty if they were not published as plain ids.
-        block_size: tokens in a block.
         extras: each block's extra keys (adapter, salt, media); None if there are none.
         medium: `GPU`, unless an offloading tier published the event.
         group: index of the KV cache group; None if there is one group.
         kind: the group's attention type, if published.
-        window: the group's sliding window in tokens, if it has one.
+        window: sliding window in tokens.
     """
 
     hashes: list[Hash]
@@ -162,7 +160,6 @@ def _tokens(value: object) -> Sequence[int]:
 
 
 def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
-    """Return the extra keys of each block; None if there are none."""
     extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
     lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
     lora = _optional(fields.get("lora_name"), str, "lora_name")
@@ -177,7 +174,6 @@ def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
 
 
 def _list_per_block(value: object, count: int, name: str) -> list[Extra] | None:
-    """Decode a field with a list or null for each block; None if it is missing."""
     if not value:
         return None
     if not isinstance(value, list) or len(value) != count:
@@ -188,7 +184,6 @@ def _list_per_block(value: object, count: int, name: str) -> list[Extra] | None:
 
 
 def _hashable(value: object, depth: int) -> object:
-    """Convert lists to tuples."""
     if isinstance(value, list) and depth:
         return tuple(_hashable(item, depth - 1) for item in value)
     if value is None or isinstance(value, str | bytes | int | float):

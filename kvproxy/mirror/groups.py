@@ -33,7 +33,6 @@ class PromptHashes:
         return block
 
     def has_computed_hash(self, pool: MirroredPool, index: int) -> bool:
-        """Return whether the pool has the block under the hash that we compute."""
         return self.hashes.numbers[index] in pool.blocks or self.hashes.digests[index] in pool.blocks
 
 
@@ -48,7 +47,6 @@ class MirroredGroup:
         self.cached_blocks = self._find_blocks()
 
     def _find_blocks(self) -> list[MirroredBlock]:
-        """Find blocks by hash, or by content if the engine hashes differently."""
         found: list[MirroredBlock] = []
         hashes = self._hashes
         for index in range(self._hashes_per_block - 1, len(hashes.hashes.numbers), self._hashes_per_block):
@@ -91,8 +89,8 @@ def make_groups(
 ) -> tuple[list[MirroredGroup], PromptHashes]:
     """Return the groups of one rank, those with full attention first.
 
-    Unknown attention types and chunked local attention, whose chunk size is not published, count as full attention: the
-    engine may then reuse more than the lookup finds, never less.
+    Other attention types without a published window count as full attention, so the lookup never finds more than the engine
+    reuses.
     """
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
     windows = [(pool, attention_window(pool)) for pool in pools]
@@ -109,5 +107,4 @@ def attention_window(pool: MirroredPool) -> int | None:
 
 
 def hash_block_size(pools: Sequence[MirroredPool]) -> int:
-    """Return the block size of the hash chain: the greatest common divisor of all block sizes."""
     return gcd(*(pool.block_size for pool in pools))

@@ -30,7 +30,6 @@ class HashedPrompt:
         self._contents: dict[int, list[BlockTokens]] = {}
 
     def block_hashes(self, hasher: BlockHasher, block_size: int) -> BlockHashes:
-        """Return the hashes of the full blocks."""
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:

@@ -26,7 +26,6 @@ class MirrorMatch:
 
     Attributes:
         blocks: cached blocks of the first KV cache group.
-        digests: the prompt's block hashes.
         hashes_match: whether the engine's hashes equal ours; None if nothing matched.
         divergence: the first difference from the closest cached chain.
     """
@@ -61,12 +60,10 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
 
 
 def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
-    """Return the length of the cached prefix in the pools of one rank."""
     return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
 
 
 def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
-    """Return the first group's blocks, and the length that all groups can reuse."""
     indexes = range(len(hashes.hashes.numbers))
     found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
     return found[0], length

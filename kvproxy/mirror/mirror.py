@@ -14,7 +14,6 @@ from kvproxy.mirror.subscriber import EventSubscriber
 
 
 def _first_full_block(pool: MirroredPool) -> MirroredBlock | None:
-    """Return a full block at the start of a prompt without extra keys."""
     blocks = (block for block in pool.children(None) if block.extra is None)
     return next((block for block in blocks if len(block.tokens) == pool.block_size), None)
 
@@ -41,10 +40,7 @@ class Mirror:
     """Follows an engine.
 
     Args:
-        endpoint: the PUB sockets, see `expand_endpoint`.
-        replay: the replay sockets, one for each PUB socket.
-        hasher: the engine's hash algorithm and seed.
-        topic: prefix of the topics to subscribe to.
+        endpoint: the PUB sockets, see `expand_endpoint`; `replay` has one socket for each.
         idle: seconds of silence before a check for lost batches.
     """
 
@@ -95,16 +91,13 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return the published resets of each rank, for `confirm_reset`."""
+        """Return the published resets of each rank."""
         return [subscriber.state.resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the mirror after the engine confirmed a reset of its cache.
+        """Clear the ranks without a reset since `before`, which is an earlier `num_resets()`.
 
-        vLLM publishes the reset with its next step. A rank that published one since the request is up to date.
-
-        Args:
-            before: `num_resets()` before the request.
+        vLLM confirms a reset before it publishes it with its next step.
         """
         for subscriber, resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.resets == resets:
@@ -134,7 +127,6 @@ class Mirror:
         return None
 
     def hash_schemes(self) -> list[tuple[BlockHasher, int]]:
-        """Return the engine's hash algorithms and block sizes."""
         sizes = {hash_block_size(pools) for pools in self.state().ranks().values()}
         return [(self.hasher, size) for size in sorted(sizes)]
 
@@ -145,6 +137,5 @@ class Mirror:
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
     def matched_tokens(self, prompt: HashedPrompt) -> int:
-        """Return the length of the longest cached prefix of all ranks."""
         ranks = self.state().ranks().values()
         return max((matched_tokens(pools, prompt, self.hasher) for pools in ranks), default=0)

@@ -14,9 +14,7 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
-        parent: hash of the previous block; None at the start of a chain.
         tokens: token ids; empty if they were not published.
-        extra: extra keys (adapter, salt, media).
         stored: ordinal of the event that stored the block.
         copies: number of physical blocks.
     """
@@ -34,8 +32,7 @@ class MirroredPool:
 
     Attributes:
         block_size: tokens in a block; 0 before the first event.
-        kind, window: the group's attention type, and its sliding window in tokens, if published.
-        num_copies: physical blocks.
+        window: sliding window in tokens.
         num_stored, num_removed: copies stored and removed since the start.
     """
 
@@ -60,7 +57,6 @@ class MirroredPool:
             self.num_copies += 1
 
     def _blocks_of(self, event: StoredEvent) -> Iterator[MirroredBlock]:
-        """Return the event's blocks; new blocks have no copies yet."""
         size = event.block_size
         # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.
         is_aligned = len(event.tokens) == len(event.hashes) * size
@@ -117,8 +113,6 @@ class MirroredPool:
 
 
 class PoolKey(NamedTuple):
-    """Data-parallel rank, medium, and KV cache group of a pool."""
-
     rank: int | None
     medium: str
     group: int | None
@@ -129,7 +123,7 @@ class MirrorState:
 
     Attributes:
         unknown: removals of unknown blocks, which indicate lost events.
-        resets: published resets of the cache since the start of the mirror.
+        resets: published resets of the cache.
     """
 
     def __init__(self) -> None:
@@ -138,7 +132,6 @@ class MirrorState:
         self.resets = 0
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply a batch of events."""
         for event in batch.events:
             if isinstance(event, StoredEvent):
                 key = PoolKey(batch.rank, event.medium, event.group)

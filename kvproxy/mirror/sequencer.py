@@ -1,8 +1,7 @@
 """Orders numbered event batches, and detects lost, repeated, and restarted streams. No I/O: see `subscriber`.
 
-A publisher numbers its batches from 0, and from 0 again after a restart; nothing else identifies a run. The same number with
-the same content is a duplicate; with other content it belongs to another run. Missing and suspicious batches are requested
-from the publisher's replay buffer, together with one known batch, to verify that the run is the same.
+A publisher numbers its batches from 0, and from 0 again after a restart; nothing else identifies a run. A repeated number with
+other content belongs to another run. A replay request includes one known batch, to verify that the run is the same.
 """
 
 from collections.abc import Callable
@@ -46,7 +45,6 @@ class Replay:
     Attributes:
         from_start: whether all batches were requested.
         is_verified: whether it belongs to the known run.
-        has_batches: whether a batch arrived.
         is_skipped: whether the remaining batches are ignored.
     """
 
@@ -60,12 +58,9 @@ class Sequencer:
     """Applies one publisher's batches in order.
 
     Args:
-        state: receives the batches.
-        has_replay: whether the publisher answers replay requests.
         on_error: receives a message for each batch that cannot be decoded.
 
     Attributes:
-        next: number of the next batch.
         replay_from: number from which to request a replay; None if no batch is missing.
         complete: whether all batches since the publisher's start were applied.
         is_unverified: whether the state may belong to an earlier process, because a new connection has no replay yet.
@@ -103,9 +98,7 @@ class Sequencer:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
     def on_batch(self, number: int, payload: bytes) -> None:
-        """Handle a published batch."""
         if self._replay is not None or self.replay_from is not None:
-            # Hold batches until the replay is complete.
             self._held[number] = payload
         elif number > self.next:
             self._on_gap(number, payload)
@@ -186,7 +179,6 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """Handle the end of the replay."""
         replay = self._replay
         if replay is None:
             return

@@ -8,10 +8,9 @@ class StreamCounts:
     """Counts since the subscription started.
 
     Attributes:
-        batches, duplicates: applied and repeated batches.
-        gaps, restarts: gaps in the sequence numbers, and restarts of the publisher.
-        replays: replay requests.
-        losses: number of times that the mirror was discarded, because lost batches could not be replayed.
+        gaps: gaps in the sequence numbers.
+        restarts: restarts of the publisher.
+        losses: times that the mirror was discarded, because lost batches could not be replayed.
         malformed: messages that could not be decoded.
     """
 
@@ -29,12 +28,9 @@ class StreamStatus(StreamCounts):
     """Status of one publisher's stream.
 
     Attributes:
-        endpoint: the publisher's address.
-        connected: whether the socket is connected.
         next: number of the next batch.
         complete: whether all batches since the publisher's start were applied.
         silent_seconds: seconds since the last message; None before the first.
-        unknown_removals: removals of unknown blocks.
         replay_fails: whether the last replay request failed.
     """
 

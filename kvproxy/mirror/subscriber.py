@@ -31,8 +31,6 @@ class EventSubscriber:
 
     Args:
         endpoint: the PUB socket, `tcp://host:port`; with `*` as the host, kvproxy binds and engines connect.
-        replay: the ROUTER socket; None if there is none.
-        topic: prefix of the topics to subscribe to.
         idle: seconds of silence before a replay request checks for lost batches.
     """
 
@@ -72,7 +70,6 @@ class EventSubscriber:
         self._tasks = [asyncio.create_task(self._run_forever(loop)) for loop in loops]
 
     async def close(self) -> None:
-        """Cancel the tasks and close the sockets."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,7 +82,6 @@ class EventSubscriber:
         return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:
-        """Return the status of the stream."""
         return StreamStatus(
             endpoint=self.endpoint,
             connected=self.is_connected,
@@ -99,7 +95,6 @@ class EventSubscriber:
         )
 
     async def _run_forever(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Restart a loop after an unexpected error."""
         while True:
             try:
                 await loop()
@@ -139,7 +134,6 @@ class EventSubscriber:
             await asyncio.sleep(0)
 
     async def _request_replays(self) -> None:
-        """Request missing batches, and check for lost ones after silence."""
         while True:
             try:
                 await asyncio.wait_for(self._replay_requested.wait(), self._idle)
@@ -176,7 +170,6 @@ class EventSubscriber:
         self.sequencer.fail_replay()
 
     def _warn(self, message: str, error: BaseException | None = None) -> None:
-        """Log a warning, unless the last one is recent."""
         self._last_error = message
         now = time.monotonic()
         if now >= self._next_log:

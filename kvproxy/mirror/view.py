@@ -19,8 +19,6 @@ def hash_hex(digest: Hash) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MirroredPoolSnapshot:
-    """A pool's blocks at one moment."""
-
     block_size: int
     blocks: dict[Hash, MirroredBlock]
 
@@ -67,7 +65,6 @@ def _content(size: int, copies: list[MirroredBlock], location: BlockLocation) ->
 
 
 def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
-    """Copy an engine's pools."""
     found: dict[tuple[int | None, str], LocationSnapshot] = {}
     for key, pool in sorted(
         state.pools.items(), key=lambda item: (attention_window(item[1]) is not None, item[0].group or 0)
@@ -123,7 +120,6 @@ def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: Mirror
 
 
 def report_pools(state: MirrorState) -> PoolReport:
-    """Return the statistics of all pools together."""
     pools = state.pools.values()
     # The groups of a hybrid model use the same hashes.
     hashes: dict[tuple[int | None, str, int], set[Hash]] = {}

@@ -27,14 +27,13 @@ class ClientSettings(Section):
     )
 
     def accepts(self, digest: str, now: float) -> bool:
-        """Whether a key with this digest is valid at a time in seconds since the epoch."""
+        """`now` is in seconds since the epoch."""
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires
         return digest == self.key_sha256
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the key, and of the one before a rotation."""
         previous = self.previous_key_sha256
         return (self.key_sha256,) if previous is None else (self.key_sha256, previous)
 

@@ -8,7 +8,6 @@ from pydantic import BeforeValidator, SecretStr
 
 
 def _clean(value: object) -> object:
-    """Strip a key, and convert an empty one to None."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -28,9 +27,7 @@ def parse_upstream_url(text: str) -> dict[str, str]:
     """Return the `url` of an upstream without a trailing slash or `/v1`, and its credentials.
 
     Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
-
-    Raises:
-        ValueError: the URL is invalid. The message contains no credentials.
+    Raises ValueError without the credentials in its message.
     """
     shown = _without_secrets(text)
     if "://" not in text:
@@ -66,7 +63,6 @@ def _split_credentials(parts: SplitResult) -> dict[str, str]:
 
 
 def _without_secrets(text: str) -> str:
-    """Remove the credentials and the query for an error message."""
     scheme, found, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
     # A password may contain ? and #, so remove the credentials first.
     rest = rest.rpartition("@")[2]

@@ -22,7 +22,6 @@ class EncryptionSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether keys are configured."""
         return self.key_file is not None or self.key_env is not None
 
 
@@ -61,5 +60,4 @@ class RedactionSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether redaction is configured."""
         return bool(self.patterns) or self.function is not None

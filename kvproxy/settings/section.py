@@ -7,9 +7,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from kvproxy.units import parse_bytes, parse_seconds
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-"""A duration in seconds; settings may have a unit, such as `7d`."""
+"""A duration in seconds, or text such as `7d`."""
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-"""A size in bytes; settings may have a unit, such as `2GiB`."""
+"""A size in bytes, or text such as `2GiB`."""
 
 
 def _share_or_bytes(value: Any) -> float:
@@ -20,7 +20,7 @@ def _share_or_bytes(value: Any) -> float:
 
 
 ShareOrBytes = Annotated[float, BeforeValidator(_share_or_bytes)]
-"""A share up to 1, or a size in bytes; settings may have a unit, such as `2GiB`."""
+"""A share up to 1, or a size as in `Bytes`."""
 
 
 class Section(BaseModel):

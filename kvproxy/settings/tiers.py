@@ -28,5 +28,4 @@ class TierSettings(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether a tier is configured."""
         return self.host is not None or self.disk is not None or self.redis is not None

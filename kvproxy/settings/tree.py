@@ -110,7 +110,6 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _expand_upstream(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert `upstream` to `upstreams`."""
         url = values.get("upstream")
         is_single = isinstance(url, str) and url and not values.get("upstreams")
         return values | {"upstreams": (url,)} if is_single else values
@@ -158,7 +157,6 @@ class Settings(BaseSettings):
 
     @property
     def store_where(self) -> str:
-        """Path or URL of the stored responses."""
         return self.store or str(self.data / "responses.db")
 
     @property
@@ -191,7 +189,6 @@ class Settings(BaseSettings):
 
 
 def _config_file(data: Path | str | None) -> Path:
-    """Return the TOML file of a data folder, of the environment, or of the platform."""
     named = os.environ.get("KVPROXY_CONFIG")
     folder = data or os.environ.get("KVPROXY_DATA") or platformdirs.user_data_dir("kvproxy")
     return Path(named) if named else Path(folder) / "kvproxy.toml"
@@ -200,8 +197,7 @@ def _config_file(data: Path | str | None) -> Path:
 def load_settings(**flags: Any) -> Settings:
     """Load settings from all sources; flags of None are ignored.
 
-    Raises:
-        SettingsError: a value is invalid, or the TOML file cannot be read. The message names the setting.
+    Raises SettingsError, which names the setting.
     """
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
@@ -219,7 +215,6 @@ def load_settings(**flags: Any) -> Settings:
 
 
 def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:
-    """Explain the first error, with its line if the setting is from the file."""
     first = error.errors()[0]
     explained, path = _settings_error(first), _path(first)
     is_elsewhere = not path or path[0] in flags or "KVPROXY_" + "__".join(map(str, path)).upper() in os.environ
@@ -248,7 +243,6 @@ def _settings_error(first: Mapping[str, Any]) -> SettingsError:
 
 
 def _similar(path: SettingPath) -> str:
-    """Suggest settings for a misspelt one, of its section or of any other."""
     names = sorted(_setting_names(Settings))
     wanted = ".".join(part for part in path if isinstance(part, str))
     section = wanted.rpartition(".")[0]

@@ -51,7 +51,6 @@ class UpstreamServer(Section):
     @model_validator(mode="before")
     @classmethod
     def _clean_url(cls, values: Any) -> Any:
-        """Move credentials out of the URL; a string is a URL."""
         if isinstance(values, str):
             values = {"url": values}
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):

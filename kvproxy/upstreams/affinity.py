@@ -16,10 +16,9 @@ _PREFIX_BYTES = 2048
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return the key of the request's session, or of the conversation's first messages.
+    """Return the key of the session, or of the conversation's first messages.
 
-    The first messages end with the user's first turn, so that they are longer than a shared system prompt. A raw prompt has no
-    turns: its beginning counts.
+    They end with the user's first turn, so that they are longer than a shared system prompt.
     """
     if session := _session(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
@@ -34,7 +33,6 @@ def affinity_key(request: ApiRequest) -> bytes:
 
 
 def _session(request: ApiRequest) -> str | None:
-    """Return the client's name of the conversation: a header, OpenAI's field or Anthropic's."""
     body = request.body
     named: tuple[Json, ...] = (
         request.headers.get(SESSION_HEADER),

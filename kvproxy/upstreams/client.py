@@ -120,7 +120,6 @@ class UpstreamClient:
         return self._with_key(sent, path)
 
     def _with_key(self, headers: Headers, path: str) -> Headers:
-        """Replace the client's key by the server's, in the header that the client or the API uses."""
         secret = self._server.authorization or self._server.api_key
         if secret is None:
             return headers

@@ -1,12 +1,9 @@
 """HTTP connections to one server through aiohttp, with exceptions of `kvproxy.errors`.
 
-A connection is reused only if its request was written to the declared end and its response was read to the end.
-
-A proxy must avoid five faults of aiohttp: it blocks readers of some malformed bodies for ever; it takes a reset for the end of
-a body without a length; it reports a failure before the bytes that arrived earlier; it reuses a connection after a body that
-was shorter than its Content-Length; and it gives bytes that arrive on an idle connection to the next request. Only this module
-uses private attributes of aiohttp: `content._buffer`, `connection.protocol.closed`, and `connector._factory`. Tests fail if
-they change.
+Only this module uses private attributes of aiohttp, to avoid five of its faults: it blocks readers of some malformed bodies for
+ever; it takes a reset for the end of a body without a length; it reports a failure before the bytes that arrived earlier; it
+reuses a connection after a body that was shorter than its Content-Length; and it gives bytes that arrive on an idle connection
+to the next request.
 """
 
 import asyncio
@@ -49,7 +46,6 @@ class ConnectionPool:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Open the session; requires a running event loop."""
         connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
         connector._factory = cast(
             "partial[ResponseHandler]", partial(_StrictConnection, loop=asyncio.get_running_loop())
@@ -70,10 +66,7 @@ class ConnectionPool:
             await self._session.close()
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> Relayed:
-        """Send a request; returns with the head of the response.
-
-        Raises UpstreamError; `unsent` is set if no byte of the request was sent.
-        """
+        """Send a request. Raises UpstreamError, with `unsent` if no byte of it was sent."""
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None
@@ -112,7 +105,6 @@ class ConnectionPool:
 
 
 def _was_closed_before_write(error: Exception) -> bool:
-    """Whether the server closed an idle connection at the moment of its reuse."""
     return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
@@ -125,7 +117,7 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 class _StrictConnection(ResponseHandler):
-    """Closes the connection if bytes arrive after the end of a response, so that no later request receives them."""
+    """Closes the connection if bytes arrive after the end of a response."""
 
     _last: StreamReader | None = None
 
@@ -148,7 +140,7 @@ class _StrictConnection(ResponseHandler):
 
 
 async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
-    """Pass a body, and fail if its size differs from its Content-Length, so that the connection closes."""
+    """Fail if the size differs from the Content-Length, so that the connection closes."""
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
     async for chunk in body:

@@ -43,7 +43,6 @@ class EngineStatus:
         failures: consecutive failures.
         complete: whether the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
-        advice: possible improvements.
     """
 
     url: str
@@ -66,9 +65,9 @@ class EngineStatus:
 
 
 class FleetEngine:
-    """An upstream with its mirror, load, health and slots.
+    """Raises SettingsError if the events endpoint is not valid.
 
-    Raises SettingsError if the events endpoint is not valid. `llama` is None if the engine publishes events.
+    `llama` is None if the engine publishes events.
     """
 
     def __init__(
@@ -137,7 +136,6 @@ class FleetEngine:
             self.llama.is_identified = False
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Forward a request, to the best slot if the engine has slots."""
         placement = None if self.llama is None else await self.llama.place(request)
         if placement is None:
             return await self.client.send(request)
@@ -170,7 +168,6 @@ class FleetEngine:
             self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
 
     def metrics(self) -> EngineMetrics | None:
-        """Return the last reported metrics with their age."""
         if self._metrics is None:
             return None
         reported_at, metrics = self._metrics
@@ -204,10 +201,7 @@ class FleetEngine:
         )
 
     def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
-        """Return this engine with its predicted reuse, and a callback for the reported reuse.
-
-        `work` is the number of tokens that should be computed.
-        """
+        """Return this engine with the tokens that it should reuse (`predicted`) and compute (`work`)."""
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

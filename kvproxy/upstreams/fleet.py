@@ -84,9 +84,9 @@ class Fleet:
         return await self._first().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> Relayed:
-        """Send a request. If an engine fails before its first chunk, try the next one.
+        """Send a request; if an engine fails before its first chunk, try the next one.
 
-        Raises Overloaded if no engine is available, and UpstreamError if the last engine fails.
+        Raises Overloaded or UpstreamError.
         """
         route = await self._route(request)
         for engine in route.engines[:-1]:
@@ -130,12 +130,10 @@ class Fleet:
         return _Route([self.engines[name] for name in choose(candidates, length, order)], work, predicted)
 
     def _must_predict(self, engine: FleetEngine, request: ApiRequest) -> bool:
-        """Whether to predict the reuse of a single engine, to check a share of its mirror's predictions."""
         is_sampled = random() < self._settings.prediction_sample_rate
         return is_sampled and engine.mirror is not None and _is_predictable(request)
 
     async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
-        """Tokenize the prompt and compute its digests for the mirrors; None without a mirror."""
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
         mirrored = [(engine, engine.mirror) for engine in available if engine.mirror is not None]
         if not mirrored:
@@ -188,13 +186,11 @@ class Fleet:
 def _is_predictable(request: ApiRequest) -> bool:
     """Whether the reported reuse can be predicted.
 
-    Log-probabilities of the prompt require computing all of it. With several completions, each looks up the prefix cache, and
-    vLLM reports one of the lookups.
+    Log-probabilities of the prompt require computing all of it. Of several completions, vLLM reports one lookup.
     """
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 
 
 def _is_repeatable(request: ApiRequest) -> bool:
-    """Whether the request has no side effect on the engine."""
     return request.api.name != "responses" and not request.body.get("store")

@@ -46,7 +46,6 @@ class FleetPrefix(PrefixCache):
         return [row for view in self._views() for row in await view.blocks()]
 
     async def queue(self) -> list[BlockRow]:
-        """List the files of llama.cpp slots in eviction order."""
         self._views()
         slots = self._slots()
         if not slots:
@@ -75,7 +74,6 @@ class FleetPrefix(PrefixCache):
         return replace(content, text=await view.text(content.tokens))
 
     async def figures(self) -> PrefixFigures:
-        """Return the pool of the mirrored engines, or else the number of prefixes in slots and files."""
         mirrors, slots = [mirror for _, mirror in self._fleet.mirrored()], self._slots()
         metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
         if mirrors or (metrics and not slots):
@@ -92,7 +90,7 @@ class FleetPrefix(PrefixCache):
         )
 
     async def reset(self) -> ResetReport:
-        """Reset all engines. Raises NoPrefixCache if an engine has no route for it."""
+        """Raises NoPrefixCache if an engine has no route for it."""
         self._views()
         engines: tuple[EngineReset, ...] = ()
         if self._fleet.mirrored():
@@ -102,7 +100,6 @@ class FleetPrefix(PrefixCache):
         return ResetReport(all(each.reset for each in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        """Return the report of the engine with the longest prefix, with the reusable tokens of all."""
         views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
         reports = await asyncio.gather(*(view.explain(request) for view in views))
         known = [report for report in reports if report.engine is not None]
@@ -121,7 +118,7 @@ def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
-    """Sum all pools. A sum of reported metrics is None unless every engine reports the metric."""
+    """A sum of reported metrics is None unless every engine reports the metric."""
 
     def values(name: str) -> list[float] | None:
         found = [value for each in metrics if (value := getattr(each, name)) is not None]

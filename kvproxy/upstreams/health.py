@@ -9,7 +9,6 @@ class Health:
 
     Attributes:
         eject_after: consecutive failures before ejection.
-        draining: whether an operator stopped new requests.
         has_responded: whether the engine ever responded. Until then, one failure ejects it.
     """
 
@@ -26,7 +25,6 @@ class Health:
 
     @property
     def available(self) -> bool:
-        """Whether new requests may be sent."""
         return not self.ejected and not self.draining
 
     @property

@@ -26,8 +26,6 @@ _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
 
 
 class MirrorView:
-    """The blocks of one mirrored engine."""
-
     def __init__(self, engine: FleetEngine, mirror: "Mirror", tokenizer: PromptTokenizer) -> None:
         self._engine = engine
         self._mirror = mirror
@@ -91,7 +89,7 @@ class MirrorView:
 
 
 async def reset_engine(engine: FleetEngine) -> EngineReset:
-    """Reset the prefix cache of an engine, and its mirror. Raises NoPrefixCache if the engine has no route for it."""
+    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if it has no route."""
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:
@@ -108,7 +106,7 @@ async def reset_engine(engine: FleetEngine) -> EngineReset:
 
 
 def _reset_failure(status: int, reply: Json) -> str | None:
-    """Return the reason why a reset failed. vLLM reports a failure with status 200 and `"success": false`."""
+    """vLLM reports a failure with status 200 and `"success": false`."""
     if status >= 400:
         return f"it answered {status}"
     is_busy = field(reply, "success") is False

@@ -113,10 +113,7 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 
 
 def prompt_input(request: ApiRequest) -> PromptInput:
-    """Return the prompt of a request. Messages and Responses are converted to chats.
-
-    Raises InvalidRequest if there is no prompt, or a part other than text.
-    """
+    """Return the prompt. Raises InvalidRequest if it is missing, or not only text."""
     codec = CODECS.get(request.api.name)
     if codec is None:
         raise InvalidRequest(f"requests to {request.api.name} have no prompt with a prefix cache")

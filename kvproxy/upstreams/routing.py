@@ -12,15 +12,13 @@ import xxhash
 _POINTS = 160
 """Ring points of an engine of weight 1."""
 DECODE_TOKENS = 128
-"""Prefill tokens that a decoding response counts for, since it takes part in every step of the engine."""
+"""Load of a decoding response in prefill tokens: it takes part in every step of the engine."""
 MISS_COST = 8.0
-"""Cost of a computed token relative to a token of load: it also occupies a second cache and delays all later requests.
-
-A higher value raises the hit rate and lowers the balance; docs/routing.md explains the choice.
-"""
+"""Cost of a computed token relative to a token of load; docs/routing.md explains the value."""
 LOAD_SLACK = 1.25
 """Load of an engine relative to its share before a key moves on along the ring: consistent hashing with bounded loads
-(Mirrokni, Thorup and Zadimoghaddam, 2018)."""
+(Mirrokni, Thorup and Zadimoghaddam, 2018).
+"""
 
 
 class Ring:
@@ -47,8 +45,6 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
-    """Load of one engine: tokens of work, and requests in flight."""
-
     tokens: float = 0.0
     requests: int = 0
 
@@ -60,8 +56,6 @@ class Load:
 
 @dataclass(slots=True)
 class RequestLoad:
-    """One request's part of a load."""
-
     _load: Load
     _prefill: float
     _in_flight: bool = field(default=True)
@@ -81,13 +75,7 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """An engine that can serve a request.
-
-    Attributes:
-        matched: cached tokens of the prompt; None if unknown.
-        load: tokens of work.
-        weight: relative speed.
-    """
+    """An engine that can serve a request; `matched` is None if its cached tokens are unknown."""
 
     name: str
     matched: int | None

@@ -19,8 +19,6 @@ _NAMES = (
 
 
 class _Samples:
-    """Sample values by metric name."""
-
     def __init__(self, page: str) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
         self.vllm_config: dict[str, str] = {}

@@ -41,10 +41,7 @@ class MirrorMonitor:
     def add_computed(self, tokens: int, *, reported: bool) -> None:
         """Count prompt tokens that the engine computed.
 
-        Args:
-            tokens: prompt tokens without reused ones.
-            reported: whether the engine reported the number. Estimates count only before the first event, since a prompt in
-                the engine's cache causes no event.
+        Estimates count only before the first event, since a prompt in the engine's cache causes no event.
         """
         if reported or not self._messages:
             self._computed += max(0, tokens - _SHORT_PROMPT)

@@ -13,8 +13,7 @@ class ReuseFigures:
 
     Attributes:
         predictions: reports with a prediction.
-        exact, too_high, too_low: predictions compared with the report.
-        tokens_too_high, tokens_too_low: sum of the differences in tokens.
+        tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """
 
     reports: int = 0

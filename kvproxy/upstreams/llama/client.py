@@ -21,7 +21,7 @@ _FILE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Properties of a llama-server. `identity` is a digest of its model and build; a file is valid for one identity."""
+    """`identity` is a digest of the model and build; a file is valid for one identity."""
 
     identity: str
     slots: int
@@ -43,7 +43,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotTransfer:
-    """Result of saving or restoring a slot: its tokens, and the bytes of the file."""
+    """Result of a save or restore; `size` is in bytes."""
 
     tokens: int
     size: int

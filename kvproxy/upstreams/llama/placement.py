@@ -34,8 +34,6 @@ class CapturedResponse:
 
 
 class ResponseCapture:
-    """Captures the bytes of one response."""
-
     def __init__(self, api: Api, streams: bool) -> None:
         self._api = api
         self._streams = streams
@@ -43,7 +41,6 @@ class ResponseCapture:
         self._size = 0
 
     async def capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass the chunks unchanged."""
         async for chunk in chunks:
             self._size += len(chunk)
             if self._size <= _MAX_BYTES:
@@ -94,7 +91,6 @@ class Placement:
         request: the request to send, with `id_slot` added.
         predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
         work: prompt tokens that should be computed.
-        restored: file that was restored for the request.
     """
 
     def __init__(
@@ -139,7 +135,6 @@ class Placement:
             self._server.release(self._slot)
 
     async def _wait_until_idle(self, response: CapturedResponse) -> SlotState | None:
-        """Return the state of the idle slot; None if another client's request uses it."""
         for _ in range(_MAX_POLLS):
             states = await self._server.client.slots()
             state = next((each for each in states if each.slot == self._slot.id), None)
@@ -155,7 +150,7 @@ class Placement:
         """Return the certain contents of the slot.
 
         It holds the prompt and the response, without the last token, which was not computed. The response's text may tokenize to
-        other tokens than the generated ones; then the count differs from the server's.
+        other tokens; then the count differs from the server's.
         """
         slot, prompt = self._slot, self._prompt
         if state.task == slot.task or status != 200:

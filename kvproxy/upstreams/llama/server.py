@@ -167,7 +167,6 @@ class LlamaServer:
             await self.identify()
 
     def choose(self, prompt: Tokens, slots: list[Slot]) -> SlotChoice | None:
-        """Choose one of these slots for a prompt, or a file to restore."""
         prefixes = self.saver.prefixes() if self.saver else []
         return choose_slot(prompt, slots, prefixes, self.settings.min_tokens)
 
@@ -178,7 +177,6 @@ class LlamaServer:
             self.spawn(self._save_later(slot, slot.version))
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Run a coroutine in the background until the proxy stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -194,7 +192,6 @@ class LlamaServer:
                 await self._save(slot, saver)
 
     async def _save(self, slot: Slot, saver: SlotSaver) -> None:
-        """Save a free slot."""
         slot.lock(saving=True)
         try:
             await saver.save(slot)
@@ -217,7 +214,6 @@ class LlamaServer:
 
 
 def _is_placeable(request: ApiRequest) -> bool:
-    """Whether the request uses one slot, with predictable contents afterwards."""
     body = request.body
     uses_one_slot = body.get("n") in (None, 1) and body.get("lora") is None and body.get("cache_prompt") is not False
     return uses_one_slot and request.api.name in ("chat", "completions", "messages", "responses")

@@ -1,4 +1,4 @@
-"""Chooses the slot for a request, and the file to restore into it, from the contents of slots and files."""
+"""Chooses the slot for a request, and the file to restore into it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,13 +31,7 @@ def choose_slot(
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
-    Common prefixes below `min_tokens` are ignored, since a chat template begins all prompts alike. Such a request goes to an
-    empty slot, or to the least recently used one.
-
-    Args:
-        free: slots without a request.
-        files: restorable prefixes with their file names.
-        min_tokens: minimum gain of a restore.
+    Common prefixes below `min_tokens` are ignored, since a chat template begins all prompts alike.
     """
     if not free:
         return None
@@ -53,5 +47,5 @@ def choose_slot(
 
 
 def reusable_tokens(common: int, prompt: Tokens) -> int:
-    """Return the tokens of a common prefix that need no computation: the last token of a prompt is always computed."""
+    """Exclude the last token of the prompt, which is always computed."""
     return max(0, min(common, count(prompt) - 1))

@@ -77,7 +77,6 @@ class SlotFiles:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files, including unused ones."""
         return sum(file.size for file in self._files.values())
 
     def allocate(self, identity: str) -> str:
@@ -92,7 +91,7 @@ class SlotFiles:
         return file.name
 
     def claim(self, name: str) -> bool:
-        """Reserve an unused file; False if it is not unused any more."""
+        """Reserve a file, if it is still unused."""
         is_unused = any(file.name == name for file in self.unused())
         if is_unused:
             self._writing.add(name)
@@ -146,7 +145,6 @@ class SlotFiles:
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
 
     def _decrypt(self, file: SlotFile) -> SlotFile:
-        """Decrypt the tokens; a file with another key becomes unused."""
         if file.tokens is not None and self._cipher is not None:
             try:
                 file.tokens = self._cipher.open(file.tokens, file.name.encode())

@@ -16,19 +16,14 @@ from kvproxy.upstreams.llama.slots import Slot
 MAX_FAILURES = 3
 """Consecutive restores without reuse before restores stop."""
 _MIN_GROWTH = 5
-"""An idle slot is saved again if one fifth of it is new, which limits the written bytes to five times the saved ones."""
+"""An idle slot is saved again if one fifth of it is new, to limit the written bytes."""
 _EMPTY_BYTES = 1024
 """Smaller unused files are not overwritten with an empty slot."""
 _log = logging.getLogger(__name__)
 
 
 class SlotSaver:
-    """Saves and restores the slots of one server. The caller has locked the slot.
-
-    Attributes:
-        confirmed: restores confirmed by the reuse of the next response.
-        failed: consecutive restores without reuse.
-    """
+    """Saves and restores the slots of one server. The caller has locked the slot."""
 
     def __init__(
         self, url: str, client: LlamaClient, info: ServerInfo, files: SlotFiles, max_bytes: int, min_tokens: int
@@ -43,11 +38,9 @@ class SlotSaver:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether restores have not failed too often."""
         return self.failed < MAX_FAILURES
 
     def prefixes(self) -> list[tuple[str, Tokens]]:
-        """Return restorable prefixes with their file names."""
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
@@ -114,7 +107,6 @@ class SlotSaver:
         return file
 
     def verify_restore(self, file: SlotFile, prompt: Tokens, reused: int) -> None:
-        """Compare the reported reuse with the restored file."""
         if reused >= reusable_tokens(common_prefix(file.tokens or b"", prompt), prompt) // 2:
             self.confirmed += 1
             self.failed = 0
@@ -124,7 +116,6 @@ class SlotSaver:
             _log.warning("%s: %s", self._url, self.problem())
 
     def problem(self) -> str | None:
-        """Return the reason why restores stopped, with the fix."""
         if self.is_enabled:
             return None
         return (

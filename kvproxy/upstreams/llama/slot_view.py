@@ -37,13 +37,10 @@ class _CachedPrefix:
 
 
 class SlotView:
-    """The slots and files of one server; see `MirrorView`."""
-
     def __init__(self, server: LlamaServer) -> None:
         self._server = server
 
     async def _prefixes(self) -> list[_CachedPrefix]:
-        """Return all prefixes, slots first."""
         with contextlib.suppress(KvproxyError):
             await self._server.refresh()
         found, url, saver = [], self._server.url, self._server.saver
@@ -61,7 +58,6 @@ class SlotView:
         return [_row(prefix) for prefix in await self._prefixes()]
 
     async def queue(self) -> list[BlockRow]:
-        """List files in eviction order."""
         files = [prefix for prefix in await self._prefixes() if prefix.slot is None]
         return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
 
@@ -126,7 +122,6 @@ class SlotView:
         return SpelledDivergence(position, *texts)
 
     async def reset(self) -> EngineReset:
-        """Clear all slots, and discard all files."""
         server, slots = self._server, list(self._server.table.slots.values())
         for slot in slots:
             await server.table.wait_until_saved(slot)

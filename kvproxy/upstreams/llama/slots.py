@@ -20,11 +20,9 @@ class Slot:
 
     Attributes:
         prefix: its known tokens.
-        tokens: number of tokens in it.
         task: number of its last request since the server's start.
         context: maximum number of tokens.
         locked: whether a request of this proxy uses it, or it is being saved. Only the owner may change the other attributes.
-        saving: whether it is locked only until a file is written.
         busy: whether a request of another client uses it.
         version: number of changes, to detect outdated reports.
     """
@@ -46,7 +44,6 @@ class Slot:
 
     @property
     def is_known(self) -> bool:
-        """Whether all of its tokens are known."""
         return count(self.prefix) == self.tokens
 
     def lock(self, *, saving: bool = False) -> None:
@@ -64,8 +61,8 @@ class SlotsStatus:
     """Statistics of llama.cpp slots, for `kvproxy upstreams`.
 
     Attributes:
-        saved, saved_bytes: restorable files, and bytes of all files.
-        confirmed: restores confirmed by the reuse of the next response.
+        saved: restorable files.
+        saved_bytes: bytes of all files.
     """
 
     slots: int
@@ -108,7 +105,6 @@ class SlotTable:
         return None
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a released slot, first come, first served."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -138,7 +134,7 @@ class SlotTable:
                 break
 
     async def refresh(self) -> bool:
-        """Compare the slots with the server's report, since other clients may use them; return whether it restarted."""
+        """Update the slots from the server's report; return whether it restarted."""
         versions = {slot.id: slot.version for slot in self.slots.values()}
         states = await self._client.slots()
         restarted = any(self._is_current(state, versions) and self._is_older(state) for state in states)
@@ -151,12 +147,10 @@ class SlotTable:
         return restarted
 
     def _is_current(self, state: SlotState, versions: dict[int, int]) -> bool:
-        """Whether the slot is unlocked and unchanged since the report was requested."""
         slot = self.slots.get(state.slot)
         return slot is not None and not slot.locked and slot.version == versions.get(state.slot)
 
     def _is_older(self, state: SlotState) -> bool:
-        """Whether the server counts fewer requests than before, so it restarted."""
         known = self.slots[state.slot].task
         return known is not None and (state.task is None or state.task < known)
 

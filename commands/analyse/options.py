@@ -31,7 +31,7 @@ def load_tokenizer(name: str | None) -> "LocalTokenizer":
 
 
 def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
-    """Parse pool sizes such as `1000,5000`. Raises BadParameter."""
+    """Parse pool sizes such as `1000,5000`. Raises BadParameter for a size below `least`."""
     if blocks is None:
         return None
     try:

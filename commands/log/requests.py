@@ -14,7 +14,7 @@ from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
 if TYPE_CHECKING:
-    from kvproxy.journal.questions import QuestionedRecord
+    from kvproxy.journal.questions import RecordWithTexts
     from kvproxy.journal.reader import Query
     from kvproxy.proxy_client.journal import JournalClient
 
@@ -98,7 +98,7 @@ def show(
     return Output(document, lambda: print_facts(facts))
 
 
-def _follow(journal: "JournalClient", query: "Query", rows: "list[QuestionedRecord]", as_json: bool) -> None:
+def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithTexts]", as_json: bool) -> None:
     latest = rows[::-1] or journal.records(replace(query, limit=1))
     last = latest[0].record.number if latest else 0
     while True:
@@ -114,16 +114,16 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[QuestionedReco
                 typer.echo("\t".join(map(one_line, _row(row))))
 
 
-def _print_lines(rows: "list[QuestionedRecord]") -> None:
+def _print_lines(rows: "list[RecordWithTexts]") -> None:
     for row in rows:
         typer.echo(json.dumps({**asdict(row.record), "question": row.question, "stored_question": _stored(row)}))
 
 
-def _stored(row: "QuestionedRecord") -> str | None:
+def _stored(row: "RecordWithTexts") -> str | None:
     return row.stored_question if row.record.layer == "semantic" else None
 
 
-def _row(row: "QuestionedRecord") -> tuple[Any, ...]:
+def _row(row: "RecordWithTexts") -> tuple[Any, ...]:
     record = row.record
     day, _, clock = moment(record.time).partition(" ")
     is_today = day == moment(time.time()).partition(" ")[0]

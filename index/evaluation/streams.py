@@ -101,10 +101,10 @@ def _line(record: dict[str, Any]) -> Line:
 
 
 def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, progress: Progress) -> Stream:
-    """Embed lines.
+    """Embed the questions of a stream for a replay, and the answers if cosines compare them.
 
     Args:
-        alike: least cosine of equal answers; None compares their words.
+        alike: minimum cosine at which two answers count as equal; None compares their words.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)

@@ -21,7 +21,7 @@ class Embedder(Protocol):
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """Vocabulary of the tokenizer, if it was trained on English only."""
+        """Words of a tokenizer trained on English only, which reveal other languages; None for other tokenizers."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return `[len(texts), dim]` float32, each row of length 1."""

@@ -106,7 +106,7 @@ class _Segment:
         self._count = end
 
     def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
-        """Return at most `limit` pairs (number, cosine), nearest first."""
+        """Return at most `limit` pairs (number of a vector, cosine), nearest first."""
         if not self._count:
             return []
         # Search again with more results only if tombstones hide neighbours.

@@ -58,7 +58,7 @@ class PrefixFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class SpelledDivergence:
+class DivergenceText:
     """A `blocks.rows.Divergence` as text."""
 
     position: int
@@ -88,7 +88,7 @@ class PrefixReport:
     matched_tokens: int | None = None
     blocks: tuple[int | str, ...] = ()
     tiers: dict[str, int] = field(default_factory=dict)
-    divergence: SpelledDivergence | None = None
+    divergence: DivergenceText | None = None
     reason: str | None = None
     engine: str | None = None
     rank: int | None = None
@@ -193,12 +193,12 @@ Decode = Callable[[Sequence[int] | None], Awaitable[str]]
 """Returns the text of tokens, or "" for None."""
 
 
-async def spell_divergence(divergence: Divergence | None, decode: Decode) -> SpelledDivergence | None:
+async def spell_divergence(divergence: Divergence | None, decode: Decode) -> DivergenceText | None:
     if divergence is None:
         return None
     parts = (divergence.cached, divergence.prompt, divergence.before)
     cached, prompt, context = await asyncio.gather(*map(decode, parts))
-    return SpelledDivergence(divergence.position, cached, prompt, context)
+    return DivergenceText(divergence.position, cached, prompt, context)
 
 
 async def add_branch_texts(cache: PrefixCache, branches: Sequence[Branch]) -> list[Branch]:

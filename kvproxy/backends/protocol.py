@@ -23,8 +23,8 @@ class Generated:
 
     Attributes:
         pieces: raises a KvproxyError if the engine fails.
-        usage: usage of the first piece.
-        echo: prefix of each completion.
+        usage: of the first piece, which has the reuse of the prompt.
+        echo: text that precedes each completion: the prompt if the client asked for it.
         close: stops the generation; may be called again.
     """
 

@@ -60,7 +60,7 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True)
 class ChainRow:
-    """A cached chain from its first block to a leaf.
+    """A cached chain from the first block that is still cached to a leaf.
 
     `complete` tells whether its first block is the start of a prompt. `in_use` counts blocks.
     """

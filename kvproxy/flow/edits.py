@@ -16,7 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Apply all matching edits. Two requests that differ only in a stripped span get the same answer."""
+    """Apply all matching edits before the key is computed. Requests that differ only in a removed span then share one answer."""
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _applied(body, edit) if fnmatchcase(request.model, edit.model) else None

@@ -73,7 +73,7 @@ class CacheLookup:
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """The response, stale if necessary, to an equal request, else to a similar question, after the backend failed."""
+        """After the backend failed: the response to an equal request, or else to a similar question. It may be stale."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry

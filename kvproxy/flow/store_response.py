@@ -124,7 +124,7 @@ class ResponseRecorder:
         exchange: of the client that began the request.
 
     Attributes:
-        limit: larger responses, in bytes, are not held for late clients.
+        limit: maximum bytes of a response that is kept in memory for clients that join late.
     """
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:

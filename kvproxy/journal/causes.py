@@ -39,7 +39,7 @@ class PromptDivergence:
     """The end of the longest common prefix with an earlier prompt.
 
     Attributes:
-        shared: number of common regions.
+        shared: number of common regions (a parameter, the tools, or a message).
         region: the first region that differs; None if all are common.
     """
 

@@ -7,8 +7,8 @@ from kvproxy.journal.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionedRecord:
-    """A record with its texts, if known.
+class RecordWithTexts:
+    """A record with the text of its question and of the stored question, if they are known.
 
     Attributes:
         stored_question: the stored question that was judged or served.
@@ -27,7 +27,7 @@ def with_questions(
     records: Sequence[Record],
     prompts: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
-) -> list[QuestionedRecord]:
+) -> list[RecordWithTexts]:
     """Add the questions to records.
 
     Args:
@@ -35,13 +35,13 @@ def with_questions(
         recent_text: returns a question by record number, if it is in memory.
     """
 
-    def join(record: Record) -> QuestionedRecord:
+    def join(record: Record) -> RecordWithTexts:
         is_semantic = record.layer == "semantic"
         question = record.text or recent_text(record.number)
         if question is None and not is_semantic:
             # The entry of a semantic hit has another question.
             question = prompts.get(record.entry or "")
         near = record.near or (record.entry if is_semantic else None)
-        return QuestionedRecord(record, question, prompts.get(near or ""))
+        return RecordWithTexts(record, question, prompts.get(near or ""))
 
     return [join(record) for record in records]

@@ -35,7 +35,7 @@ class StringIds:
         return self._numbers[text]
 
     def forget(self) -> None:
-        """After a rollback."""
+        """Drop all cached ids, since a rollback may have removed their rows."""
         self._numbers.clear()
         self._shapes.clear()
 

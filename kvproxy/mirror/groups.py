@@ -100,7 +100,7 @@ def make_groups(
 
 
 def attention_window(pool: MirroredPool) -> int | None:
-    """Return the tokens that a group attends to; None for all tokens."""
+    """Return the number of last tokens that the layers of a pool's group attend to; None for all."""
     if pool.kind == "mamba":
         return _MAMBA_WINDOW
     return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None

@@ -66,7 +66,7 @@ class FamilyReport:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """Families, largest first; `unread` counts prompts that cannot be tokenized."""
+    """Families of prompts with a common beginning, largest first; `unread` counts prompts that cannot be tokenized."""
 
     families: tuple[FamilyReport, ...]
     block_size: int

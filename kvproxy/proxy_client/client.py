@@ -71,7 +71,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant of a client's headers; the model must be served."""
+        """Ask the proxy for the tenant of a client's headers. The probe names a model, which the proxy must serve."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         return str(self.post("/admin/explain", body, headers=headers)["tenant"])
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
+from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Group, PromptCount, Query, Reader, Share
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_report
@@ -47,7 +47,7 @@ class JournalFile:
         self._settings = load_settings(data=data)
         self._reader = Reader(data / FILE)
 
-    def records(self, query: Query) -> list[QuestionedRecord]:
+    def records(self, query: Query) -> list[RecordWithTexts]:
         """List matches, newest first."""
         records = self._reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
@@ -124,10 +124,10 @@ class RemoteJournal:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def records(self, query: Query) -> list[QuestionedRecord]:
+    def records(self, query: Query) -> list[RecordWithTexts]:
         if query.where is not None:
             raise self._unsupported("--where")
-        found: list[QuestionedRecord] = []
+        found: list[RecordWithTexts] = []
         before = query.before
         while query.limit is None or len(found) < query.limit:
             rows = self._client.get(
@@ -141,7 +141,7 @@ class RemoteJournal:
                 after=query.after,
                 before=before,
             )
-            found += [QuestionedRecord(_record(row), row["question"], row["stored_question"]) for row in rows]
+            found += [RecordWithTexts(_record(row), row["question"], row["stored_question"]) for row in rows]
             if len(rows) < _PAGE:
                 break
             before = found[-1].record.number

@@ -91,7 +91,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Call it on the event loop."""
+        """Queue the spans of an exchange; they are sent later in batches. Call it on the event loop."""
         if exchange.api is None:
             return
         record = record_of(exchange)

@@ -118,7 +118,7 @@ class Fleet:
     async def _route(self, request: ApiRequest) -> _Route:
         available = self.available()
         length = len(request.raw) // BYTES_PER_TOKEN
-        if len(available) == 1 and not self._must_predict(available[0], request):
+        if len(available) == 1 and not self._must_predict_reuse(available[0], request):
             return _Route(available, {available[0].url: length}, {})
         order = self._ring.order(affinity_key(request))
         place = {name: index for index, name in enumerate(order)}
@@ -129,7 +129,7 @@ class Fleet:
         predicted = {candidate.name: candidate.matched for candidate in candidates if _is_predictable(request)}
         return _Route([self.engines[name] for name in choose(candidates, length, order)], work, predicted)
 
-    def _must_predict(self, engine: FleetEngine, request: ApiRequest) -> bool:
+    def _must_predict_reuse(self, engine: FleetEngine, request: ApiRequest) -> bool:
         is_sampled = random() < self._settings.prediction_sample_rate
         return is_sampled and engine.mirror is not None and _is_predictable(request)
 

@@ -62,7 +62,7 @@ class ServingLevel:
 
     @property
     def acceptable_share(self) -> float:
-        """Share of recent requests with a neighbour within the limit."""
+        """Share of recent requests with a neighbour whose estimated error is within the limit."""
         total = float(self.spread.sum())
         return float(self.spread[self.limit >= _EDGES].sum()) / total if total else 0.0
 
@@ -101,7 +101,7 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """Share of wrong verdicts of the judge, from repeated questions."""
+        """Share of repeated questions whose two responses the comparison calls different."""
         return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
 
     def update_factor(self) -> None:

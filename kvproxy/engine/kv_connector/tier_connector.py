@@ -69,7 +69,7 @@ class TierLoad:
     """A load in flight of tokens `start` to `end`.
 
     Attributes:
-        loaded_until: end of the tokens in the pool.
+        loaded_until: end of the tokens that are in the GPU pool already.
         deadline: when the load times out; progress extends it.
         count_as_cached: the tokens count as cached in the sequence's usage.
         payloads: fetched chunks that are not in the pool yet.

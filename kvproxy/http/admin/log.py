@@ -21,7 +21,7 @@ from kvproxy.http.admin.replies import named, number, reply, seconds
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import MissExplanation, explain_record
-from kvproxy.journal.questions import QuestionedRecord, entry_ids, with_questions
+from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import REASONS, meaning
 from kvproxy.journal.record import Layer, Record
@@ -82,7 +82,7 @@ async def _read(app: Services, work: Callable[[Reader], T]) -> T:
     return await asyncio.to_thread(read)
 
 
-def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
+def _rows(app: Services, records: list[Record]) -> list[RecordWithTexts]:
     ids, prompts = entry_ids(records), {}
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
@@ -90,7 +90,7 @@ def _rows(app: Services, records: list[Record]) -> list[QuestionedRecord]:
     return with_questions(records, prompts, app.answerer.journal.question)
 
 
-def _flat(row: QuestionedRecord) -> dict[str, object]:
+def _flat(row: RecordWithTexts) -> dict[str, object]:
     return {**named(row.record), "question": row.question, "stored_question": row.stored_question}
 
 
@@ -119,7 +119,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
     last_sent = time.monotonic()
     while not app.lifetimes.stopping:
 
-        def new(reader: Reader, last: int = last) -> tuple[list[QuestionedRecord], int]:
+        def new(reader: Reader, last: int = last) -> tuple[list[RecordWithTexts], int]:
             newest = reader.newest()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
             return _rows(app, fresh), newest

@@ -136,10 +136,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
 
     def _ignore_upgrade(self) -> None:
-        """Parse the last head again without its offer of an upgrade.
-
-        The parser reports no body after an offer; a new parser does.
-        """
+        """Parse the last head again without the client's offer of an upgrade: the parser reports no body after one."""
         head = framing.head_without_upgrade(
             self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
         )

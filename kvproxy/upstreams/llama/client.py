@@ -32,7 +32,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot as reported by `/slots`; `task` is None before its first request."""
+    """One slot as reported by `/slots`; `task` is the id of its last request, None before the first."""
 
     slot: int
     busy: bool

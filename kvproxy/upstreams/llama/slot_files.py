@@ -91,7 +91,7 @@ class SlotFiles:
         return file.name
 
     def claim(self, name: str) -> bool:
-        """Reserve a file, if it is still unused."""
+        """Reserve a file for a save; False if another save took it first."""
         is_unused = any(file.name == name for file in self.unused())
         if is_unused:
             self._writing.add(name)

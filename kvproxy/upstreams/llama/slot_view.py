@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, SpelledDivergence
+from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, DivergenceText
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack
@@ -110,7 +110,7 @@ class SlotView:
             complete=all(slot.is_known and not slot.locked for slot in server.table.slots.values()),
         )
 
-    async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> SpelledDivergence | None:
+    async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> DivergenceText | None:
         position = common_prefix(prefix.tokens, prompt)
         if not position or position >= min(count(prefix.tokens), count(prompt)):
             return None
@@ -119,7 +119,7 @@ class SlotView:
             await self._text(first(tokens, start + _CONTEXT_TOKENS)[len(first(tokens, max(0, start))) :])
             for tokens, start in parts
         ]
-        return SpelledDivergence(position, *texts)
+        return DivergenceText(position, *texts)
 
     async def reset(self) -> EngineReset:
         server, slots = self._server, list(self._server.table.slots.values())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, DivergenceText
+from kvproxy.backends.prefix_cache import DivergenceText, EngineReset, PrefixReport
 from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack

@@ -89,7 +89,7 @@ def make_groups(
 ) -> tuple[list[MirroredGroup], PromptHashes]:
     """Return the groups of one rank, those with full attention first.
 
-    Other attention types without a published window count as full attention, so the lookup never finds more than the engine
+    Unknown attention types and chunked local attention count as full attention, so the lookup never finds more than the engine
     reuses.
     """
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))

@@ -195,10 +195,7 @@ def _config_file(data: Path | str | None) -> Path:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; flags of None are ignored.
-
-    Raises SettingsError, which names the setting.
-    """
+    """Load settings from all sources; flags of None are ignored. Raises SettingsError."""
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")

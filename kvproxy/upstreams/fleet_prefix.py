@@ -90,7 +90,7 @@ class FleetPrefix(PrefixCache):
         )
 
     async def reset(self) -> ResetReport:
-        """Raises NoPrefixCache if an engine has no route for it."""
+        """Reset all engines. Raises NoPrefixCache if an engine has no route for it."""
         self._views()
         engines: tuple[EngineReset, ...] = ()
         if self._fleet.mirrored():

@@ -12,12 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
 from kvproxy.flow.keys import tenant_of
+from kvproxy.http.cache_status import BYPASS
 from kvproxy.trace import HEADER
 
 _EXCHANGE = "exchange"
 _APIS = {api.path: name for name, api in APIS.items()}
 _TRACEPARENT = HEADER.encode()
 _OWN_ID = b"x-kvproxy-request-id"
+_BYPASS = BYPASS[1].encode()
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -68,7 +70,7 @@ class ExchangeMiddleware:
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
                 missing = {
-                    b"cache-status": b"kvproxy; fwd=bypass",
+                    b"cache-status": _BYPASS,
                     b"x-request-id": request_id,
                     b"date": _date(int(time())),
                 }

@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvproxy.errors import SettingsError
@@ -131,11 +129,6 @@ def test_public_methods_are_those_of_the_page() -> None:
         public = {name for name in vars(kind) if not name.startswith("_")}
         assert public == {"get", "set", "delete", "close"}
     assert all(f"`{name}(" in page for name in ("get", "set", "delete", "close"))
-
-
-class Failing(HashEmbedder):
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        raise RuntimeError("out of order")
 
 
 async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:

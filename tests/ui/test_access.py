@@ -61,14 +61,6 @@ def test_axe_finds_no_violation(page: Page, url: str, scheme: str, width: int) -
         page.press(ESCAPE)
 
 
-def focused(page: Page) -> str:
-    return str(
-        page.run(
-            "const n = document.activeElement; return n.id || n.getAttribute('aria-label') || n.textContent.trim()"
-        )
-    )
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: str, view: str) -> None:
     page.open(url, view)

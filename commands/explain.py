@@ -82,7 +82,7 @@ def _print_miss(found: "ExplanationReport") -> None:
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
-    """Raises NotFound if the proxy lists models without this one."""
+    """Check that the proxy serves a model. Raises NotFound if it lists models without this one."""
     try:
         listed = client.models(headers)
     except KvproxyError:

@@ -19,7 +19,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def read_bytes(file: Path) -> bytes:
-    """Raises NotFound or InvalidRequest."""
+    """Read a file. Raises NotFound or InvalidRequest."""
     if str(file) == "-":
         return sys.stdin.buffer.read()
     if not file.exists():

@@ -134,7 +134,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """See `usable_vectors`."""
+        """Return the vectors of texts as `usable_vectors` does, from the cache as far as it has them."""
         with self._model_lock:
             found = {text: self.cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
@@ -149,7 +149,7 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Raises an EmbedderError, too, if the vector is not usable."""
+        """Return the vector of a text, `[dim]` float32 of length 1. Raises an EmbedderError if there is no usable one."""
         vector = self.cached(text)
         if vector is None:
             (vector,) = self.vectors([text])

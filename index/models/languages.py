@@ -108,7 +108,7 @@ def language_of(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    """A single Greek letter is a mathematical symbol."""
+    """Return the language of letters that are not Latin, if any. A single Greek letter is a mathematical symbol."""
     found: dict[str, int] = {}
     for word in words(text):
         foreign = [

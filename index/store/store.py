@@ -180,7 +180,7 @@ class Store(StoreWriter):
         return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
 
     def _matching_ids(self, where: EntryFilter, matches: Callable[[str], bool]) -> Iterator[str]:
-        """Newest first. Decrypts every prompt."""
+        """Return the ids of matching entries, newest first. Decrypts every prompt."""
         condition, values = self._where(replace(where, prompt=None, search=None))
         sql = (
             f"select id, key, namespace, prompt, sealed, created from responses{condition}{' and' if condition else ' where'}"

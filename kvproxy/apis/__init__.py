@@ -11,5 +11,5 @@ APIS: dict[ApiName, Api] = {api.name: api for api in (Chat(), Completions(), Emb
 
 
 def by_name(name: str) -> Api | None:
-    """The name may be unknown."""
+    """Return the API with a name, if there is one."""
     return next((api for api in APIS.values() if api.name == name), None)

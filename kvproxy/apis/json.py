@@ -74,7 +74,7 @@ def objects(value: Json) -> list[JsonObject]:
 
 
 def field(value: Json, name: str) -> Json:
-    """None without the field or the object."""
+    """Return a field of an object; None without the field or the object."""
     return value.get(name) if isinstance(value, dict) else None
 
 

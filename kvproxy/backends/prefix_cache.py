@@ -171,7 +171,7 @@ class PrefixCache:
         raise _no_tiers()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete chunks of the models `own`, `others` or `all`; None if the tier does not exist."""
+        """Delete chunks of the running model (`own`), of `others`, or `all`; None if the tier does not exist."""
         raise _no_tiers()
 
 

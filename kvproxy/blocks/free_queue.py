@@ -10,7 +10,7 @@ class FreeQueue(Protocol):
     num_free_blocks: int
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """Evict the first blocks; raises RuntimeError if fewer are free."""
+        """Take the first blocks off the queue; raises RuntimeError if fewer are free."""
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Remove blocks that were hit."""

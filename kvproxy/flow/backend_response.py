@@ -34,7 +34,7 @@ class ResponseReader(Protocol):
         """Read a chunk. True if the response is complete with it."""
 
     def push_usage(self, chunk: bytes) -> None:
-        """For a stream that is not stored."""
+        """Read the usage from a stream that is not stored."""
 
     @property
     def prefix(self) -> PrefixUse | None:

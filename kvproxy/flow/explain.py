@@ -113,7 +113,7 @@ class Explanation:
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> Explanation:
-    """Raises KvproxyError and CacheStoreError."""
+    """Explain how a request would be answered. Raises KvproxyError and CacheStoreError."""
     key = await answerer.key(request)
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)

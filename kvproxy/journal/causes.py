@@ -93,7 +93,7 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
 
 
 def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
-    """Newest first."""
+    """Return earlier requests, newest first."""
     found = []
     for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
         regions = reader.regions(prompt) if prompt != record.prompt else None

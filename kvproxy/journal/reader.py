@@ -135,7 +135,7 @@ class Reader:
         self._connection.close()
 
     def records(self, query: Query) -> list[Record]:
-        """Newest first."""
+        """Return records, newest first."""
         condition, values = _where(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         sql = f"select {', '.join(COLUMNS)} from requests{condition} order by number desc{limit}"

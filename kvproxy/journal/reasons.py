@@ -104,7 +104,7 @@ _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
-    """For a response that was sent before the request was parsed."""
+    """Return the reason of a response that was sent before the request was parsed."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 

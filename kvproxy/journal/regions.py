@@ -57,7 +57,7 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    """The order of a chat template."""
+    """Order the regions of a body as a chat template does."""
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]

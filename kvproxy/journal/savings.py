@@ -150,7 +150,7 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
 
 
 def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """By its name, else by the first matching pattern."""
+    """Return the price of a model: by its name, else by the first matching pattern."""
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)

@@ -18,7 +18,7 @@ class StringIds:
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
     def number(self, text: str) -> int:
-        """A new string is inserted."""
+        """Return the id of a string; a new string is inserted."""
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:

@@ -63,7 +63,7 @@ class Writer:
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
-        """In one transaction."""
+        """Write all records in one transaction."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")

@@ -61,7 +61,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Use the data folder if the user's cache folder is not writable."""
+    """Return the cache in the user's cache folder, or in the data folder if that is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]

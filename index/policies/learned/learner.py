@@ -73,7 +73,7 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """None if all classes are obsolete."""
+        """Estimate the error of serving a neighbour; None if all classes are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
             return None

@@ -105,7 +105,7 @@ class ServingLevel:
         return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
 
     def update_factor(self) -> None:
-        """The judge calls a share of wrong answers right."""
+        """Correct the factor for the share of wrong answers that the comparison calls right."""
         factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 

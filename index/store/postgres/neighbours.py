@@ -58,7 +58,7 @@ class PostgresNeighbours(Neighbours):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create the graphs of large namespaces, and drop those of small ones."""
+        """Create an index for each large namespace, and drop the indexes of small namespaces."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",

@@ -72,6 +72,6 @@ class Codec(Protocol):
         """Raises InvalidRequest for parts other than text."""
 
     def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        """Raises InvalidRequest for fields that the engine does not support."""
+        """Convert a body to a request for the engine. Raises InvalidRequest for unsupported fields."""
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder: ...

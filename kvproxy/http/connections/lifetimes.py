@@ -31,7 +31,7 @@ class Lifetimes:
         return Lifetime(self, self._seconds)
 
     def end_all(self, error: KvproxyError) -> None:
-        """End all requests, also those that begin later."""
+        """End all present and future requests."""
         self._stopped = error
         for end in self._open:
             self.end(end, error, "drain_seconds")

@@ -1,6 +1,8 @@
 """Servers on free ports, each in a thread."""
 
+import asyncio
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -47,6 +49,42 @@ def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(timeout=60)
+
+
+@contextlib.contextmanager
+def run_connections(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> Iterator[str]:
+    """Handle raw connections; yield the URL. At the end, close those that are still open.
+
+    Closing a server of asyncio leaves its connections open, and a handler may wait on one for ever.
+    """
+    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = queue.SimpleQueue()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def handle_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        try:
+            await handle(reader, writer)
+        finally:
+            writer.close()
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        async with await asyncio.start_server(handle_one, "127.0.0.1", 0) as server:
+            started.put((asyncio.get_running_loop(), stopped, server.sockets[0].getsockname()[1]))
+            await stopped.wait()
+        for writer in writers:
+            writer.transport.abort()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    loop, stopped, port = started.get(timeout=60)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(timeout=60)
 
 
 def until_stored(services: Services) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, connected, responses
-from tests.servers import run_proxy
+from tests.servers import run_connections, run_proxy
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -26,7 +26,6 @@ class Double:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 writer.write(self.odd if b" /v1/odd " in head else OK)
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -39,13 +38,12 @@ class Double:
         (b"204 No Content", False),
     ],
 )
-async def test_the_connection_serves_the_next_request(
+def test_the_connection_serves_the_next_request(
     tmp_path: Path, head: bytes, length: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     double = Double(b"HTTP/1.1 " + head + b"\r\n\r\n")
-    async with await asyncio.start_server(double.serve, "127.0.0.1", 0) as server:
-        upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        answer = await asyncio.to_thread(exchange, tmp_path, upstream)
+    with run_connections(double.serve) as upstream:
+        answer = exchange(tmp_path, upstream)
     first, _, rest = answer.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 " + head[:3])
     assert (b"content-length" in first) == length

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_connections, run_proxy
 from tests.statuses import makes_entry
 
 VECTORS: dict[str, Any] = {"object": "list", "model": "e", "data": [{"index": 0, "embedding": [0.1, 0.25]}]}
@@ -100,20 +100,19 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"POST"):
         # The proxy looks at its upstreams by itself.
-        writer.close()
         return
     writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while size := int(await reader.readuntil(b"\r\n"), 16):
         part = (await reader.readexactly(size + 2))[:-2]
         writer.write(b"%x\r\n%s\r\n" % (size, part.upper()))
     writer.write(b"0\r\n\r\n")
-    writer.close()
 
 
 async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    target = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _):
+    with (
+        run_connections(echo) as target,
+        run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _),
+    ):
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -125,7 +124,6 @@ async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
             writer.write(b"0\r\n\r\n")
             await reader.readuntil(b"0\r\n\r\n")
         writer.close()
-    server.close()
 
 
 @pytest.mark.parametrize("given", ["a text", ["a", "batch"], [1, 2, 3], [[1, 2], [3]]])
@@ -189,17 +187,10 @@ def test_a_request_is_tried_again_only_while_nothing_was_sent(tmp_path: Path) ->
 
     async def close_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tries.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.close()
 
-    async def refuse_the_request() -> int:
-        server = await asyncio.start_server(close_at_once, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False}, forward={"retries": 5})
+    with run_connections(close_at_once) as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, forward={"retries": 5})
         with run_proxy(settings) as (proxy, _):
-            async with httpx.AsyncClient() as client:
-                answer = await client.post(f"{proxy}/v1/embeddings", json={"model": "e", "input": "x"})
-        server.close()
-        return answer.status_code
-
-    assert asyncio.run(refuse_the_request()) == 502
+            answer = httpx.post(f"{proxy}/v1/embeddings", json={"model": "e", "input": "x"})
+    assert answer.status_code == 502
     assert len([head for head in tries if b"/v1/embeddings" in head]) == 1

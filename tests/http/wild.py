@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import socket
 import struct
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.servers import run_connections
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -70,23 +70,9 @@ class Wild:
             raw: socket.socket = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
-    @contextlib.contextmanager
-    def serve(self) -> Iterator[str]:
-        """Run on a thread; the URL."""
-        loop = asyncio.new_event_loop()
-        server = loop.run_until_complete(asyncio.start_server(self.handle, "127.0.0.1", 0))
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finally:
-            loop.call_soon_threadsafe(server.close)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0.05))
-            loop.close()
+    def serve(self) -> contextlib.AbstractContextManager[str]:
+        """Run on a thread; yield the URL."""
+        return run_connections(self.handle)
 
 
 @dataclass(slots=True)

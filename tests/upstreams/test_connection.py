@@ -14,7 +14,7 @@ from starlette.routing import Route
 from kvproxy.backends.protocol import Body
 from kvproxy.errors import KvproxyError, UpstreamError
 from kvproxy.upstreams.connection import ConnectionPool, end_to_end
-from tests.servers import run_app
+from tests.servers import run_app, run_connections
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STALE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstale"
@@ -38,8 +38,7 @@ class Double:
         received = bytearray()
         self.received.append(received)
         heads = 0
-        # Cancelled at the end of the test.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
+        with contextlib.suppress(OSError):
             while part := await reader.read(65_536):
                 received += part
                 while received.count(b"\r\n\r\n") > heads and heads < 8:
@@ -48,13 +47,12 @@ class Double:
                     if self.late:
                         await asyncio.sleep(0.05)
                         writer.write(self.late)
-        writer.close()
 
 
 @contextlib.asynccontextmanager
 async def connected(double: Double) -> AsyncIterator[ConnectionPool]:
-    async with await asyncio.start_server(double.serve, "127.0.0.1", 0) as server:
-        connection = ConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5.0, 5.0, 10)
+    with run_connections(double.serve) as url:
+        connection = ConnectionPool(url, 5.0, 5.0, 10)
         connection.open()
         try:
             yield connection

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
+from random import getrandbits
 from time import time
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,7 +55,7 @@ class ExchangeMiddleware:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or uuid4().hex.encode()
+        request_id = given or b"%032x" % getrandbits(128)
         traceparent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
         exchange = Exchange(
             _APIS.get(scope["path"]) if scope["method"] == "POST" else None,

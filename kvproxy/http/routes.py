@@ -21,7 +21,7 @@ from kvproxy.http.access.clients import is_own
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.relay import RelayResponse, cancel_on_disconnect, whole_response
+from kvproxy.http.connections.relay import RelayResponse, WholeResponse, cancel_on_disconnect
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import failed
 from kvproxy.http.openapi import openapi
@@ -86,7 +86,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         return await _pass_on(request, raw)
     headers = [*answer.headers, *cache_headers(exchange)]
     if isinstance(answer.body, bytes):
-        return whole_response(answer.body, answer.status, headers)
+        return WholeResponse(answer.body, answer.status, headers)
 
     def last_event(error: KvproxyError) -> bytes:
         return event(api.error_body(error), "error")

@@ -1,7 +1,7 @@
 """Earlier prompts and removed entries, which explain misses."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvproxy.index.store import RemovalReason
@@ -87,9 +87,10 @@ class History:
         sql = "update prompts set entry = ?, expires = ? where key = ?"
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
-    def set_last_records(self, prompts: Iterable[tuple[int, int]]) -> None:
-        """Pairs of a record's and a prompt's number."""
-        self._connection.executemany("update prompts set last = ? where number = ?", prompts)
+    def set_last_records(self, records: Mapping[int | None, int]) -> None:
+        """Set the number of the last record of each prompt, by the number of the prompt."""
+        sql = "update prompts set last = ? where number = ?"
+        self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
     def add_removal(self, removal: ResponseRemoved) -> None:
         sql = "insert or replace into tombstones (key, reason, time) values (?, ?, ?)"

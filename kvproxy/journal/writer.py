@@ -1,7 +1,7 @@
 """Writes events to the journal's file in batches, on the journal's thread."""
 
 import sqlite3
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,9 @@ _ADD_TO_TOTALS = (
     " completion_tokens = completion_tokens + excluded.completion_tokens,"
     " reused_tokens = reused_tokens + excluded.reused_tokens, saved_seconds = saved_seconds + excluded.saved_seconds"
 )
+
+_Totals = dict[tuple[str, str, str, str, str], list[float]]
+"""Requests, tokens, and saved seconds by day, tenant, model, layer, and tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +80,21 @@ class Writer:
 
     def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
-        sums: list[tuple[object, ...]] = []
+        totals: _Totals = defaultdict(lambda: [0, 0, 0, 0, 0.0])
         for event in events:
             if isinstance(event, Exchange):
                 record = records[number] = record_of(event)
                 record.number = number
                 if event.key is not None:
                     self._add_prompt(event, record, event.key)
-                sums += self._sums(event, record)
+                self._add_to_totals(totals, event, record)
                 self.questions.add(event, record)
                 number += 1
             else:
                 self._change(event, records)
-        self._history.set_last_records(
-            (number, record.prompt) for number, record in records.items() if record.prompt is not None
-        )
+        self._history.set_last_records({record.prompt: number for number, record in records.items()})
         self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
-        self._connection.executemany(_ADD_TO_TOTALS, sums)
+        self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         """Records by number are not in the file yet."""
@@ -180,15 +181,16 @@ class Writer:
             self._without_entry.popitem(last=False)
         self._without_entry[key, exchange.request_id] = record.number
 
-    def _sums(self, exchange: Exchange, record: Record) -> list[tuple[object, ...]]:
-        """One row for all requests of clients, and one for each tag of a request."""
+    def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
+        """Count a request of a client once for all requests, and once for each of its tags."""
         if record.layer == "revalidated":
-            return []
+            return
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)
-        saved = self._saved_seconds(exchange, record)
-        tags = ("", *(exchange.request.control.tags if exchange.request is not None else ()))
-        return [(day, record.tenant, record.model, record.layer, tag, 1, *tokens, saved) for tag in tags]
+        values = (1, *tokens, self._saved_seconds(exchange, record))
+        for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
+            sums = totals[day, record.tenant, record.model, record.layer, tag]
+            sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
         """Duration of the replaced response, less the duration of the hit."""

@@ -20,7 +20,7 @@ from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
 from kvproxy.http.connections import framing
-from kvproxy.http.connections.relay import BODILESS
+from kvproxy.http.connections.relay import BODILESS, JOINS_BODY
 from kvproxy.http.failures import failed
 from kvproxy.settings.limits import LimitSettings
 
@@ -41,7 +41,7 @@ class _Unread:
 
 
 class _Lingering:
-    """A transport that can keep reading for two seconds after its last bytes.
+    """A transport that can join a head with its body, and can keep reading for two seconds after its last bytes.
 
     Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
     """
@@ -49,13 +49,19 @@ class _Lingering:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._ended = False
+        self._head = b""
         self.linger = False
+        self.joins_next = False
+        """Whether the next bytes are written together with those after them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if not self._ended:
+        if self.joins_next:
+            self.joins_next, self._head = False, data
+        elif not self._ended:
+            data, self._head = self._head + data, b""
             self._transport.write(data)
 
     def is_closing(self) -> bool:
@@ -304,6 +310,7 @@ async def _complete(
             unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
+            transport.joins_next = message.get(JOINS_BODY, False) and not bodiless
         elif bodiless:
             message = {**message, "body": b""}
             cycle.expected_content_length = 0

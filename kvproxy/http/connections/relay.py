@@ -17,6 +17,8 @@ from kvproxy.http.connections.lifetimes import Lifetime
 T = TypeVar("T")
 Headers = list[tuple[str, str]]
 BODILESS = (204, 304)
+JOINS_BODY = "kvproxy.joins_body"
+"""In the start of a response: its head is written together with its body, in one system call."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -146,12 +148,19 @@ def is_stream(headers: Headers) -> bool:
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
-def whole_response(body: bytes, status: int, headers: Headers) -> Response:
-    response = Response(body, status)
-    response.raw_headers = encode(headers)
-    if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
-        response.raw_headers.append((b"content-length", str(len(body)).encode()))
-    return response
+class WholeResponse(Response):
+    """Sends a whole body, joined with the head."""
+
+    def __init__(self, body: bytes, status: int, headers: Headers) -> None:
+        super().__init__(body, status)
+        self.raw_headers = encode(headers)
+        if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
+            self.raw_headers.append((b"content-length", str(len(body)).encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start | {JOINS_BODY: True})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 def encode(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -1,6 +1,7 @@
 """Random models of several architectures, and a tokenizer that gives each id a letter."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kvproxy.engine import attention
+from kvproxy.engine.kernels.packed_linear import pack_linears
+from kvproxy.engine.models.loader import LoadedModel, prepare_model
+
+CPU = torch.device("cpu")
 VOCABULARY = 300
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -116,6 +122,20 @@ def random_model(architecture: str, seed: int = 0) -> Any:
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
     return model
+
+
+def load(model: Any, device: torch.device = CPU) -> LoadedModel:
+    """A model as the engine loads it."""
+    attention.register()
+    return prepare_model("tiny", model, LetterTokenizer(), device)
+
+
+@cache
+def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
+    """A random model, packed and loaded."""
+    model = random_model(architecture, seed)
+    pack_linears(model)
+    return load(model)
 
 
 @torch.inference_mode()

@@ -1,22 +1,7 @@
-"""Random JSON schemas, and answers that are held to them by the demonstration model.
+"""Random JSON schemas."""
 
-    python -m tests.engine.schemas [COUNT] [SEED]
-
-Every answer that ends by itself is parsed and validated.
-"""
-
-import json
 import random
-import sys
 from typing import Any
-
-from jsonschema import Draft202012Validator, FormatChecker
-
-from kvproxy.engine.core import EngineCore
-from kvproxy.engine.models.loader import load_model
-from kvproxy.errors import InvalidRequest
-from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
-from kvproxy.settings import EngineSettings
 
 WORDS = ("name", "city", "größe", "a b", 'quo"te', "id", "tags", "x")
 Schema = dict[str, Any]
@@ -84,54 +69,3 @@ def _list(chance: random.Random, depth: int) -> Schema:
 
 def _either(chance: random.Random, depth: int) -> Schema:
     return {"anyOf": [_any(chance, depth - 1), _any(chance, depth - 1)]}
-
-
-def answers(engine: EngineCore, schemas: list[Schema], tokens: int = 160) -> list[tuple[str, str | None]]:
-    """The answer to each schema, drawn with a seed, and how it ended; None where the schema was refused."""
-    found: dict[int, list[Any]] = {}
-    for number, schema in enumerate(schemas):
-        params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=number)
-        prompt = tuple(engine.tokenizer.encode(f"Describe number {number}."))
-        grammar = Grammar("json_schema", json.dumps(schema))
-        try:
-            engine.add_request(
-                GenerationRequest(str(number), prompt, params, grammar=grammar), found.setdefault(number, []).append
-            )
-        except InvalidRequest as error:
-            print(f"refused: {error}: {json.dumps(schema)}", file=sys.stderr)
-    while engine.has_work:
-        engine.step()
-    return [
-        ("".join(piece.text for piece in found[number]), found[number][-1].finish_reason if found[number] else None)
-        for number in range(len(schemas))
-    ]
-
-
-def check(schema: Schema, answer: str) -> None:
-    """Raise where an answer is no JSON or does not fit its schema."""
-    # Python knows no year 0000, which RFC 3339 allows: dates are not checked.
-    Draft202012Validator(schema, format_checker=FormatChecker(["uuid"])).validate(json.loads(answer))
-
-
-def main() -> int:
-    count, seed = (int(given) for given in [*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]])
-    chance = random.Random(seed)
-    engine = EngineCore(load_model("demo", "cpu"), EngineSettings(num_blocks=4000, max_num_seqs=16))
-    schemas = [random_schema(chance) for _ in range(count)]
-    ended = wrong = refused = 0
-    for schema, (answer, how) in zip(schemas, answers(engine, schemas), strict=True):
-        refused += how is None
-        if how != "stop":
-            continue
-        ended += 1
-        try:
-            check(schema, answer)
-        except Exception as error:
-            wrong += 1
-            print(f"{type(error).__name__}: {str(error).splitlines()[0]}: {answer} for {json.dumps(schema)}")
-    print(f"{count} schemas: {ended} answers ended by themselves, {wrong} of them wrong; {refused} schemas refused")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

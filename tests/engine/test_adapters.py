@@ -4,7 +4,6 @@ import copy
 import json
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvproxy.engine import attention
-from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.packed_linear import pack_linears
-from kvproxy.engine.models.loader import prepare_model
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.errors import InvalidRequest, ModelUnsupported
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
-from kvproxy.settings import EngineSettings
-from tests.engine.models import VOCABULARY, LetterTokenizer, random_model, reference
-from tests.reference.integrity import check_integrity
+from tests.engine.driven import Driven
+from tests.engine.models import VOCABULARY, load, random_model, reference
 
+NAMES = ("one", "two")
 LAYERS = (
     "model.layers.0.self_attn.q_proj",
     "model.layers.0.mlp.gate_proj",
@@ -51,53 +46,28 @@ def make_adapter(folder: Path, model: Any, seed: int, config: dict[str, Any] = C
 @pytest.mark.parametrize("fused", [False, True])
 def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> None:
     model = random_model("llama")
-    models = {
-        None: model,
-        "one": make_adapter(tmp_path / "one", model, 1),
-        "two": make_adapter(tmp_path / "two", model, 2),
-    }
+    models = {None: model} | {name: make_adapter(tmp_path / name, model, seed) for seed, name in enumerate(NAMES, 1)}
     chance = random.Random(3)
     shared = [chance.randrange(VOCABULARY) for _ in range(40)]
     prompts = [[*shared[: chance.randrange(20, 40)], chance.randrange(VOCABULARY)] for _ in range(4)]
     expected = {name: [reference(each, prompt, 6) for prompt in prompts] for name, each in models.items()}
     assert expected[None] != expected["one"] != expected["two"]
-    attention.register()
     if fused:
         pack_linears(model)
-    loaded = prepare_model("llama", model, LetterTokenizer(), torch.device("cpu"))
-    adapters = LoraManager(model, {name: tmp_path / name for name in ("one", "two")})
-    engine = EngineCore(
-        replace(loaded, adapters=adapters),
-        EngineSettings(num_blocks=400, block_size=4, max_num_batched_tokens=32, num_speculative_tokens=2),
-    )
-    asked = [(name, number) for number in range(len(prompts)) for name in models]
-    cold, warm = ask(engine, prompts, asked, "cold"), ask(engine, prompts, asked, "warm")
-    for name, number in asked:
-        assert cold[name, number][0] == warm[name, number][0] == expected[name][number]
+    adapters = LoraManager(model, {name: tmp_path / name for name in NAMES})
+    driven = Driven(replace(load(model), adapters=adapters), num_blocks=400, num_speculative_tokens=2)
+    cached = {}
+    for round in ("cold", "warm"):
+        for number, prompt in enumerate(prompts):
+            for name in models:
+                driven.submit(f"{round} {name} {number}", prompt, 6, adapter=name)
+        driven.run()
+        cached[round] = [driven.usage[f"{round} {name} 0"].cached_tokens for name in models]
+        for name in models:
+            assert [driven.tokens[f"{round} {name} {number}#0"] for number in range(4)] == expected[name]
     # The first of each adapter finds nothing, though the others have computed the same prompt.
-    assert [cold[name, 0][1] for name in models] == [0, 0, 0]
-    assert min(tokens for _, tokens in warm.values()) > 0
-
-
-Key = tuple[str | None, int]
-
-
-def ask(engine: EngineCore, prompts: list[list[int]], asked: list[Key], round: str) -> dict[Key, tuple[list[int], int]]:
-    """Tokens of each answer, and how many of its prompt's were cached."""
-    found: dict[Key, tuple[list[int], int]] = {}
-
-    def take(delta: Delta, key: Key) -> None:
-        tokens, _ = found.get(key, ([], 0))
-        found[key] = ([*tokens, *delta.tokens], delta.usage.cached_tokens)
-
-    for name, number in asked:
-        params = SamplingParams(max_tokens=6, temperature=0.0)
-        request = GenerationRequest(f"{round} {name} {number}", tuple(prompts[number]), params, adapter=name)
-        engine.add_request(request, partial(take, key=(name, number)))
-    while engine.has_work:
-        engine.step()
-        check_integrity(engine.manager)
-    return found
+    assert cached["cold"] == [0, 0, 0]
+    assert min(cached["warm"]) > 0
 
 
 def test_an_adapter_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
@@ -122,11 +92,8 @@ def test_an_adapter_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_adapter_is_refused() -> None:
-    attention.register()
-    loaded = prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
-    engine = EngineCore(loaded, EngineSettings(num_blocks=40, block_size=4))
     with pytest.raises(InvalidRequest, match="adapter 'x'"):
-        engine.add_request(GenerationRequest("r", (1, 2), SamplingParams(), adapter="x"), lambda piece: None)
+        Driven().submit("r", (1, 2), adapter="x")
 
 
 def test_an_adapter_is_named_by_its_numbers_and_by_where_they_stand(tmp_path: Path) -> None:

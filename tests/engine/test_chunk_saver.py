@@ -13,21 +13,19 @@ from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chain import TierChain
+from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY
-from tests.engine.tiered import Driven, replace_chain, tiny
 from tests.tiers.doubles import DictStore
 
 PROMPT = [(7 * place) % VOCABULARY for place in range(160)]
-CHUNK = 16
-MIB = 2**20
 
 
 def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Event]:
     """An engine over a store that takes nothing until the event is set, and room for so many chunks that wait."""
-    driven = Driven(tiny(), {"host": "64MiB"})
+    driven = Driven(tiers={"host": "64MiB"})
     gate, store = threading.Event(), DictStore()
     size = driven.tiers._transfer.num_bytes(driven.tiers._transfer.names(_cache(), 0, 1)[0])
-    replace_chain(driven.tiers, TierChain([store], pending=int(pending_chunks * size)))
+    driven.replace_chain(TierChain([store], pending=int(pending_chunks * size)))
     put = store.put
     store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
     return driven, store, gate
@@ -39,7 +37,7 @@ def _cache() -> CacheRequest:
 
 def prefix_saved(driven: Driven, store: DictStore) -> tuple[int, int]:
     """Chunks of the prompt that are saved up to the first hole, and in all."""
-    keys = [name.key for name in driven.tiers._transfer.names(_cache(), 0, len(PROMPT) // CHUNK)]
+    keys = [name.key for name in driven.tiers._transfer.names(_cache(), 0, len(PROMPT) // 16)]
     run = next((at for at, key in enumerate(keys) if key not in store.chunks), len(keys))
     return run, sum(key in store.chunks for key in keys)
 

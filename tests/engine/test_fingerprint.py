@@ -7,19 +7,17 @@ import pytest
 import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.engine import attention
 from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
-from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
-from tests.engine.models import LetterTokenizer, random_model
+from tests.engine.models import load, random_model
 
 HASHER = BlockHasher(seed="0")
 
 
 @pytest.fixture
 def loaded() -> LoadedModel:
-    attention.register()
-    return prepare_model("llama", random_model("llama"), LetterTokenizer(), torch.device("cpu"))
+    return load(random_model("llama"))
 
 
 def digest(loaded: LoadedModel, **settings: Any) -> bytes:

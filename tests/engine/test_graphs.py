@@ -8,23 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionOp
 from kvproxy.engine.attention.sdpa import SdpaDecode
-from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.models.loader import LoadedModel, prepare_model
 from kvproxy.engine.scheduler.output import TokenSpan
 from kvproxy.engine.worker.cuda_graphs import CapturedSteps, Step, capture_sizes, no_capture
 from kvproxy.engine.worker.input_batch import InputBatch
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 from kvproxy.engine.worker.model_runner import ModelRunner
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
-from kvproxy.settings import EngineSettings
-from tests.engine.answers import run
-from tests.engine.models import LetterTokenizer, random_model, reference
-
-CPU = torch.device("cpu")
+from tests.engine.driven import Driven
+from tests.engine.models import CPU, random_model, reference
 
 
 @given(st.integers(1, 600))
@@ -98,23 +91,22 @@ def test_inputs_reach_the_step_and_padding_points_at_block_0() -> None:
     assert not graphs.fits([])
 
 
-def load() -> tuple[LoadedModel, list[list[int]], list[list[int]]]:
-    model = random_model("llama")
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(0, 300, (size,), generator=generator).tolist() for size in (30, 5, 17, 3, 41)]
-    expected = [reference(model, prompt, 8) for prompt in prompts]
-    attention.register()
-    return prepare_model("llama", model, LetterTokenizer(), CPU), prompts, expected
+PROMPTS = [
+    torch.randint(0, 300, (size,), generator=torch.Generator().manual_seed(size)).tolist()
+    for size in (30, 5, 17, 3, 41)
+]
 
 
 @pytest.mark.parametrize(("most", "n", "replays"), [(8, 1, 6), (3, 2, 1)])
 def test_replayed_answers_equal_generate(most: int, n: int, replays: int) -> None:
-    loaded, prompts, expected = load()
     recorder = Recorder()
-    settings = EngineSettings(num_blocks=100, block_size=4, max_num_batched_tokens=40, max_num_seqs=most)
-    engine = EngineCore(loaded, settings, capture=recorder)
-    answers = run(engine, prompts, n)
-    assert answers == [tokens for tokens in expected for _ in range(n)]
+    driven = Driven(capture=recorder, max_num_batched_tokens=40, max_num_seqs=most)
+    for number, prompt in enumerate(PROMPTS):
+        driven.submit(str(number), prompt, 8, n=n)
+    driven.run()
+    for number, prompt in enumerate(PROMPTS):
+        tokens = reference(random_model("llama"), prompt, 8)
+        assert [driven.tokens[f"{number}#{index}"] for index in range(n)] == [tokens] * n
     assert recorder.captured == sorted(recorder.captured, reverse=True)
     # With n = 2, more rows may decode than were captured for; such steps run eagerly.
     assert set(recorder.replayed) <= set(capture_sizes(most))
@@ -122,13 +114,12 @@ def test_replayed_answers_equal_generate(most: int, n: int, replays: int) -> Non
 
 
 def test_padding_touches_no_block_but_the_first() -> None:
-    loaded, prompts, _ = load()
-    engine = EngineCore(loaded, EngineSettings(num_blocks=60, block_size=4, max_num_seqs=8), capture=no_capture)
-    pool = engine._runner.pool.data
+    driven = Driven(capture=no_capture, num_blocks=60)
+    pool = driven.engine._runner.pool.data
     pool[:, :, 1:] = 7.0
-    run(engine, prompts[:3])
+    driven.answers(PROMPTS[:3], "r", 8)
     used = {block for block in range(60) if not bool((pool[:, :, block] == 7.0).all())}
-    most = sum(-(-(len(prompt) + 8) // 4) for prompt in prompts[:3])
+    most = sum(-(-(len(prompt) + 8) // 4) for prompt in PROMPTS[:3])
     assert 0 in used
     assert len(used) - 1 <= most
 
@@ -147,13 +138,11 @@ def count_eager(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_steps_with_guesses_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, _, _ = load()
     eager = count_eager(monkeypatch)
     prompts = [[7, 8, 9] * 10, [4, 5, 6, 1] * 8]
-    expected = [reference(random_model("llama"), prompt, 40) for prompt in prompts]
     recorder = Recorder()
-    settings = EngineSettings(num_blocks=100, block_size=4, max_num_seqs=4, num_speculative_tokens=5)
-    assert run(EngineCore(loaded, settings, capture=recorder), prompts, answer=40) == expected
+    driven = Driven(capture=recorder, max_num_batched_tokens=100, max_num_seqs=4, num_speculative_tokens=5)
+    assert driven.answers(prompts, "r", 40) == [reference(random_model("llama"), prompt, 40) for prompt in prompts]
     assert recorder.captured[0] == 4 * 6
     assert eager == [[30, 32]], "only the prompts"
     assert max(recorder.replayed) > 2
@@ -161,31 +150,26 @@ def test_steps_with_guesses_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_short_end_of_a_prompt_joins_the_answers_of_a_replayed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, prompts, _ = load()
     eager = count_eager(monkeypatch)
-    recorder = Recorder()
-    engine = EngineCore(loaded, EngineSettings(num_blocks=100, block_size=4, max_num_seqs=32), capture=recorder)
-    run(engine, [prompts[4]])
+    driven = Driven(capture=Recorder(), max_num_batched_tokens=100, max_num_seqs=32)
+    driven.answers([PROMPTS[4]], "first", 8)
     eager.clear()
     # 40 of the first 41 tokens are cached; the second prompt is short as a whole, the third is not.
-    later = [[*prompts[4], 3, 4, 5], [9, 8, 7], list(range(30))]
+    later = [[*PROMPTS[4], 3, 4, 5], [9, 8, 7], list(range(30))]
     model = random_model("llama")
-    assert run(engine, later[:2]) == [reference(model, prompt, 8) for prompt in later[:2]]
+    answers = [reference(model, prompt, 8) for prompt in later]
+    assert driven.answers(later[:2], "short", 8) == answers[:2]
     assert eager == []
-    assert run(engine, later) == [reference(model, prompt, 8) for prompt in later]
+    assert driven.answers(later, "all", 8) == answers
     assert len(eager) == 1
 
 
 def test_prompt_logprobs_of_a_replayed_step_are_those_of_an_eager_one() -> None:
-    loaded, _, _ = load()
     found = []
     for capture in (None, no_capture):
-        engine = EngineCore(loaded, EngineSettings(num_blocks=50, block_size=4, max_num_seqs=16), capture=capture)
-        pieces: list[Delta] = []
-        params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
-        engine.add_request(GenerationRequest("r", tuple(range(20, 32)), params), pieces.append)
-        while engine.has_work:
-            engine.step()
-        found.append([item.logprob for piece in pieces for item in piece.prompt_logprobs])
+        driven = Driven(capture=capture, max_num_seqs=16)
+        driven.submit("r", range(20, 32), 3, prompt_logprobs=2)
+        driven.run()
+        found.append([item.logprob for piece in driven.pieces["r"] for item in piece.prompt_logprobs])
     assert len(found[0]) == 11
     assert found[0] == pytest.approx(found[1], abs=1e-5)

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.int8_linear import Int8Linear, quantize
 from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import ModelUnsupported
-from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
+from tests.engine.driven import Driven
 from tests.engine.models import random_model
 
 
@@ -32,14 +31,11 @@ def test_the_demo_still_answers() -> None:
     loaded = load_model("demo", "cpu", weights="int8")
     assert loaded.dtype == torch.bfloat16
     assert not any(isinstance(module, torch.nn.Linear) for module in loaded.model.modules())
-    engine = EngineCore(loaded, EngineSettings(num_blocks=200))
-    prompt = tuple(loaded.tokenizer.chat([{"role": "user", "content": "What is a block?"}]))
-    pieces: list[str] = []
-    request = GenerationRequest("1", prompt, SamplingParams(max_tokens=60, temperature=0.0))
-    engine.add_request(request, lambda delta: pieces.append(delta.text))
-    while engine.has_work:
-        engine.step()
-    assert "".join(pieces).startswith("A block is a fixed number of tokens")
+    driven = Driven(loaded, block_size=16)
+    driven.submit("1", loaded.tokenizer.chat([{"role": "user", "content": "What is a block?"}]), 60)
+    driven.run()
+    text = "".join(piece.text for piece in driven.pieces["1"])
+    assert text.startswith("A block is a fixed number of tokens")
 
 
 def test_it_is_refused_where_it_would_be_slower() -> None:

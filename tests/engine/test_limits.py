@@ -1,24 +1,20 @@
 """Values that the engine cannot compute with are refused before they meet anybody else's."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
-from kvproxy.engine.core import EngineCore
 from kvproxy.engine.limits import EngineLimits, validate_sampling
-from kvproxy.engine.models.loader import prepare_model
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
-from kvproxy.settings import EngineSettings
-from tests.engine.models import LetterTokenizer, random_model
-from tests.engine.tiered import tiny
+from tests.engine.driven import Driven
+from tests.engine.models import load, random_model
 
 LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
 
@@ -63,6 +59,11 @@ def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> N
     assert refused.value.param == field
 
 
+@pytest.fixture(scope="module")
+def driven() -> Driven:
+    return Driven(num_blocks=30)
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.builds(
@@ -77,24 +78,16 @@ def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> N
         n=st.integers(1, 2),
     )
 )
-def test_what_is_accepted_can_be_computed(params: SamplingParams) -> None:
+def test_what_is_accepted_can_be_computed(driven: Driven, params: SamplingParams) -> None:
     validate_sampling(params)
-    pieces: list[str | None] = []
-    ENGINE.add_request(
-        GenerationRequest("r", (1, 2, 3), params), lambda delta: pieces.append(delta.finish_reason), _raise
-    )
-    while ENGINE.has_work:
-        ENGINE.step()
-        if params.max_tokens is None and pieces:
-            ENGINE.abort("r")
-    assert params.max_tokens is None or len([reason for reason in pieces if reason]) == params.n
-
-
-ENGINE = EngineCore(tiny(), EngineSettings(num_blocks=30, block_size=4))
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    driven.done.clear()
+    driven.submit("r", (1, 2, 3), **asdict(params))
+    while driven.engine.has_work:
+        driven.step()
+        if params.max_tokens is None and driven.pieces["r"]:
+            driven.engine.abort("r")
+    assert driven.errors["r"] == []
+    assert params.max_tokens is None or len(driven.done) == params.n
 
 
 @pytest.mark.parametrize(
@@ -102,9 +95,13 @@ def _raise(error: Exception) -> None:
     [
         ({"priority": 1.5}, "priority must be"),
         ({"queue_priority": math.nan}, "priority must be"),
+        ({"queue_priority": True}, "priority must be"),
         ({"salt": "\ud800"}, "cache_salt must be"),
+        ({"tokens": ()}, "no tokens"),
         ({"tokens": (1, "2")}, "vocabulary of 300"),
         ({"tokens": (1, True)}, "vocabulary of 300"),
+        ({"tokens": (1, 300)}, "vocabulary of 300"),
+        ({"tokens": (-1, 1)}, "vocabulary of 300"),
     ],
 )
 def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str, Any], complaint: str) -> None:
@@ -113,12 +110,43 @@ def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str,
         LIMITS.validate(request)
 
 
-def test_the_smaller_of_model_and_pool_is_the_limit() -> None:
-    with pytest.raises(ContextTooLong, match=r"block pool .*: 80 tokens"):
-        LIMITS.validate_length(81, 0)
+@pytest.mark.parametrize(
+    ("length", "most", "result"),
+    [
+        (10, None, 70),
+        (79, None, 1),
+        (10, 70, 70),
+        (80, 0, 0),
+        (80, None, r"of 80 tokens does not fit the block pool .*: 80 tokens"),
+        (10, 71, r"10 tokens and max_tokens 71"),
+        (81, 0, "81 tokens does"),
+    ],
+)
+def test_how_many_tokens_a_request_may_get(length: int, most: int | None, result: int | str) -> None:
+    request = GenerationRequest("r", (299,) * length, SamplingParams(max_tokens=most))
+    if isinstance(result, int):
+        assert LIMITS.validate(request) == result
+    else:
+        with pytest.raises(ContextTooLong, match=result):
+            LIMITS.validate(request)
+
+
+def test_the_models_limit_is_named_if_it_is_the_smaller() -> None:
     with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
         replace(LIMITS, pool_tokens=500).validate_length(101, 0, at_least=True)
-    LIMITS.validate_length(80, 0)
+
+
+def test_a_prompt_alone_may_fill_the_pool() -> None:
+    driven = Driven(num_blocks=11)
+    driven.submit("r", (1, 2, 3, 4) * 10, 0, n=3, prompt_logprobs=1)
+    driven.run()
+    pieces = driven.pieces["r"]
+    assert [(piece.index, piece.tokens, piece.finish_reason) for piece in pieces] == [
+        (n, (), "length") for n in range(3)
+    ]
+    assert [len(piece.prompt_logprobs) for piece in pieces] == [39, 0, 0]
+    assert driven.engine.manager.stats().used == 0
+    assert driven.engine.manager.stats().cached == 10
 
 
 def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,27 +154,18 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
     model = random_model("llama")
     for name, value in (("temperature", 0.3), ("top_p", 1.7), ("top_k", 40)):
         setattr(model.generation_config, name, value)
-    loaded = prepare_model("m", model, LetterTokenizer(), torch.device("cpu"))
-    assert loaded.default_sampling_params == SamplingParams(temperature=0.3, top_k=40)
+    assert load(model).default_sampling_params == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
 
 
 def test_pins_leave_room_for_the_longest_request() -> None:
-    engine = EngineCore(tiny(), EngineSettings(num_blocks=24, block_size=4, max_model_len=32))
-
-    def answer(id: str, prompt: list[int]) -> list[int]:
-        tokens: list[int] = []
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        engine.add_request(GenerationRequest(id, tuple(prompt), params), lambda delta: tokens.extend(delta.tokens))
-        for _ in range(100):
-            engine.step()
-        return tokens
-
+    driven = Driven(num_blocks=24, max_model_len=32)
+    pins = driven.engine.pins
     # One block of 24 is never given away, and the longest request needs 8.
     for number in range(23 - 8):
-        answer(f"short {number}", [number] * 5)
-        engine.pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
-    answer("one more", [100] * 5)
+        driven.answers([[number] * 5], f"short {number}", 1)
+        pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
+    driven.answers([[100] * 5], "one more", 1)
     with pytest.raises(PinLimitExceeded):
-        engine.pins.pin("one more", CacheRequest("pin", [100] * 5))
-    assert len(answer("long", list(range(31)))) == 1
+        pins.pin("one more", CacheRequest("pin", [100] * 5))
+    assert len(driven.answers([list(range(31))], "long", 1)[0]) == 1

@@ -16,7 +16,7 @@ from kvproxy.engine.worker.memory_profiling import determine_num_blocks, pool_by
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EngineSettings
-from tests.engine.tiered import tiny
+from tests.engine.models import CPU, tiny
 
 GIB = 2**30
 
@@ -103,3 +103,11 @@ def test_a_pool_that_the_host_has_no_memory_for_is_refused_at_the_start(given: d
     """The system gives a pool its memory when it is written to, so it ended the process in the middle of an answer."""
     with pytest.raises(SettingsError, match=f"of memory are free: lower engine.{name}"):
         determine_num_blocks(tiny(), SDPA, EngineSettings(**given))
+
+
+def test_a_pool_beyond_all_memory_is_refused_with_its_size() -> None:
+    shape = tiny().shape
+    blocks = 2**40
+    size = blocks * shape.block_bytes(16, torch.float32) / 2**30
+    with pytest.raises(SettingsError, match=rf"needs {size:.1f} GiB, more than cpu has: lower num_blocks"):
+        KVPool(shape, blocks, 16, torch.float32, CPU)

@@ -191,3 +191,16 @@ def test_the_likeliest_token_is_the_first_of_the_highest(dtype: torch.dtype) -> 
     logits[3, 499] = logits[4, 0] = -2.0
     expected = [row.index(max(row)) if number != 2 else 7 for number, row in enumerate(logits.tolist())]
     assert argmax_rows(logits).tolist() == expected == logits.argmax(dim=-1).tolist()
+
+
+def test_who_draws_with_a_seed_draws_the_same_in_every_version() -> None:
+    for seed, index, used in ((5, 0, 5), (5, 2, 5 + 2 * 0x9E3779B9), (2**63 + 7, 0, 7), (-1, 0, 2**63 - 1)):
+        generator = torch.Generator().manual_seed(used)
+        expected = [torch.rand((), generator=generator, dtype=torch.float64).item() for _ in range(3)]
+        assert UniformStream(SamplingParams(seed=seed), index).peek(3) == expected
+    assert UniformStream(SamplingParams(), 0).peek(1) != UniformStream(SamplingParams(), 0).peek(1)
+
+
+def test_almost_no_temperature_is_none() -> None:
+    assert SamplingParams(temperature=9e-6).is_greedy
+    assert not SamplingParams(temperature=1e-5).is_greedy

@@ -1,12 +1,14 @@
 """Who is served first: priorities, equal shares between tenants, and who gives way when blocks run out."""
 
 import random
-from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.scheduler.request_queue import RequestQueue
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams
+from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference
-from tests.engine.tiered import Driven, tiny
 
 chance = random.Random(3)
 
@@ -15,118 +17,96 @@ def prompt(length: int) -> list[int]:
     return [chance.randrange(VOCABULARY) for _ in range(length)]
 
 
-class Log:
-    """Submits requests and notes the order in which answers are complete, and tokens served so far by tenant."""
-
-    def __init__(self, driven: Driven) -> None:
-        self.driven = driven
-        self.done: list[str] = []
-        self.served: Counter[str] = Counter()
-        self.tokens: dict[str, list[int]] = {}
-
-    def submit(
-        self, id: str, tokens: list[int], *, tenant: str = "", priority: int = 0, own: int = 0, count: int = 4
-    ) -> None:
-        params = SamplingParams(max_tokens=count, temperature=0.0)
-
-        def take(delta: Delta) -> None:
-            self.tokens.setdefault(id, []).extend(delta.tokens)
-            self.served[tenant] += len(delta.tokens)
-            if delta.finish_reason:
-                self.done.append(id)
-
-        self.driven.engine.add_request(
-            GenerationRequest(id, tuple(tokens), params, tenant=tenant, queue_priority=priority, own_priority=own), take
-        )
-
-
 def test_what_is_more_urgent_is_answered_first() -> None:
-    log = Log(Driven(tiny(), {}, max_num_seqs=1))
+    driven = Driven(max_num_seqs=1)
     for number, priority in enumerate((5, 0, -1, 5, 0)):
-        log.submit(f"{priority}.{number}", prompt(20), priority=priority)
-    log.driven.run()
-    assert log.done == ["-1.2", "0.1", "0.4", "5.0", "5.3"]
+        driven.submit(f"{priority}.{number}", prompt(20), 4, queue_priority=priority)
+    driven.run()
+    assert driven.done == ["-1.2", "0.1", "0.4", "5.0", "5.3"]
 
 
 def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
-    log = Log(Driven(tiny(), {}, max_num_seqs=1))
+    driven = Driven(max_num_seqs=1)
     for number in range(12):
-        log.submit(f"pushy.{number}", prompt(20), tenant="pushy", own=-number)
-    log.submit("calm", prompt(20), tenant="calm")
-    log.driven.run()
-    assert log.done.index("calm") <= 2
-    pushy = [id for id in log.done if id != "calm"]
+        driven.submit(f"pushy.{number}", prompt(20), 4, tenant="pushy", own_priority=-number)
+    driven.submit("calm", prompt(20), 4, tenant="calm")
+    driven.run()
+    assert driven.done.index("calm") <= 2
+    pushy = [id for id in driven.done if id != "calm"]
     assert pushy[1:] == sorted(pushy[1:], key=lambda id: -int(id.split(".")[1]))
 
 
 def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few() -> None:
-    log = Log(Driven(tiny(), {}, max_num_seqs=2))
+    driven = Driven(max_num_seqs=2)
     for number in range(20):
-        log.submit(f"many{number}", prompt(30), tenant="many")
+        driven.submit(f"many{number}", prompt(30), 4, tenant="many")
     for number in range(3):
-        log.submit(f"few{number}", prompt(30), tenant="few")
-    log.driven.run()
-    assert max(log.done.index(f"few{number}") for number in range(3)) <= 8
+        driven.submit(f"few{number}", prompt(30), 4, tenant="few")
+    driven.run()
+    assert max(driven.done.index(f"few{number}") for number in range(3)) <= 8
 
 
 def test_tenants_get_equal_shares_of_tokens_whatever_the_size_of_their_requests() -> None:
-    log = Log(Driven(tiny(), {}, max_num_seqs=2))
+    driven = Driven(max_num_seqs=2)
     for number in range(30):
-        log.submit(f"large{number}", prompt(60), tenant="large", count=8)
+        driven.submit(f"large{number}", prompt(60), 8, tenant="large")
         for part in range(3):
-            log.submit(f"small{number}.{part}", prompt(20), tenant="small", count=3)
-    while len(log.done) < 50:
-        log.driven.step()
-    large, small = log.served["large"] / 8 * 76, log.served["small"] / 3 * 26
+            driven.submit(f"small{number}.{part}", prompt(20), 3, tenant="small")
+    while len(driven.done) < 50:
+        driven.step()
+    large, small = (
+        sum(len(tokens) for id, tokens in driven.tokens.items() if id.startswith(size)) for size in ("large", "small")
+    )
+    large, small = large / 8 * 76, small / 3 * 26
     assert 0.8 < large / small < 1.25
 
 
 def test_idling_earns_no_claim() -> None:
-    log = Log(Driven(tiny(), {}, max_num_seqs=1))
+    driven = Driven(max_num_seqs=1)
     for number in range(8):
-        log.submit(f"a{number}", prompt(30), tenant="a")
-    while len(log.done) < 6:
-        log.driven.step()
+        driven.submit(f"a{number}", prompt(30), 4, tenant="a")
+    while len(driven.done) < 6:
+        driven.step()
     for number in range(6):
-        log.submit(f"b{number}", prompt(30), tenant="b")
-    log.submit("a-late", prompt(30), tenant="a")
-    log.driven.run()
-    assert log.done.index("a-late") < len(log.done) - 2
+        driven.submit(f"b{number}", prompt(30), 4, tenant="b")
+    driven.submit("a-late", prompt(30), 4, tenant="a")
+    driven.run()
+    assert driven.done.index("a-late") < len(driven.done) - 2
 
 
 def test_the_least_urgent_gives_way_and_every_answer_is_exact() -> None:
     model = random_model("llama")
-    log = Log(Driven(tiny(), {}, num_blocks=27, max_num_seqs=4))
+    driven = Driven(num_blocks=27, max_num_seqs=4)
     prompts = {f"{number}": prompt(24) for number in range(6)}
     for number, (id, tokens) in enumerate(prompts.items()):
-        log.submit(id, tokens, priority=5 - number, count=24)
+        driven.submit(id, tokens, 24, queue_priority=5 - number)
         for _ in range(3):
-            log.driven.step()
-    log.driven.run()
+            driven.step()
+    driven.run()
     for id, tokens in prompts.items():
-        assert log.tokens[id] == reference(model, tokens, 24)
-    assert log.done.index("5") < log.done.index("0")
+        assert driven.tokens[f"{id}#0"] == reference(model, tokens, 24)
+    assert driven.done.index("5") < driven.done.index("0")
 
 
 def test_a_long_prompt_does_not_hold_up_the_answers_behind_it() -> None:
-    log = Log(Driven(tiny(), {}, max_num_batched_tokens=16, max_num_seqs=4))
+    driven = Driven(max_num_batched_tokens=16, max_num_seqs=4)
     for number in range(3):
-        log.submit(f"answer{number}", prompt(8), count=40)
+        driven.submit(f"answer{number}", prompt(8), 40)
     for _ in range(6):
-        log.driven.step()
-    log.submit("urgent", prompt(200), priority=-1)
-    before = {id: len(tokens) for id, tokens in log.tokens.items()}
+        driven.step()
+    driven.submit("urgent", prompt(200), 4, queue_priority=-1)
+    before = {id: len(tokens) for id, tokens in driven.tokens.items()}
     for _ in range(10):
-        log.driven.step()
+        driven.step()
     # Each of them got a token in every step, while the prompt was computed 13 tokens at a time.
-    assert {id: len(tokens) - before[id] for id, tokens in log.tokens.items()} == dict.fromkeys(before, 10)
-    assert "urgent" not in log.tokens
-    log.driven.run()
-    assert len(log.tokens["urgent"]) == 4
+    assert {id: len(tokens) - before[id] for id, tokens in driven.tokens.items()} == dict.fromkeys(before, 10)
+    assert "urgent#0" not in driven.tokens
+    driven.run()
+    assert len(driven.tokens["urgent#0"]) == 4
 
 
 def test_a_step_never_has_more_sequences_than_it_may() -> None:
-    driven = Driven(tiny(), {}, max_num_seqs=4, num_blocks=400)
+    driven = Driven(max_num_seqs=4, num_blocks=400)
     most = []
     forward = driven.engine._runner.execute_model
     driven.engine._runner.execute_model = lambda plan: most.append(len(plan)) or forward(plan)  # type: ignore[method-assign,func-returns-value]
@@ -141,17 +121,75 @@ def test_a_step_never_has_more_sequences_than_it_may() -> None:
 
 
 def test_a_line_forgets_who_left() -> None:
-    driven = Driven(tiny(), {})
-    log = Log(driven)
+    driven = Driven()
     for number in range(50):
-        log.submit(f"r{number}", prompt(10), tenant=f"t{number % 7}")
+        driven.submit(f"r{number}", prompt(10), 4, tenant=f"t{number % 7}")
         if number % 3 == 0:
             driven.engine.abort(f"r{number}")
     driven.run()
-    log.submit("last", prompt(10), tenant="new")
+    driven.submit("last", prompt(10), tenant="new")
     driven.run()
     line: RequestQueue = driven.engine._scheduler.waiting
-    assert len(line) == 0
-    assert line._num_live == {}
-    assert line._arrival_numbers == {}
+    assert len(line) == len(line._num_live) == len(line._arrival_numbers) == 0
     assert len(line._service) == 1
+
+
+def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0) -> Any:
+    """The part of a sequence that the queue reads."""
+    request = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, own_priority=own)
+    return SimpleNamespace(request=request, cache_request=CacheRequest(id, []), num_output_tokens=0)
+
+
+def waiting(line: RequestQueue, *sequences: Any) -> None:
+    for each in sequences:
+        line.register(each)
+        line.add(each)
+
+
+def order(line: RequestQueue) -> list[str]:
+    return [each.request.id for each in line]
+
+
+def test_whose_turn_it_is() -> None:
+    line = RequestQueue()
+    first, second, third = sequence("1", "a"), sequence("2", "b"), sequence("3", "a")
+    waiting(line, first, second, third)
+    assert (order(line), len(line), second in line, sequence("4") in line) == (["1", "2", "3"], 3, True, False)
+    # A prompt's token counts once, a generated one twice.
+    line.charge(first, 3)
+    assert order(line) == ["2", "1", "3"]
+    second.num_output_tokens = 1
+    line.charge(second, 1)
+    assert order(line) == ["2", "1", "3"]
+    line.charge(second, 1)
+    assert order(line) == ["1", "3", "2"]
+    urgent, own = sequence("5", "a", rank=-1), sequence("6", "a", own=-1)
+    waiting(line, urgent, own)
+    # The urgent one before all, and what a tenant ranks first among its own.
+    assert order(line) == ["5", "6", "1", "3", "2"]
+    line.remove(first)
+    line.add(first)
+    assert order(line) == ["5", "6", "1", "3", "2"]
+    for each in (urgent, own, first, third):
+        line.remove(each)
+    assert order(line) == ["2"]
+
+
+def test_who_comes_back_begins_level_with_who_got_least() -> None:
+    line = RequestQueue()
+    one, other = sequence("1", "a"), sequence("2", "b")
+    waiting(line, one, other)
+    line.charge(one, 10)
+    line.charge(other, 6)
+    waiting(line, sequence("3", "c"))
+    assert line._service == {"a": 10, "b": 6, "c": 6}
+    # Who was served more before it left does not begin at less.
+    line.remove(one)
+    line.unregister(one)
+    waiting(line, sequence("4", "a"))
+    assert line._service["a"] == 10
+    for each in [*line]:
+        line.remove(each)
+        line.unregister(each)
+    waiting(line, sequence("5", "b"))
+    assert line._service == {"b": 0}

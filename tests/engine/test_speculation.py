@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from kvproxy.engine.scheduler.output import SchedulerOutput
 from kvproxy.engine.scheduler.sequence import NgramProposer
 from kvproxy.engine.worker.model_runner import ModelRunner
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
-from tests.engine.models import VOCABULARY, random_model, reference
-from tests.engine.tiered import Driven, tiny
+from tests.engine.driven import Driven
+from tests.engine.models import VOCABULARY, random_model, reference, tiny
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 4), st.integers(1, 5))
@@ -52,17 +51,12 @@ def count_guesses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("architecture", ["llama", "gpt-neox"])
 def test_greedy_tokens_equal_generate(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = count_guesses(monkeypatch)
-    model = random_model(architecture)
     prompts = [repetitive(seed) for seed in range(4)]
+    expected = [reference(random_model(architecture), prompt, 40) for prompt in prompts]
     for blocks in (300, 50):
         driven = Driven(tiny(architecture), {"host": "64MiB"}, num_speculative_tokens=5, num_blocks=blocks)
-        for round in range(2):
-            for number, prompt in enumerate(prompts):
-                driven.submit(f"{round}.{number}", prompt, 40)
-            driven.run()
-        for number, prompt in enumerate(prompts):
-            expected = reference(model, prompt, 40)
-            assert driven.tokens[f"0.{number}#0"] == driven.tokens[f"1.{number}#0"] == expected
+        for round in ("cold", "warm"):
+            assert driven.answers(prompts, round, 40) == expected
         assert driven.engine.manager.stats().used == 0
         driven.engine.close()
     assert seen["guesses"] > 0
@@ -73,7 +67,7 @@ def test_guesses_save_steps_where_text_repeats(monkeypatch: pytest.MonkeyPatch) 
     for num_speculative_tokens in (0, 6):
         with monkeypatch.context() as patch:
             seen = count_guesses(patch)
-            driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
+            driven = Driven(num_speculative_tokens=num_speculative_tokens)
             # A random model's greedy answer ends in a cycle, which is text that repeats.
             driven.submit("a", repetitive(1), 200)
             driven.run()
@@ -83,7 +77,7 @@ def test_guesses_save_steps_where_text_repeats(monkeypatch: pytest.MonkeyPatch) 
 
 def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(num_speculative_tokens: int) -> dict[str, list[int]]:
-        driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
+        driven = Driven(num_speculative_tokens=num_speculative_tokens)
         for seed in range(4):
             driven.submit(str(seed), repetitive(seed), 60, temperature=0.3, seed=seed, top_k=4, n=2)
         driven.run()
@@ -97,19 +91,12 @@ def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.
 
 def test_unseeded_draws_keep_the_distribution() -> None:
     """The token after an accepted or refused guess is distributed as in a run without guesses (chi-squared)."""
-    loaded = tiny()
     prompt = repetitive(2)
 
     def pairs(num_speculative_tokens: int) -> Counter[Sequence[int]]:
         found: Counter[Sequence[int]] = Counter()
-        driven = Driven(
-            loaded,
-            {},
-            num_speculative_tokens=num_speculative_tokens,
-            max_num_seqs=64,
-            num_blocks=2000,
-            max_num_batched_tokens=512,
-        )
+        sizes = {"max_num_seqs": 64, "num_blocks": 2000, "max_num_batched_tokens": 512}
+        driven = Driven(num_speculative_tokens=num_speculative_tokens, **sizes)
         for number in range(40):
             driven.submit(str(number), prompt, 6, temperature=0.7, top_k=2, n=10)
         driven.run()
@@ -126,17 +113,17 @@ def test_unseeded_draws_keep_the_distribution() -> None:
 
 
 def test_an_answer_never_outgrows_its_limit() -> None:
-    driven = Driven(tiny(), {}, num_speculative_tokens=8)
+    driven = Driven(num_speculative_tokens=8)
     for count in range(1, 12):
         driven.submit(str(count), repetitive(3), count)
     driven.run()
     assert [len(driven.tokens[f"{count}#0"]) for count in range(1, 12)] == list(range(1, 12))
 
 
-def test_an_end_among_accepted_guesses_ends_the_answer() -> None:
+def test_an_end_among_accepted_guesses_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(num_speculative_tokens: int, **sampling: object) -> list[int]:
-        driven = Driven(tiny(), {}, num_speculative_tokens=num_speculative_tokens)
-        driven.engine.tokenizer.eos_ids = frozenset(ends)
+        driven = Driven(num_speculative_tokens=num_speculative_tokens)
+        monkeypatch.setattr(driven.engine.tokenizer, "eos_ids", frozenset(ends))
         driven.submit("a", prompt, 60, **sampling)
         driven.run()
         assert driven.engine.manager.stats().used == 0
@@ -158,22 +145,15 @@ def test_prompt_logprobs_are_the_models_own_whatever_is_cached() -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     expected = [float(logits[at, token]) for at, token in enumerate(prompt[1:])]
-    driven = Driven(tiny(), {"host": "64MiB"}, max_num_batched_tokens=16)
-    found: list[list[float]] = []
-
+    driven = Driven(tiers={"host": "64MiB"}, max_num_batched_tokens=16)
     driven.submit("fills the cache", prompt, 4)
     driven.run()
-    for round in range(2):
-        params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, n=2)
-        pieces: list[Delta] = []
-        driven.engine.add_request(GenerationRequest(str(round), tuple(prompt), params), pieces.append)
+    for id in ("cold", "warm"):
+        driven.submit(id, prompt, 3, prompt_logprobs=2, n=2)
         driven.run()
-        reported = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs]
-        assert len(reported) == 1
-        found.append([item.logprob for item in reported[0]])
-        assert [item.token for item in reported[0]] == prompt[1:]
-        assert all(len(item.top) == 2 for item in reported[0])
-        assert pieces[0].usage.cached_tokens == 0
-    assert found[0] == pytest.approx(expected, abs=1e-4)
-    assert found[1] == pytest.approx(expected, abs=1e-4)
+        (reported,) = (piece.prompt_logprobs for piece in driven.pieces[id] if piece.prompt_logprobs)
+        assert [item.logprob for item in reported] == pytest.approx(expected, abs=1e-4)
+        assert [item.token for item in reported] == prompt[1:]
+        assert all(len(item.top) == 2 for item in reported)
+        assert driven.pieces[id][0].usage.cached_tokens == 0
     driven.engine.close()

@@ -4,8 +4,7 @@ is too small, and tiers of which one fails now and then. What is answered equals
 import asyncio
 import contextlib
 import random
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import pytest
 from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.store import ChunkStore
-from tests.engine.models import VOCABULARY, random_model, reference
-from tests.engine.tiered import Driven, tiny
+from tests.engine.driven import Driven
+from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.reference.integrity import check_integrity
 from tests.tiers.doubles import DictStore
 
@@ -31,29 +30,11 @@ LONGEST = 40
 
 @dataclass
 class Asked:
-    """A request, and what came back for each of its answers."""
+    """A request, and the first tokens of each of its answers."""
 
-    prompt: tuple[int, ...]
-    count: int
     n: int
     expected: list[int]
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
-    prompt_scores: int | None = None
     cancelled: bool = False
-
-    def take(self, delta: Delta) -> None:
-        assert not self.cancelled, "a piece of a cancelled answer"
-        self.tokens.setdefault(delta.index, []).extend(delta.tokens)
-        if delta.finish_reason:
-            self.finished.add(delta.index)
-        if delta.prompt_logprobs:
-            assert self.prompt_scores is None
-            self.prompt_scores = len(delta.prompt_logprobs)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.finished) == self.n
 
 
 @cache
@@ -84,45 +65,41 @@ class Stress:
             "max_num_batched_tokens": self.chance.choice((7, 24, 64)),
         }
         sizes |= {"max_num_seqs": self.chance.choice((3, 8)), "num_speculative_tokens": self.chance.choice((0, 4))}
-        self.driven = Driven(tiny(architecture), {"host": "1MiB", "load_timeout": 5.0}, **(sizes | engine))
+        loaded, tiers = tiny(architecture), {"host": "1MiB", "load_timeout": 5.0}
+        self.driven = Driven(loaded, tiers, **(sizes | engine))
         self.flaky = DictStore("redis", remote=True)
         stores: list[ChunkStore] = [HostStore(60_000), DiskStore(folder, 200_000), self.flaky]
-        self.driven.tiers.chain.close()
-        chain = TierChain(stores, pending=self.chance.choice((30_000, 1 << 20)))
-        self.driven.tiers.chain = self.driven.tiers.saver._chain = chain
+        self.driven.replace_chain(TierChain(stores, pending=self.chance.choice((30_000, 1 << 20))))
         self.asked: dict[str, Asked] = {}
 
     def ask(self, id: str) -> None:
         chance = self.chance
         prompt, expected = chance.choice(self.corpus)
-        asked = Asked(prompt, chance.choice((0, 1, 5, 17, LONGEST)), chance.choice((1, 1, 1, 2, 4)), expected)
-        params = SamplingParams(
-            max_tokens=asked.count,
-            temperature=0.0,
-            n=asked.n,
-            logprobs=chance.choice((None, 0)),
-            prompt_logprobs=chance.choice((None, None, None, 1)),
-        )
-        request = GenerationRequest(
+        count, n = chance.choice((0, 1, 5, 17, LONGEST)), chance.choice((1, 1, 1, 2, 4))
+        self.driven.submit(
             id,
             prompt,
-            params,
+            count,
+            n=n,
+            logprobs=chance.choice((None, 0)),
+            prompt_logprobs=chance.choice((None, None, None, 1)),
             salt=chance.choice((None, None, "salt")),
             priority=chance.choice((0, 3)),
             tenant=chance.choice("abc"),
             queue_priority=chance.choice((-1, 0, 0, 0, 2)),
         )
-        self.driven.engine.add_request(request, asked.take)
-        self.asked[id] = asked
+        self.asked[id] = Asked(n, expected[:count])
 
     def disturb(self) -> None:
         """What else may happen between two steps."""
         chance, engine = self.chance, self.driven.engine
-        open_ids = [id for id, asked in self.asked.items() if not asked.complete and not asked.cancelled]
+        open_ids = [id for id, asked in self.asked.items() if self.driven.done.count(id) < asked.n]
+        open_ids = [id for id in open_ids if not self.asked[id].cancelled]
         if open_ids and chance.random() < 0.06:
             id = chance.choice(open_ids)
             engine.abort(id)
             self.asked[id].cancelled = True
+            self.driven.pieces[id].clear()
         if chance.random() < 0.05:
             self.flaky.failing = not self.flaky.failing
         if chance.random() < 0.02:
@@ -134,12 +111,6 @@ class Stress:
         if chance.random() < 0.01:
             self.driven.tiers.clear(chance.choice(("host", "disk")), "all")
 
-    def step(self) -> None:
-        if self.driven.engine.is_stalled:
-            time.sleep(0.002)
-        self.driven.engine.step()
-        check_integrity(self.driven.engine.manager, self.driven.engine.pins)
-
     def run(self, requests: int) -> None:
         left = requests
         steps = 0
@@ -148,17 +119,18 @@ class Stress:
                 left -= 1
                 self.ask(str(left))
             self.disturb()
-            self.step()
+            self.driven.step()
             steps += 1
             assert steps < 200 * requests, "the engine does not come to an end"
 
     def check(self) -> None:
         for id, asked in self.asked.items():
             if asked.cancelled:
+                assert self.driven.pieces[id] == [], "a piece of a cancelled answer"
                 continue
-            assert asked.complete, id
-            for index in range(asked.n):
-                assert asked.tokens[index] == asked.expected[: asked.count], (id, index)
+            assert self.driven.done.count(id) == asked.n
+            assert [self.driven.tokens[f"{id}#{index}"] for index in range(asked.n)] == [asked.expected] * asked.n
+            assert sum(bool(piece.prompt_logprobs) for piece in self.driven.pieces[id]) <= 1
         for name in "xy":
             self.driven.engine.pins.unpin(name)
         scheduler, tiers = self.driven.engine._scheduler, self.driven.tiers
@@ -183,18 +155,9 @@ def test_a_storm_leaves_every_answer_exact_and_nothing_behind(seed: int, tmp_pat
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None:
     chance = random.Random(4)
-    worker = AsyncLLM(
-        tiny(),
-        EngineSettings(
-            num_blocks=60,
-            block_size=4,
-            max_num_batched_tokens=24,
-            max_num_seqs=6,
-            max_model_len=200,
-            num_speculative_tokens=3,
-        ),
-        TierSettings(disk=tmp_path, chunk_tokens=16),
-    )
+    sizes = {"num_blocks": 60, "max_num_batched_tokens": 24, "max_num_seqs": 6, "max_model_len": 200}
+    settings = EngineSettings(block_size=4, num_speculative_tokens=3, **sizes)
+    worker = AsyncLLM(tiny(), settings, TierSettings(disk=tmp_path, chunk_tokens=16))
     await worker.start()
 
     async def client(number: int, prompt: tuple[int, ...], n: int) -> dict[int, list[int]]:

@@ -11,15 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.view import match_prefix
-from kvproxy.engine import attention
-from kvproxy.engine.core import EngineCore
 from kvproxy.engine.kernels.packed_linear import pack_linears
-from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.worker.cuda_graphs import Step
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams
-from kvproxy.settings import EngineSettings
-from tests.engine.models import VOCABULARY, LetterTokenizer, random_model
-from tests.engine.tiered import Driven
+from tests.engine.driven import Driven
+from tests.engine.models import VOCABULARY, load, tiny
 
 chance = random.Random(8)
 
@@ -34,16 +30,8 @@ def wide() -> LoadedModel:
         LlamaConfig(vocab_size=VOCABULARY, eos_token_id=None, bos_token_id=None, **shape, **heads)  # type: ignore[arg-type]
     )
     model.generation_config.eos_token_id = None
-    attention.register()
     pack_linears(model.float().eval())
-    return prepare_model("wide", model, LetterTokenizer(), torch.device("cpu"))
-
-
-@cache
-def windowed() -> LoadedModel:
-    """Some of its layers attend to the last 11 tokens only."""
-    attention.register()
-    return prepare_model("windowed", random_model("gemma3"), LetterTokenizer(), torch.device("cpu"))
+    return load(model)
 
 
 def tokens(count: int) -> list[int]:
@@ -51,28 +39,20 @@ def tokens(count: int) -> list[int]:
 
 
 def engine(tiers: dict[str, Any] | None = None, loaded: LoadedModel | None = None, **settings: Any) -> Driven:
-    return Driven(loaded or wide(), tiers or {}, **({"batch_invariant": True, "num_blocks": 300} | settings))
+    return Driven(loaded or wide(), tiers, **({"batch_invariant": True, "num_blocks": 300} | settings))
 
 
-def ask(driven: Driven, id: str, prompt: list[int], count: int = 8) -> tuple[list[float], list[int]]:
-    """Where the log-probabilities and tokens of an answer will be."""
-    values: list[float] = []
-    answer: list[int] = []
-
-    def take(delta: Delta) -> None:
-        values.extend(item.logprob for item in delta.logprobs)
-        answer.extend(delta.tokens)
-
-    params = SamplingParams(max_tokens=count, temperature=0.0, logprobs=0)
-    driven.engine.add_request(GenerationRequest(id, tuple(prompt), params), take)
-    return values, answer
+def scores(driven: Driven, prompts: list[list[int]], count: int = 8) -> list[list[float]]:
+    """The log-probabilities of answers that are computed together."""
+    ids = [f"{len(driven.pieces) + number}" for number in range(len(prompts))]
+    for id, prompt in zip(ids, prompts, strict=True):
+        driven.submit(id, prompt, count, logprobs=0)
+    driven.run()
+    return [driven.logprobs(id) for id in ids]
 
 
 def alone(prompt: list[int], count: int = 8, loaded: LoadedModel | None = None) -> list[float]:
-    driven = engine(loaded=loaded)
-    values, _ = ask(driven, "alone", prompt, count)
-    driven.run()
-    return values
+    return scores(engine(loaded=loaded), [prompt], count)[0]
 
 
 def test_a_hit_in_company_is_bit_exact() -> None:
@@ -80,26 +60,23 @@ def test_a_hit_in_company_is_bit_exact() -> None:
     shared = tokens(70)
     prompts = [shared[:length] + tokens(9) for length in (30, 40, 64, 70, 70)] + [tokens(7) * 8]
     expected = [alone(prompt, 20) for prompt in prompts]
-    for round in range(2):
-        found = [ask(driven, f"{round}.{number}", prompt, 20)[0] for number, prompt in enumerate(prompts)]
-        driven.run()
-        assert found == expected
+    for _ in ("cold", "warm"):
+        assert scores(driven, prompts, 20) == expected
     assert driven.engine.manager.stats().hits > 0
 
 
 def test_a_hit_that_is_cut_to_whole_pieces_is_bit_exact_with_windows() -> None:
     """The longer beginning that is cached has no blocks before its own last window."""
-    driven = engine(loaded=windowed())
+    windowed = tiny("gemma3")
+    driven = engine(loaded=windowed)
     first = tokens(100)
-    ask(driven, "first", first)
-    driven.run()
+    scores(driven, [first])
     second = first[:50] + tokens(20)
     # What explain tells is what is reused.
     assert match_prefix(driven.engine.manager, CacheRequest("explained", second)).matched_tokens == 32
-    values, _ = ask(driven, "second", second)
-    driven.run()
+    found = scores(driven, [second])
     assert driven.engine.manager.stats().hits == 32
-    assert values == alone(second, loaded=windowed())
+    assert found == [alone(second, loaded=windowed)]
 
 
 def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
@@ -110,14 +87,7 @@ def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
         return lambda: kept.copy_(step())
 
     def replayed(prompts: list[list[int]]) -> list[list[float]]:
-        driven = engine()
-        settings = EngineSettings(
-            batch_invariant=True, num_blocks=100, block_size=4, max_num_batched_tokens=32, max_num_seqs=8
-        )
-        driven.engine = EngineCore(wide(), settings, capture=capture)
-        found = [ask(driven, str(number), prompt, 6)[0] for number, prompt in enumerate(prompts)]
-        driven.run()
-        return found
+        return scores(Driven(wide(), capture=capture, batch_invariant=True), prompts, 6)
 
     prompts = [tokens(20) for _ in range(3)]
     assert replayed(prompts) == [replayed([prompt])[0] for prompt in prompts]
@@ -126,26 +96,24 @@ def test_steps_that_are_replayed_do_not_overwrite_each_others_logits() -> None:
 def test_an_answer_is_no_ones_prefix_for_it_was_computed_in_other_pieces() -> None:
     driven = engine()
     prompt = tokens(50)
-    _, answer = ask(driven, "first", prompt, 60)
-    driven.run()
-    longer = prompt + answer + tokens(3)
-    values, _ = ask(driven, "next turn", longer)
-    driven.run()
+    longer = prompt + driven.answers([prompt], "first", 60)[0] + tokens(3)
+    found = scores(driven, [longer])
     assert driven.engine.manager.stats().hits == 32
-    assert values == alone(longer)
+    assert found == [alone(longer)]
 
 
 def test_a_preempted_answer_is_bit_exact() -> None:
     driven = engine(num_blocks=40, max_num_seqs=4)
     prompts = [tokens(30) for _ in range(4)]
-    found = [ask(driven, str(number), prompt, 40)[0] for number, prompt in enumerate(prompts)]
+    for number, prompt in enumerate(prompts):
+        driven.submit(str(number), prompt, 40, logprobs=0)
     preempted = 0
     while driven.engine.has_work:
         before = len(driven.engine._scheduler.running)
         driven.step()
         preempted += len(driven.engine._scheduler.waiting) > 0 and before > len(driven.engine._scheduler.running)
     assert preempted > 0
-    assert found == [alone(prompt, 40) for prompt in prompts]
+    assert [driven.logprobs(str(number)) for number in range(4)] == [alone(prompt, 40) for prompt in prompts]
 
 
 @pytest.mark.parametrize("ordinary", [False, True])
@@ -153,16 +121,13 @@ def test_what_a_tier_gives_back_is_bit_exact(tmp_path: Path, ordinary: bool) -> 
     """A chunk of a prompt's last, short piece, or one that was written without strict mode, is not used."""
     shared = tokens(64)
     first = engine({"disk": tmp_path}, batch_invariant=not ordinary)
-    for number, prompt in enumerate((shared[:50], shared + tokens(30))):
-        ask(first, str(number), prompt)
-        first.run()
+    for prompt in (shared[:50], shared + tokens(30)):
+        scores(first, [prompt])
         first.settle()
         first.forget_pool()
     first.engine.close()
     second = engine({"disk": tmp_path})
     prompt = shared + tokens(40)
-    values, _ = ask(second, "back", prompt)
-    second.run()
-    assert values == alone(prompt)
+    assert scores(second, [prompt]) == [alone(prompt)]
     assert second.hits()["disk"] == (0 if ordinary else 4)
     second.engine.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.errors import SettingsError
-from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_store, tiny
+from tests.engine.driven import Driven, prompts_of
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore
 
@@ -15,10 +15,10 @@ from tests.tiers.doubles import DictStore
 @pytest.mark.parametrize("harm", ["flip", "cut", "missing", "failing"])
 def test_bad_chunks_are_computed_instead(harm: str) -> None:
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB"})
+    driven = Driven(tiers={"host": "64MiB"})
     store = DictStore()
-    replace_store(driven, store)
-    assert answers(driven, prompts, "cold") == expected
+    driven.replace_store(store)
+    assert driven.answers(prompts, "cold") == expected
     driven.settle()
     driven.forget_pool()
     chance = random.Random(1)
@@ -34,7 +34,7 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
         elif harm == "missing":
             del store.chunks[key]
     store.failing = harm == "failing"
-    assert answers(driven, prompts, "back") == expected
+    assert driven.answers(prompts, "back") == expected
     driven.settle()
     if harm in ("flip", "cut"):
         assert driven.tiers.chain.stats()[0].damaged > 0
@@ -45,7 +45,7 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
         damaged = [-1]
         for round in range(5):
             driven.forget_pool()
-            assert answers(driven, prompts, f"again{round}") == expected
+            assert driven.answers(prompts, f"again{round}") == expected
             driven.settle()
             damaged.append(driven.tiers.chain.stats()[0].damaged)
         assert damaged[-1] == damaged[-2]
@@ -55,10 +55,10 @@ def test_bad_chunks_are_computed_instead(harm: str) -> None:
 def test_a_store_that_breaks_its_promise_is_logged_and_computed_around(caplog: pytest.LogCaptureFixture) -> None:
     """Stores raise TierError; whatever else one raises must neither hang a request nor go unseen."""
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB"})
+    driven = Driven(tiers={"host": "64MiB"})
     store = DictStore()
-    replace_store(driven, store)
-    assert answers(driven, prompts, "cold") == expected
+    driven.replace_store(store)
+    assert driven.answers(prompts, "cold") == expected
     driven.settle()
     driven.forget_pool()
 
@@ -66,27 +66,29 @@ def test_a_store_that_breaks_its_promise_is_logged_and_computed_around(caplog: p
         raise ValueError("out of luck")
 
     store.get = broken  # type: ignore[method-assign]
-    assert answers(driven, prompts, "back") == expected
+    assert driven.answers(prompts, "back") == expected
     assert "a load from the tiers failed" in caplog.text
     driven.engine.close()
 
 
 def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"redis": redis_server.url, "redis_timeout": 0.2})
-    assert answers(driven, prompts, "cold") == expected
+    driven = Driven(tiers={"redis": redis_server.url, "redis_timeout": 0.2})
+    assert driven.answers(prompts, "cold") == expected
     driven.settle()
     driven.forget_pool()
-    for number, prompt in enumerate(prompts):
-        driven.submit(f"mid{number}", prompt, ANSWER)
-    for _ in range(3):
-        driven.step()
-    redis_server.kill()
-    driven.run()
-    assert [driven.tokens[f"mid{number}#0"] for number in range(len(prompts))] == expected
+    step, steps = driven.step, iter(range(100_000))
+
+    def step_and_kill() -> None:
+        step()
+        if next(steps) == 2:
+            redis_server.kill()
+
+    driven.step = step_and_kill  # type: ignore[method-assign]
+    assert driven.answers(prompts, "mid") == expected
     driven.forget_pool()
     began = time.monotonic()
-    assert answers(driven, prompts, "down") == expected
+    assert driven.answers(prompts, "down") == expected
     assert time.monotonic() - began < 30
     assert driven.tiers.chain.stats()[0].errors > 0
     driven.engine.close()
@@ -94,10 +96,10 @@ def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
 
 def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"redis": redis_server.url, "redis_timeout": 0.2})
+    driven = Driven(tiers={"redis": redis_server.url, "redis_timeout": 0.2})
     redis_server.freeze()
     began = time.monotonic()
-    assert answers(driven, prompts, "frozen") == expected
+    assert driven.answers(prompts, "frozen") == expected
     # Three timeouts open the breaker; every request waiting for its own would take 8 x 0.2 s and more.
     assert time.monotonic() - began < 30
     assert not driven.tiers.chain.stats()[0].available
@@ -106,13 +108,13 @@ def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
 
 def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB"})
+    driven = Driven(tiers={"host": "64MiB"})
 
     def short(*arguments: object, **more: object) -> None:
         raise MemoryError("no memory")
 
     monkeypatch.setattr("kvproxy.engine.kv_connector.chunk_saver.ChunkTransfer.read", short)
-    assert answers(driven, prompts, "cold") == expected
+    assert driven.answers(prompts, "cold") == expected
     (row,) = driven.tiers.chain.stats()
     assert (row.chunks, row.dropped > 0) == (0, True)
     driven.engine.close()
@@ -120,11 +122,11 @@ def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest
 
 def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
     with pytest.raises(SettingsError, match="use 8"):
-        Driven(tiny(), {"host": "1MiB", "chunk_tokens": 10})
+        Driven(tiers={"host": "1MiB", "chunk_tokens": 10})
 
 
 def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
     for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
         with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise the limit"):
-            Driven(tiny(), tiers)
+            Driven(tiers=tiers)
     assert not (tmp_path / "d").exists()

@@ -6,20 +6,20 @@ import threading
 import time
 from pathlib import Path
 
+from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import Data
-from tests.engine.models import VOCABULARY, random_model, reference
-from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, replace_chain, replace_store, tiny
+from tests.engine.driven import ANSWER, Driven, prompts_of
+from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.tiers.doubles import DictStore
 
 
 def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> None:
     prompts, expected = prompts_of("llama", 12)
-    driven = Driven(tiny(), {"disk": tmp_path}, num_blocks=80)
-    answers(driven, prompts, "cold")
+    driven = Driven(tiers={"disk": tmp_path}, num_blocks=80)
+    driven.answers(prompts, "cold")
     driven.settle()
     chance = random.Random(7)
     caught = 0
@@ -30,7 +30,7 @@ def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> No
             driven.submit(f"{turn}.{number}", prompt, ANSWER)
             if chance.random() < 0.5:
                 doomed.append(f"{turn}.{number}")
-        left = list(doomed)
+        left = [*doomed]
         while driven.engine.has_work:
             if left and chance.random() < 0.7:
                 id = left.pop()
@@ -45,65 +45,56 @@ def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> No
     driven.engine.close()
 
 
-def test_a_load_does_not_hold_up_the_others_and_is_shared() -> None:
-    prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB"})
+def gated(prompts: list[list[int]], **tiers: float) -> tuple[Driven, DictStore, threading.Event]:
+    """An engine whose tier has these prompts, but returns no chunk until the event is set."""
+    driven = Driven(tiers={"host": "64MiB"} | tiers)
     gate, store = threading.Event(), DictStore()
-    replace_store(driven, store)
-    answers(driven, prompts[:1], "cold")
+    driven.replace_store(store)
+    driven.answers(prompts, "cold")
     driven.settle()
     driven.forget_pool()
     get = store.get
+    store.get = lambda key: get(key) if gate.wait(120) else None  # type: ignore[method-assign]
+    return driven, store, gate
 
-    def slow(key: str) -> Data | None:
-        assert gate.wait(120)
-        return get(key)
 
-    store.get = slow  # type: ignore[method-assign]
-    driven.submit("first", prompts[0], ANSWER)
-    driven.submit("same", prompts[0], ANSWER)
-    other = [VOCABULARY - 1 - token for token in prompts[1]]
-    driven.submit("other", other, ANSWER)
+def test_a_load_does_not_hold_up_the_others_and_is_shared() -> None:
+    prompts, expected = prompts_of("llama")
+    prompt, other = prompts[1], [VOCABULARY - 1 - token for token in prompts[2]]
+    driven, store, gate = gated([prompt])
+    driven.submit("first", prompt)
+    driven.submit("same", prompt)
+    driven.submit("other", other)
     while "other#0" not in driven.tokens or len(driven.tokens["other#0"]) < ANSWER:
         driven.step()
     assert "first#0" not in driven.tokens
     assert "same#0" not in driven.tokens
     gate.set()
     driven.run()
-    assert driven.tokens["first#0"] == driven.tokens["same#0"] == expected[0]
+    assert driven.tokens["first#0"] == driven.tokens["same#0"] == expected[1]
     assert driven.tokens["other#0"] == reference(random_model("llama"), other, ANSWER)
-    assert driven.usage["first"].tier_tokens == len(prompts[0]) // 16 * 16
+    assert driven.usage["first"].tier_tokens == len(prompt) // 16 * 16
     # The second one waited for the load of the first, and then found the blocks in the pool.
     assert driven.usage["same"].tier_tokens == 0
     assert driven.usage["same"].cached_tokens >= driven.usage["first"].tier_tokens
-    assert store.calls["get"] == len(prompts[0]) // 16
+    assert store.calls["get"] == len(prompt) // 16
     driven.engine.close()
 
 
 def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait() -> None:
     prompts, expected = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB", "load_timeout": 0.2})
-    gate, store = threading.Event(), DictStore()
-    replace_store(driven, store)
-    answers(driven, prompts, "cold")
-    driven.settle()
-    driven.forget_pool()
-    store.get = lambda key: gate.wait(120) and None  # type: ignore[method-assign,assignment,return-value]
+    driven, _, gate = gated(prompts, load_timeout=0.2)
     began = time.monotonic()
-    assert answers(driven, prompts, "hung") == expected
+    assert driven.answers(prompts, "hung") == expected
     assert time.monotonic() - began < 60
     assert all(usage.tier_tokens == 0 for id, usage in driven.usage.items() if id.startswith("hung"))
     driven.forget_pool()
     # Both readers still hang: nobody waits for a third.
-    assert driven.tiers.num_matched_tokens(driven.engine.add_request(_request(prompts[0]), lambda delta: None), 0) == 0
+    later = GenerationRequest("later", tuple(prompts[0]), SamplingParams(max_tokens=2, temperature=0.0))
+    assert driven.tiers.num_matched_tokens(driven.engine.add_request(later, lambda delta: None), 0) == 0
     driven.run()
     gate.set()
     driven.engine.close()
-
-
-def _request(prompt: list[int]) -> GenerationRequest:
-
-    return GenerationRequest("later", tuple(prompt), SamplingParams(max_tokens=2, temperature=0.0))
 
 
 async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_thread_sleeps() -> None:
@@ -116,7 +107,8 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     tiers = worker._engine.tiers
     assert tiers is not None
     gate, store = threading.Event(), DictStore()
-    replace_chain(tiers, TierChain([store]))
+    tiers.chain.close()
+    tiers.chain = tiers.saver._chain = TierChain([store])
     await worker.start()
     request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
     cold = [token async for delta in worker.generate(request) for token in delta.tokens]
@@ -146,3 +138,21 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     assert [token async for delta in worker.generate(request) for token in delta.tokens] == cold == expected[0]
     await worker.stop()
     assert store.calls["close"] == 1
+
+
+async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
+    tokens = list(range(50))
+    worker = AsyncLLM(tiny(), EngineSettings(num_blocks=100, block_size=4), TierSettings(host="64MiB", chunk_tokens=16))
+    await worker.start()
+    try:
+        asked = GenerationRequest("a", tuple(tokens), SamplingParams(max_tokens=1, temperature=0.0))
+        assert [delta.finish_reason async for delta in worker.generate(asked)] == ["length"]
+        assert worker._engine.tiers is not None
+        assert await asyncio.to_thread(worker._engine.tiers.chain.flush, 20)
+        assert await worker.tier_match(CacheRequest("q", tokens), 0) == {"host": 48}
+        assert await worker.tier_match(CacheRequest("q", tokens), 16) == {"host": 32}
+        assert await worker.tier_match(CacheRequest("q", [7, *tokens]), 0) == {}
+    finally:
+        await worker.stop()
+    plain = AsyncLLM(tiny(), EngineSettings(num_blocks=100, block_size=4))
+    assert await plain.tier_match(CacheRequest("q", tokens), 0) == {}

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.generation import GenerationRequest, SamplingParams
-from tests.engine.models import random_model, reference
-from tests.engine.tiered import ANSWER, Driven, answers, prompts_of, tiny
+from tests.engine.driven import ANSWER, Driven, prompts_of
+from tests.engine.models import random_model, reference, tiny
 from tests.redis_server import RedisServer
 
 
@@ -18,16 +17,16 @@ def test_tokens_equal_generate_after_reload_from_every_tier(
     every = {"host": "64MiB", "disk": tmp_path, "redis": redis_server.url}
     for tier in ("host", "disk", "redis"):
         first = Driven(tiny(architecture), {tier: every[tier]})
-        assert answers(first, prompts, "cold") == expected
+        assert first.answers(prompts, "cold") == expected
         first.settle()
         first.forget_pool()
-        assert answers(first, prompts, "back") == expected
+        assert first.answers(prompts, "back") == expected
         assert first.hits()[tier] > 0
         assert max(usage.tier_tokens for usage in first.usage.values()) >= 16
         first.engine.close()
         if tier != "host":
             second = Driven(tiny(architecture), {tier: every[tier]})
-            assert answers(second, prompts, "restart") == expected
+            assert second.answers(prompts, "restart") == expected
             assert second.hits()[tier] > 0
             second.engine.close()
 
@@ -35,9 +34,9 @@ def test_tokens_equal_generate_after_reload_from_every_tier(
 @pytest.mark.parametrize("blocks", [40, 60])
 def test_tokens_equal_generate_under_eviction_pressure(blocks: int, tmp_path: Path) -> None:
     prompts, expected = prompts_of("llama", 12)
-    driven = Driven(tiny(), {"host": "100KiB", "disk": tmp_path}, num_blocks=blocks)
+    driven = Driven(tiers={"host": "100KiB", "disk": tmp_path}, num_blocks=blocks)
     for round in ("a", "b", "c"):
-        assert answers(driven, prompts, round) == expected
+        assert driven.answers(prompts, round) == expected
         driven.settle()
     assert driven.engine.manager.stats().evictions > 50
     assert driven.engine.manager.stats().used == 0
@@ -51,46 +50,19 @@ def test_another_models_chunks_are_never_used(tmp_path: Path) -> None:
     for seed in (0, 1):
         driven = Driven(tiny(seed=seed), {"disk": tmp_path})
         expected = [reference(random_model("llama", seed), prompt, ANSWER) for prompt in prompts]
-        assert answers(driven, prompts, "x") == expected
+        assert driven.answers(prompts, "x") == expected
         assert driven.hits()["disk"] == 0
         driven.engine.close()
 
 
-def test_strict_hits_from_a_tier_are_bit_exact(tmp_path: Path) -> None:
-    prompts, _ = prompts_of("llama")
-    prompt = (prompts[0] * 4)[:150]
-    driven = Driven(tiny(), {"disk": tmp_path}, batch_invariant=True)
-    seen: list[list[float]] = []
-    for round in range(2):
-        values: list[float] = []
-
-        params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
-        driven.engine.add_request(
-            GenerationRequest(str(round), tuple(prompt), params),
-            lambda delta, values=values: values.extend(item.logprob for item in delta.logprobs),  # type: ignore[misc]
-        )
-        driven.run()
-        driven.settle()
-        driven.forget_pool()
-        seen.append(values)
-    assert driven.hits()["disk"] == 128 // 16
-    assert seen[0] == seen[1]
-    driven.engine.close()
-
-
 def test_salts_keep_chunks_apart() -> None:
-
     prompts, _ = prompts_of("llama")
-    driven = Driven(tiny(), {"host": "64MiB"})
-    usage: dict[str, int] = {}
+    driven = Driven(tiers={"host": "64MiB"})
     for id, salt in (("a", "one"), ("b", "two"), ("c", "one")):
-        driven.engine.add_request(
-            GenerationRequest(id, tuple(prompts[0]), SamplingParams(max_tokens=2, temperature=0.0), salt=salt),
-            lambda delta, id=id: usage.update({id: delta.usage.tier_tokens}),  # type: ignore[misc]
-        )
+        driven.submit(id, prompts[0], 2, salt=salt)
         driven.run()
         driven.settle()
         driven.forget_pool()
-    assert usage["a"] == usage["b"] == 0
-    assert usage["c"] > 0
+    assert driven.usage["a"].tier_tokens == driven.usage["b"].tier_tokens == 0
+    assert driven.usage["c"].tier_tokens > 0
     driven.engine.close()

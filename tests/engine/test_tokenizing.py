@@ -1,6 +1,7 @@
 """Tokenising beside the event loop, from several threads."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from kvproxy.demo import model_path
 from kvproxy.engine.limits import EngineLimits
 from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
+from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 
@@ -132,3 +134,31 @@ def test_decoding_is_that_of_transformers(tokenizer: Any) -> None:
         assert ours.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
 
     check()
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=30))
+def test_text_arrives_whole_whatever_its_bytes(text: str) -> None:
+    detokenizer = Detokenizer(decode_bytes)
+    pieces = [detokenizer.push(byte) for byte in text.encode()]
+    assert "".join(pieces) + detokenizer.finish() == text
+
+
+def test_without_stop_strings_no_letter_waits_for_the_next() -> None:
+    detokenizer = Detokenizer(decode_bytes)
+    assert [detokenizer.push(byte) for byte in "aé".encode()] == ["a", "", "é"]
+    assert detokenizer.finish() == ""
+
+
+@given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4))
+def test_nothing_of_a_stop_string_is_sent(text: str, stop: str) -> None:
+    detokenizer = Detokenizer(decode_bytes, [stop])
+    sent = ""
+    for byte in text.encode():
+        sent += detokenizer.push(byte)
+        if detokenizer.stopped:
+            break
+    assert sent + detokenizer.finish() == text.split(stop)[0]

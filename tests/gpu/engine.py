@@ -1,7 +1,6 @@
 """The engine on a device: its answers, its graphs, its tiers."""
 
 import tempfile
-from typing import Any
 
 import torch
 
@@ -19,20 +18,17 @@ def tokens_equal_generate(device: torch.device) -> Figures:
 
 
 def _answers_of(family: str, device: torch.device) -> str:
-    from tests.engine.models import random_model, reference
-    from tests.engine.tiered import Driven
+    from tests.engine.driven import Driven
+    from tests.engine.models import load, random_model, reference
 
     model = random_model(family).to(device)
     prompts = prompts_of()
     expected = [reference(model, prompt, 12) for prompt in prompts]
-    loaded = loaded_on(family, model, device)
+    loaded = load(model, device)
     for blocks, guesses in ((400, 0), (40, 0), (400, 3)):
         driven = Driven(loaded, {}, num_blocks=blocks, num_speculative_tokens=guesses)
         for turn in ("cold", "warm"):
-            for number, prompt in enumerate(prompts):
-                driven.submit(f"{turn}{number}", prompt)
-            driven.run()
-            answers = [driven.tokens[f"{turn}{number}#0"] for number in range(len(prompts))]
+            answers = driven.answers(prompts, turn)
             if answers != expected:
                 wrong = sum(answer != right for answer, right in zip(answers, expected, strict=True))
                 raise Missed(
@@ -53,28 +49,19 @@ def prompts_of() -> list[list[int]]:
     ]
 
 
-def loaded_on(name: str, model: Any, device: torch.device) -> Any:
-    from kvproxy.engine import attention
-    from kvproxy.engine.models.loader import prepare_model
-    from tests.engine.models import LetterTokenizer
-
-    attention.register()
-    return prepare_model(name, model, LetterTokenizer(), device)
-
-
 def bfloat16_logits(device: torch.device) -> Figures:
     """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.scheduler.output import TokenSpan
     from kvproxy.engine.worker.input_batch import build_input_batch
     from kvproxy.engine.worker.kv_pool import KVPool
-    from tests.engine.models import random_model
+    from tests.engine.models import load, random_model
 
     tokens = torch.randint(0, 300, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     exact = random_model("llama").to(device)(torch.tensor([tokens], device=device)).logits[0, -1]
     model = random_model("llama").to(torch.bfloat16)
     plain = model.to(device)(torch.tensor([tokens], device=device)).logits[0, -1]
-    loaded = loaded_on("llama", model, device)
+    loaded = load(model, device)
     pool = KVPool(loaded.shape, 40, 16, loaded.dtype, device)
     backends = select_backends(device, loaded.dtype, loaded.shape.head_dim)
     table = list(range(1, 30))
@@ -120,24 +107,21 @@ def draws_equal_the_cpus(device: torch.device) -> Figures:
 
 def tiers_round_trip(device: torch.device) -> Figures:
     """Chunks out of the pool into host memory and a disk, and back, with equal answers."""
-    from tests.engine.models import random_model, reference
-    from tests.engine.tiered import Driven
+    from tests.engine.driven import Driven
+    from tests.engine.models import load, random_model, reference
 
     model = random_model("llama").to(device)
     prompts = prompts_of()
     expected = [reference(model, prompt, 12) for prompt in prompts]
-    loaded = loaded_on("llama", model, device)
+    loaded = load(model, device)
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, tiers in (("host", {"host": 1 << 28}), ("disk", {"disk": folder})):
             driven = Driven(loaded, tiers)
             for turn in ("cold", "reloaded"):
-                for number, prompt in enumerate(prompts):
-                    driven.submit(f"{turn}{number}", prompt)
-                    driven.run()
+                answers = [driven.answers([prompt], f"{turn}{number}")[0] for number, prompt in enumerate(prompts)]
                 driven.settle()
                 driven.forget_pool()
-                answers = [driven.tokens[f"{turn}{number}#0"] for number in range(len(prompts))]
                 if answers != expected:
                     raise Missed(f"{name}, {turn}: answers differ", found)
             found[name] = f"{driven.hits()[name]} chunks loaded"

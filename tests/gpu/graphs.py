@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.gpu.check import Check, Figures, Missed, NotHere
-from tests.gpu.engine import loaded_on, prompts_of
+from tests.gpu.engine import prompts_of
 
 
 def replay_equals_eager(device: torch.device) -> Figures:
@@ -17,12 +17,12 @@ def replay_equals_eager(device: torch.device) -> Figures:
     from kvproxy.engine.scheduler.output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, no_capture
     from kvproxy.engine.worker.kv_pool import KVPool
-    from tests.engine.models import random_model
+    from tests.engine.models import load, random_model
 
     if device.type != "cuda":
         raise NotHere("graphs are CUDA's")
     model = random_model("llama").to(torch.bfloat16)
-    loaded = loaded_on("llama", model, device)
+    loaded = load(model, device)
     pool = KVPool(loaded.shape, 40 * 32 + 1, 16, loaded.dtype, device)
     pool.data.normal_()
     decode = select_backends(device, loaded.dtype, loaded.shape.head_dim).decode
@@ -58,10 +58,10 @@ def replay_equals_eager(device: torch.device) -> Figures:
 def strict_bfloat16(device: torch.device) -> Figures:
     """Strict answers in bfloat16: the same cold, warm, in company, replayed and eager."""
     from kvproxy.engine.worker.cuda_graphs import no_capture
-    from tests.engine.models import random_model
-    from tests.engine.tiered import Driven
+    from tests.engine.driven import Driven
+    from tests.engine.models import load, random_model
 
-    loaded = loaded_on("llama", random_model("llama").to(torch.bfloat16), device)
+    loaded = load(random_model("llama").to(torch.bfloat16), device)
     found: dict[str, list[list[int]]] = {}
     for name, graphs in (("replayed", True), ("eager", False)):
         capture = no_capture if device.type == "cpu" and graphs else None
@@ -82,12 +82,12 @@ def strict_bfloat16(device: torch.device) -> Figures:
 
 def capture_beside_a_thread(device: torch.device) -> Figures:
     """Steps are captured while another thread allocates and frees on the device, as FAISS does while it builds."""
-    from tests.engine.models import random_model
-    from tests.engine.tiered import Driven
+    from tests.engine.driven import Driven
+    from tests.engine.models import load, random_model
 
     if device.type != "cuda":
         raise NotHere("graphs are CUDA's")
-    loaded = loaded_on("llama", random_model("llama"), device)
+    loaded = load(random_model("llama"), device)
     over = threading.Event()
     held: list[torch.Tensor] = []
 

@@ -7,7 +7,7 @@ from kvproxy.engine.attention import triton_kernels
 from kvproxy.engine.attention.interface import NO_FEATURES
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.errors import SettingsError
-from tests.engine.tiered import tiny
+from tests.engine.models import tiny
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,142 @@
+"""Engines that are stepped by hand, with tiers or without, and prompts for them."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from kvproxy.engine.core import EngineCore
+from kvproxy.engine.kv_connector.tier_connector import TierConnector
+from kvproxy.engine.models.loader import LoadedModel
+from kvproxy.engine.worker.cuda_graphs import StepCapture
+from kvproxy.errors import KvproxyError
+from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
+from kvproxy.settings import EngineSettings, TierSettings
+from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.store import ChunkStore
+from tests.engine.models import VOCABULARY, random_model, reference, tiny
+from tests.reference.integrity import check_integrity
+
+ANSWER = 12
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+
+
+class Driven:
+    """An engine and the results of its requests.
+
+    Args:
+        loaded: the model; a tiny Llama unless given.
+        tiers: settings of the tiers; chunks are of 16 tokens unless given.
+        capture: makes steps ready to be replayed; by default what the device has.
+        engine: settings of the engine; blocks are of 4 tokens unless given.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel | None = None,
+        tiers: dict[str, Any] | None = None,
+        *,
+        capture: StepCapture | None = None,
+        **engine: Any,
+    ) -> None:
+        sizes = {"num_blocks": 200, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8} | engine
+        tiering = TierSettings(**({"chunk_tokens": 16} | (tiers or {})))
+        self.engine = EngineCore(loaded or tiny(), EngineSettings(**sizes), tiering, capture=capture)
+        self.tokens: dict[str, list[int]] = {}
+        """Tokens by `id#index`."""
+        self.pieces: dict[str, list[Delta]] = {}
+        self.usage: dict[str, Usage] = {}
+        self.errors: dict[str, list[KvproxyError]] = {}
+        self.done: list[str] = []
+        """The id of each complete output, in order."""
+
+    @property
+    def tiers(self) -> TierConnector:
+        assert self.engine.tiers is not None
+        return self.engine.tiers
+
+    def submit(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        count: int = ANSWER,
+        *,
+        emit: Callable[[Delta], None] | None = None,
+        **more: Any,
+    ) -> None:
+        """Add a greedy request; `more` are fields of the request or of its sampling."""
+        sampling = {"max_tokens": count, "temperature": 0.0}
+        sampling |= {name: more.pop(name) for name in _SAMPLING & more.keys()}
+        request = GenerationRequest(id, tuple(prompt), SamplingParams(**sampling), **more)
+        self.errors[id] = []
+        self.engine.add_request(request, emit or self._take(id), self.errors[id].append)
+
+    def _take(self, id: str) -> Callable[[Delta], None]:
+        pieces = self.pieces.setdefault(id, [])
+
+        def take(delta: Delta) -> None:
+            pieces.append(delta)
+            self.tokens.setdefault(f"{id}#{delta.index}", []).extend(delta.tokens)
+            self.usage[id] = delta.usage
+            if delta.finish_reason:
+                self.done.append(id)
+
+        return take
+
+    def step(self) -> None:
+        if self.engine.is_stalled:
+            time.sleep(0.002)
+        try:
+            self.engine.step()
+        finally:
+            check_integrity(self.engine.manager, self.engine.pins)
+
+    def run(self) -> None:
+        """Step until every output is complete."""
+        began = time.monotonic()
+        while self.engine.has_work:
+            self.step()
+            assert time.monotonic() - began < 60, "the engine does not come to an end"
+
+    def answers(self, prompts: list[list[int]], round: str, count: int = ANSWER) -> list[list[int]]:
+        """Run prompts together, and return their tokens."""
+        for number, prompt in enumerate(prompts):
+            self.submit(f"{round}{number}", prompt, count)
+        self.run()
+        return [self.tokens[f"{round}{number}#0"] for number in range(len(prompts))]
+
+    def logprobs(self, id: str) -> list[float]:
+        return [item.logprob for piece in self.pieces[id] for item in piece.logprobs]
+
+    def settle(self) -> None:
+        """Wait until everything saved is in its tier."""
+        assert self.tiers.chain.flush(20)
+
+    def forget_pool(self) -> None:
+        assert self.engine.manager.reset_prefix_cache()
+
+    def hits(self) -> dict[str, int]:
+        return {row.name: row.hits for row in self.tiers.chain.stats()}
+
+    def replace_chain(self, chain: TierChain) -> None:
+        """Put another chain in the place of the one that the settings made."""
+        self.tiers.chain.close()
+        self.tiers.chain = self.tiers.saver._chain = chain
+
+    def replace_store(self, *stores: ChunkStore) -> None:
+        self.replace_chain(TierChain(stores))
+
+
+@cache
+def prompts_of(name: str, count: int = 8) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts of at most 88 tokens that share beginnings, and the model's answers."""
+    chance = random.Random(name)
+    shared = [chance.randrange(VOCABULARY) for _ in range(60)]
+    prompts = [
+        shared[: chance.randrange(10, 60)] + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
+        for _ in range(count)
+    ]
+    model = random_model(name)
+    return prompts, [reference(model, prompt, ANSWER) for prompt in prompts]

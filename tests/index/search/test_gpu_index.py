@@ -12,8 +12,7 @@ import pytest
 
 from kvproxy.index.search import vector_index
 from kvproxy.index.search.vector_index import VectorIndex
-
-DIM = 8
+from tests.index.search.test_vector_index import DIM, unit
 
 
 class Resources:
@@ -59,11 +58,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlatOnGpu]]:
     vector_index.gpu.cache_clear()
 
 
-def unit(count: int, seed: int = 0) -> np.ndarray:
-    vectors = np.random.default_rng(seed).standard_normal((count, DIM), dtype=np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
 def index_of(count: int) -> VectorIndex:
     """A large index, whose vectors are on the GPU."""
     index, vectors, numbers = VectorIndex(DIM, flat_limit=50), unit(count), np.arange(1, count + 1)
@@ -84,18 +78,12 @@ def test_calls_of_a_gpu_index_never_overlap_and_find_the_nearest(on_gpu: type[Fl
         found = list(threads.map(look, range(60)))
     assert not on_gpu.overlaps
     assert found == [int((unit(100) @ query).argmax()) + 1 for query in queries]
-
-
-def test_a_gpu_index_grows_and_forgets(on_gpu: type[FlatOnGpu]) -> None:
-    index, more = index_of(100), unit(200, seed=1)
+    index, more = indexes[0], unit(200, seed=1)
     index.add(np.arange(101, 301), more)
     assert index.search(more[7], 1)[0][0] == 108
     index.remove([108])
     assert index.search(more[7], 1)[0][0] != 108
     assert len(index) == 299
-
-
-def test_faiss_reserves_little_gpu_memory(on_gpu: type[FlatOnGpu]) -> None:
     found = vector_index.gpu()
     assert found is not None
     assert found.resources.temporary == 256 << 20

@@ -61,25 +61,21 @@ def test_the_policy_defines_the_explored_share(store: SqliteStore, drawn: float 
     assert (found.observation.accepted, found.observation.chance, found.observation.candidate.id) == (True, 0.3, "b")
 
 
-def test_without_a_record_the_highest_score_is_observed(store: SqliteStore) -> None:
+def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: SqliteStore) -> None:
     decisions = [
         Decision("low probability", score=0.2),
         Decision("low probability", score=0.7),
         Decision("vetoed", "names"),
     ]
-    found = looked_up(store, FixedPolicy(Ruling(decisions, None)), 0.0)
+    found = looked_up(store, FixedPolicy(Ruling(decisions, None)))
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.accepted, found.observation.chance) == ("b", False, 1.0)
     assert found.observation.record == LearningRecord(1, None, 0.0, 0.0)
     assert found.outcome == "low probability"
-    nothing = looked_up(store, FixedPolicy(Ruling([Decision("vetoed", "names")] * 3, None)), 0.0)
-    assert nothing.observation is None
-    assert nothing.outcome == "vetoed"
-
-
-def test_the_record_of_the_policy_is_observed(store: SqliteStore) -> None:
+    nothing = looked_up(store, FixedPolicy(Ruling([Decision("vetoed", "names")] * 3, None)))
+    assert (nothing.observation, nothing.outcome) == (None, "vetoed")
     noted = LearningRecord(2, (1.0,), 0.1, 0.1)
-    found = looked_up(store, FixedPolicy(Ruling([Decision("not compared")] * 3, None, 0.0, noted)), 0.0)
+    found = looked_up(store, FixedPolicy(Ruling([Decision("not compared")] * 3, None, 0.0, noted)))
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.record) == ("c", noted)
     assert found.outcome == "no neighbour"

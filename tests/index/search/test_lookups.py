@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models.embedder import EmbeddingCache
+from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -50,6 +52,26 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
     made.embedder.go.set()
     made.semantic.close()
     made.store.close()
+
+
+async def test_a_request_can_only_raise_the_threshold(cache: Cache) -> None:
+    await cache.semantic.insert(make_entry("explain the free queue of blocks please sir"))
+    near, far = "explain the free queue of blocks please here", "what is the speed of light in water"
+    assert (await cache.semantic.lookup("n", near)).entry is not None
+    assert (await cache.semantic.lookup("n", near, limits=Limits(0.999))).entry is None
+    assert (await cache.semantic.lookup("n", far, limits=Limits(-1.0))).entry is None
+
+
+def test_equal_texts_are_embedded_once() -> None:
+    embedder = Held()
+    embeddings = EmbeddingCache(embedder, size=10)
+    vectors = embeddings.vectors([f"text {number % 10}" for number in range(40)])
+    assert np.allclose(vectors[3], vectors[13])
+    embeddings.vector("text 3")
+    assert list(map(len, embedder.calls)) == [10]
+    embeddings.vector("one more")
+    assert embeddings.cached("text 3") is not None
+    assert embeddings.cached("text 0") is None
 
 
 async def test_waiting_lookups_share_a_batch(cache: Cache) -> None:

@@ -1,7 +1,6 @@
 """Vector search by namespace in both databases agrees with the stored vectors, also after restarts and damage."""
 
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,53 +150,20 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
         store.close()
 
 
-Open = Callable[..., tuple[SqliteStore, FaissNeighbours]]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    """Opens a store and its indexes; with `size`, also stores vectors and saves their graph."""
-    made: list[tuple[SqliteStore, FaissNeighbours]] = []
-
-    def open_(path: Path = tmp_path / "r.db", size: int = 0, seed: int = 0) -> tuple[SqliteStore, FaissNeighbours]:
-        store = SqliteStore(path)
-        near = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
-        near.load()
-        made.append((store, near))
-        if size:
-            keep(store, near, unit(size, seed), "a")
-            near.settle()
-            near.close()
-            assert near.indexes["a"].graph is not None
-        return store, near
-
-    yield open_
-    for store, near in made:
-        near.close()
-        store.close()
-
-
-def agree(store: SqliteStore, near: FaissNeighbours, namespace: str = "a") -> bool:
-    return indexed_numbers(near.indexes[namespace]) == set(stored_vectors(store, namespace))
-
-
-def test_small_namespaces_have_no_index_in_memory(opened: Open) -> None:
-    store, near = opened()
-    keep(store, near, unit(19), "a")
+def test_a_namespace_has_an_index_in_memory_while_it_is_large(store: SqliteStore) -> None:
+    near = neighbours_of(store)
+    assert isinstance(near, FaissNeighbours)
+    ids = keep(store, near, unit(19), "a")
     assert near.indexes == {}
-    keep(store, near, unit(1, 1), "a", 19)
-    assert agree(store, near)
-    near.remove(store.delete(store.ids()[:15]))
-    assert near.indexes == {}
-    assert len(near.search("a", unit(1)[0], 9)) == 5
-
-
-def test_deleted_vectors_are_removed_from_the_graph_in_the_background(opened: Open) -> None:
-    store, near = opened()
-    ids = keep(store, near, unit(600), "a")
+    ids += keep(store, near, unit(600, 1), "a", 19)
     near.settle()
     near.remove(store.delete(ids[:300]))
     near.settle()
+    # Deleted vectors are removed from the graph in the background.
     assert near.indexes["a"].is_graph
-    assert len(near.indexes["a"]._segment) == 300
-    assert agree(store, near)
+    assert len(near.indexes["a"]._segment) == 319
+    assert indexed_numbers(near.indexes["a"]) == set(stored_vectors(store, "a"))
+    near.remove(store.delete(ids[300:-5]))
+    assert near.indexes == {}
+    assert len(near.search("a", unit(1)[0], 9)) == 5
+    near.close()

@@ -37,21 +37,24 @@ def numbers(count: int, start: int = 1) -> np.ndarray:
     return np.arange(start, start + count, dtype=np.int64)
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "work"]), st.integers(1, 40)), min_size=1, max_size=25)
+KINDS = st.sampled_from(["add", "add", "remove some", "remove nearest", "work"])
+STEPS = st.lists(st.tuples(KINDS, st.integers(1, 40)), min_size=1, max_size=25)
 
 
 @settings(deadline=None, max_examples=60)
 @given(STEPS, st.sampled_from([10, 1000]))
 def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_limit: int) -> None:
     rows, index, last = Rows(np.empty((0, DIM))), VectorIndex(DIM, flat_limit=flat_limit), 0
+    query = unit(1, 12345)[0]
     for step, count in steps:
         if step == "add":
             vectors = unit(count, last)
             rows.kept |= dict(zip(range(last + 1, last + count + 1), vectors, strict=True))
             index.add(numbers(count, last + 1), vectors)
             last += count
-        elif step == "remove":
-            gone = [number for number in list(rows.kept) if number % 7 == count % 7]
+        elif step != "work":
+            some = [number for number in rows.kept if number % 7 == count % 7]
+            gone = rows.nearest(query, count) if step == "remove nearest" else some
             for number in gone:
                 del rows.kept[number]
             index.remove([*gone, last + 99])
@@ -59,7 +62,6 @@ def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_l
             assert index.rebuild(rows)
         assert indexed_numbers(index) == set(rows.kept)
         assert len(index) == len(rows.kept)
-    query = unit(1, 12345)[0]
     # A small graph is exact too.
     assert [number for number, _ in index.search(query, 5)] == rows.nearest(query, 5)
 
@@ -117,25 +119,3 @@ def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     assert len(index) == 1998
     found = [index.search(vectors[number], 1)[0][0] for number in range(0, 2000, 9)]
     assert np.mean([one == number + 1 for one, number in zip(found, range(0, 2000, 9), strict=True)]) > 0.97
-
-
-def test_a_search_skips_deleted_neighbours() -> None:
-    generator = np.random.default_rng(2)
-    query = np.eye(8, dtype=np.float32)[0]
-    near = query + 0.01 * generator.standard_normal((99, 8)).astype(np.float32)
-    far = query + generator.standard_normal((400, 8)).astype(np.float32)
-    vectors = np.concatenate([near, far]) / np.linalg.norm(np.concatenate([near, far]), axis=1, keepdims=True)
-    index = VectorIndex(8)
-    index.add(np.arange(1, 500), vectors)
-    index.remove(range(1, 100))
-    expected = 100 + np.argsort(-(vectors[99:] @ query))[:5]
-    assert [number for number, _ in index.search(query, 5)] == expected.tolist()
-
-
-def test_an_empty_index_finds_nothing() -> None:
-    index = VectorIndex(DIM)
-    assert index.search(unit(1)[0], 5) == []
-    index.add(numbers(3), unit(3))
-    index.remove([1, 2, 3])
-    assert index.search(unit(1)[0], 5) == []
-    assert len(index) == 0

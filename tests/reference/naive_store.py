@@ -9,8 +9,13 @@ from kvproxy.index.entry import Entry
 class Kept:
     entry: Entry
     size: int
-    priority: float
+    worth: float
     hits: int = 0
+    pinned: bool = False
+
+    @property
+    def priority(self) -> float:
+        return 1e300 if self.pinned else self.worth
 
 
 @dataclass
@@ -29,7 +34,7 @@ class NaiveStore:
     def put(self, entry: Entry, size: int) -> set[str]:
         """Returns the ids of removed entries."""
         before = {kept.entry.id for kept in self.kept.values()} | {entry.id}
-        self.kept.pop(entry.key, None)
+        replaced = self.kept.pop(entry.key, None)
         share = self.shares.get(entry.tenant)
         if (self.max_bytes is None or size <= self.max_bytes) and (share is None or size <= share):
             while share is not None and sum(kept.size for kept in self._of(entry.tenant)) + size > share:
@@ -39,9 +44,10 @@ class NaiveStore:
                 self.expire()
             while self._full(size):
                 worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
-                self.age = worst.priority
+                self.age = self.age if worst.pinned else worst.priority
                 del self.kept[worst.entry.key]
-            self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0))
+            pinned = replaced is not None and replaced.pinned
+            self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0), pinned=pinned)
         return before - {kept.entry.id for kept in self.kept.values()}
 
     def _of(self, tenant: str) -> list[Kept]:
@@ -66,7 +72,17 @@ class NaiveStore:
     def hit(self, key: str) -> None:
         kept = self.kept[key]
         kept.hits += 1
-        kept.priority = self._worth(kept.entry, kept.size, kept.hits)
+        kept.worth = self._worth(kept.entry, kept.size, kept.hits)
+
+    def pin(self, key: str, pinned: bool) -> None:
+        kept = self.kept[key]
+        if kept.pinned and not pinned:
+            kept.worth = self._worth(kept.entry, kept.size, kept.hits)
+        kept.pinned = pinned
+
+    def eviction_order(self) -> list[Kept]:
+        is_servable = {id: self.now < self._until(kept.entry) for id, kept in self.kept.items()}
+        return sorted(self.kept.values(), key=lambda kept: (is_servable[kept.entry.key], kept.priority, kept.entry.id))
 
     def remove(self, key: str) -> None:
         del self.kept[key]

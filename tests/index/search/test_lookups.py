@@ -12,6 +12,7 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search.lookup import KEPT
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
@@ -200,3 +201,21 @@ async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
     cache.embedder.go.set()
     await cache.semantic.deferred.idle()
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
+
+
+async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
+    words = "tell me what the free queue of old blocks is and why it is there"
+    for number in range(9):
+        await semantic.insert(make_entry(f"{words} {number}", expires=1500.0, stale_if_error=1000.0))
+    fresh = make_entry(f"{words} but please be quick")
+    await semantic.insert(fresh)
+    found = await semantic.lookup("n", words)
+    assert found.entry == fresh
+    assert [each.verdict for each in found.candidates].count("expired") == 5
+    kept = await semantic.lookup("n", words, served=KEPT)
+    assert kept.entry is not None
+    assert kept.entry.expires == 1500.0
+    semantic.close()
+    store.close()

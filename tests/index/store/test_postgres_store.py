@@ -1,9 +1,6 @@
 """PostgreSQL: failures of the server, and several proxies on one database."""
 
 import contextlib
-import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
 from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 from tests.polling import until
 from tests.servers import run_proxy
@@ -123,13 +121,8 @@ def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:
         store.put(make_entry(f"question {number}", tags=("even",) if number % 2 == 0 else ()))
     store.close()
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kvproxy.commands", "cache", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = run("rm", "--tag", "even", "--yes", "--store", empty_postgres, "--json")
-    assert json.loads(done.stdout) == {"removed": 2}
-    assert json.loads(run("stats", "--store", empty_postgres, "--json").stdout)["entries"] == 2
-    away = run("ls", "--store", "postgresql://127.0.0.1:1/x")
+    assert result("cache", "rm", "--tag", "even", "--yes", "--store", empty_postgres) == {"removed": 2}
+    assert result("cache", "stats", "--store", empty_postgres)["entries"] == 2
+    away = kvproxy("cache", "ls", "--store", "postgresql://127.0.0.1:1/x")
     assert (away.returncode, len(away.stderr.strip().splitlines())) == (1, 1)
     assert "start PostgreSQL" in away.stderr

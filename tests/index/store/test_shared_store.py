@@ -1,70 +1,33 @@
 """Two proxy processes on one PostgreSQL store: a change by one applies to the next request of the other."""
 
-import contextlib
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from tests.servers import run_app
+from tests.commands.run import command
+from tests.index.conftest import empty
+from tests.plain_upstream import run_plain_upstream
+from tests.ports import free_port
+from tests.processes import Serving, serve
 
-Proxy = tuple[str, "subprocess.Popen[bytes]"]
-ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "So."}, "finish_reason": "stop"}]}
 QUESTION = "How do I open a port in the firewall?"
 REWORDED = "How can I open a port in the firewall?"
 
 
-@contextlib.contextmanager
-def proxy(data: Path, store: str, upstream: str) -> Iterator[Proxy]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--upstream", upstream, "--store", store]
-    command += ["--data", str(data), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield f"http://127.0.0.1:{port}", process
-        finally:
-            process.kill()
-
-
-def ready(url: str) -> None:
-    end = time.monotonic() + 240
-    while time.monotonic() < end:
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(f"{url}/health")
-            return
-        time.sleep(0.1)
-    raise AssertionError("the proxy did not start")
-
-
 @pytest.fixture(scope="module")
-def two(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Proxy]]:
-    from tests.index.conftest import empty
-
+def two(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]:
     empty(postgres)
-
-    async def chat(request: Request) -> Response:
-        return JSONResponse(ANSWER)
-
-    with (
-        run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream,
-        proxy(tmp_path_factory.mktemp("a"), postgres, upstream) as one,
-        proxy(tmp_path_factory.mktemp("b"), postgres, upstream) as other,
-    ):
-        ready(one[0])
-        ready(other[0])
-        yield [one, other]
+    with run_plain_upstream() as upstream, ExitStack() as stack:
+        found = []
+        for name in "ab":
+            data, port = tmp_path_factory.mktemp(name), free_port()
+            options = ["--upstream", upstream, "--store", postgres, "--data", data, "--port", port]
+            started = serve(command("serve", *options), port, data / "log", timeout=240)
+            found.append(stack.enter_context(started))
+        yield found
 
 
 def ask(url: str, question: str, system: str, **headers: str) -> str:
@@ -78,15 +41,15 @@ def ask(url: str, question: str, system: str, **headers: str) -> str:
     return answer.headers["cache-status"]
 
 
-def test_a_stored_response_is_at_once_a_semantic_hit_of_another_proxy(two: list[Proxy]) -> None:
-    (one, _), (other, _) = two
+def test_a_stored_response_is_at_once_a_semantic_hit_of_another_proxy(two: list[Serving]) -> None:
+    one, other = (proxy.url for proxy in two)
     assert "stored" in ask(one, QUESTION, "stores")
     assert "semantic similarity=" in ask(other, REWORDED, "stores")
     assert "semantic" not in ask(other, REWORDED, "stores elsewhere", cache_control="no-store")
 
 
-def test_feedback_applies_to_all_proxies(two: list[Proxy]) -> None:
-    (one, _), (other, _) = two
+def test_feedback_applies_to_all_proxies(two: list[Serving]) -> None:
+    one, other = (proxy.url for proxy in two)
     ask(one, QUESTION, "rejects", x_kvproxy_tags="rejects")
     (entry,) = httpx.get(f"{other}/admin/cache", params={"tag": "rejects"}).json()
     feedback = f"{other}/admin/cache/{entry['id']}/feedback"
@@ -97,8 +60,8 @@ def test_feedback_applies_to_all_proxies(two: list[Proxy]) -> None:
             assert 'detail="exact"' in ask(url, QUESTION, "rejects")
 
 
-def test_expiry_removal_and_import_apply_to_all_proxies(two: list[Proxy]) -> None:
-    (one, _), (other, _) = two
+def test_expiry_removal_and_import_apply_to_all_proxies(two: list[Serving]) -> None:
+    one, other = (proxy.url for proxy in two)
     ask(one, QUESTION, "lifetime", x_kvproxy_ttl="5")
     assert "semantic" in ask(other, REWORDED, "lifetime")
     ends = time.monotonic() + 5.1
@@ -112,12 +75,12 @@ def test_expiry_removal_and_import_apply_to_all_proxies(two: list[Proxy]) -> Non
     assert "fwd=" in ask(other, REWORDED, "lifetime", cache_control="no-store")
 
 
-def test_another_proxy_serves_what_a_killed_one_acknowledged(two: list[Proxy]) -> None:
-    (one, process), (other, _) = two
+def test_another_proxy_serves_what_a_killed_one_acknowledged(two: list[Serving]) -> None:
+    one, other = (proxy.url for proxy in two)
     for number in range(5):
         assert "stored" in ask(one, QUESTION, f"killed {number}")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    two[0].process.kill()
+    two[0].process.wait()
     for number in range(5):
         assert 'detail="exact"' in ask(other, QUESTION, f"killed {number}")
         assert "semantic" in ask(other, REWORDED, f"killed {number}")

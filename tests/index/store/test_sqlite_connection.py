@@ -57,13 +57,6 @@ def test_a_schema_that_fails_leaves_the_file_unchanged(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_file_that_is_not_a_database_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-    path.write_bytes(b"this is no database at all" * 99)
-    with pytest.raises(sqlite3.DatabaseError):
-        connect(path)
-
-
 def test_created_files_and_folders_are_private(tmp_path: Path) -> None:
     def rights(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,24 @@ def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: byt
     path.write_bytes(content)
     with pytest.raises(StoreDamaged, match="move it away"):
         SqliteStore(path)
+    with pytest.raises(CacheStoreError, match="damaged"):
+        open_observations(path)
     assert path.read_bytes() == content
+
+
+def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
+    store.put(whole)
+    store.put(damaged)
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        connection.execute("update responses set stale_if_error = 5000 where id = ?", [damaged.id])
+    connection.close()
+    store.expire_now([whole.id, damaged.id])
+    assert store.get(whole.id) == replace(whole, expires=2000.0)
+    with pytest.raises(StoreDamaged):
+        store.get(damaged.id)
+    store.close()
 
 
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:
@@ -65,9 +83,7 @@ def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> Non
         ):
             SqliteStore(path)
     with sqlite3.connect(unknown) as connection:
-        assert connection.execute("select name from sqlite_master").fetchall() == [
-            ("responses",),
-        ]
+        assert connection.execute("select name from sqlite_master").fetchall() == [("responses",)]
     connection.close()
 
 

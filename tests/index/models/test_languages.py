@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.models.languages import EVERY, is_known, language_of
@@ -53,12 +53,13 @@ def embedder() -> MiniLMEmbedder:
     return MiniLMEmbedder()
 
 
-@pytest.mark.parametrize(("language", "text"), [(each, text) for each, texts in QUESTIONS.items() for text in texts])
-def test_other_languages_are_detected(language: str, text: str) -> None:
-    assert language_of(text) == language
-    assert not is_known(text, ("en",))
-    assert is_known(text, ("en", language))
-    assert is_known(text, (EVERY,))
+@pytest.mark.parametrize("language", QUESTIONS)
+def test_other_languages_are_detected(language: str) -> None:
+    for text in QUESTIONS[language]:
+        assert language_of(text) == language
+        assert not is_known(text, ("en",))
+        assert is_known(text, ("en", language))
+        assert is_known(text, (EVERY,))
 
 
 @pytest.mark.parametrize("text", ENGLISH)
@@ -83,9 +84,9 @@ def test_almost_all_english_questions_are_detected(embedder: MiniLMEmbedder) -> 
     assert len(strange) < 0.01 * len(texts), strange
 
 
-@given(st.text())
-def test_any_text_has_one_language(text: str) -> None:
-    assert language_of(text) == language_of(text)
+@settings(max_examples=50)
+@given(st.text(max_size=20))
+def test_any_text_has_a_language(text: str) -> None:
     assert is_known(text, (language_of(text),))
 
 

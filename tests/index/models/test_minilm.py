@@ -1,14 +1,14 @@
-"""The packaged embedder in ONNX Runtime agrees with the packaged model in torch."""
+"""The packaged embedder in ONNX Runtime agrees with its model in torch; a model of the user replaces it."""
 
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.models.minilm.files import GraphFiles, graph_files, keeps_integers
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
@@ -87,17 +87,6 @@ def test_the_network_in_torch_has_the_same_hidden_states(reference: np.ndarray) 
     np.testing.assert_allclose(vectors, reference, atol=5e-4)
 
 
-def test_neither_embedder_nor_verifier_needs_torch() -> None:
-    code = (
-        "import sys; import numpy as np;"
-        " from kvproxy.index.models.embedder import load_embedder; from kvproxy.index.models.verifier import load_verifier;"
-        " load_embedder().embed(['one']); load_verifier().score([('one', 'other')], np.ones(1));"
-        " print(sorted({'torch', 'transformers', 'sentence_transformers', 'sklearn'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize("most", [16, 128])
 def test_long_texts_are_truncated_and_the_longer_one_of_a_pair_first(most: int) -> None:
     tokenizer = load_tokenizer(packaged_model(), most)
@@ -121,3 +110,55 @@ def test_a_processor_with_saturating_products_uses_no_integers(product: float, e
             return [np.array([[[product]]], np.float32)]
 
     assert keeps_integers(Cutting()) is exact  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("said", "reason"), [("first\nsecond", "first"), ("", "OSError")])
+def test_an_error_of_a_model_is_one_line(
+    said: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer", fail)
+    with pytest.raises(EmbedderError, match=rf"cannot load embedder .* \({reason}\): give a folder"):
+        load_embedder(str(tmp_path))
+
+
+def cache_of(store: SqliteStore, embedder: Embedder) -> SemanticCache:
+    return SemanticCache(store, embedder, ThresholdPolicy(0.8, guards=()))
+
+
+def model_in(folder: Path, width: int, seed: int) -> None:
+    """A sentence-transformers model of random weights."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(seed)
+    base = folder.with_name(folder.name + "-base")
+    shape = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=30_522, **shape)).save_pretrained(base)
+    for file in packaged_model().glob("*token*"):
+        (base / file.name).write_bytes(file.read_bytes())
+    transformer = Transformer(str(base))
+    SentenceTransformer(modules=[transformer, Pooling(width)]).save(str(folder))
+
+
+@pytest.mark.parametrize("width", [32, 48])
+async def test_another_model_in_the_same_folder_embeds_everything_again(
+    tmp_path: Path, store: SqliteStore, width: int
+) -> None:
+    folder = tmp_path / "model"
+    model_in(folder, 32, seed=0)
+    first = cache_of(store, load_embedder(str(folder)))
+    await first.insert(make_entry("What is a block?"))
+    again = load_embedder(str(folder))
+    # Vectors are normalised even if the model does not do so.
+    assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
+    assert isinstance(again, SentenceEmbedder)
+    assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
+    assert cache_of(store, again).rebuild() == 0
+    model_in(folder, width, seed=1)
+    other = cache_of(store, load_embedder(str(folder)))
+    assert other.rebuild() == 1
+    assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)

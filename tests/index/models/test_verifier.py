@@ -109,27 +109,9 @@ def test_a_cross_encoder_of_the_user_replaces_it(tmp_path: Path) -> None:
     assert own.score([], np.ones(0)).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        "Wie kann ich mein Passwort zurücksetzen?",
-        "Jak zmienić hasło?",
-        "Parolamı nasıl değiştiririm?",
-        "Comment activer la double authentification ?",
-        "¿Dónde está la estación?",
-        "Come posso cambiare la password?",
-        "Hoe kan ik mijn wachtwoord wijzigen?",
-        "Hur återställer jag mitt lösenord?",
-    ],
-)
-def test_questions_in_other_languages_are_refused(verifier: BuiltInVerifier, question: str) -> None:
-    (decision,) = CheckedPolicy(verifier, 0.0, 0.0, guards=()).decide(question, [Neighbour(question, 1.0)]).decisions
-    assert (decision.verdict, decision.guard) == ("vetoed", "language")
-
-
-@pytest.mark.parametrize(
-    "question",
-    ["What does LRU evict first?", "Why has my direct debit been declined?", "how big is a kv block", "2 + 2"],
-)
-def test_english_questions_are_read(verifier: BuiltInVerifier, question: str) -> None:
-    assert verifier.reads(question)
+def test_questions_in_other_languages_are_refused(verifier: BuiltInVerifier) -> None:
+    policy = CheckedPolicy(verifier, 0.0, 0.0, guards=())
+    for question in ("Jak zmienić hasło?", "Come posso cambiare la password?", "Hur återställer jag mitt lösenord?"):
+        (decision,) = policy.decide(question, [Neighbour(question, 1.0)]).decisions
+        assert (decision.verdict, decision.guard) == ("vetoed", "language")
+    assert verifier.reads("Why has my direct debit been declined?")

@@ -4,10 +4,7 @@ import re
 
 import pytest
 
-from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.guards.words import bases, words
-
-BY_NAME = {guard.name: guard.vetoes for guard in GUARDS}
+from kvproxy.index.policies.guards import GUARDS, Guard
 
 
 def read(text: str) -> dict[str, list[tuple[str, str]]]:
@@ -107,40 +104,17 @@ all: What is a block? ~ Can you tell me what a block is?; How do I install it? ~
 """)
 
 
-def both(examples: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str, str]]:
-    return [
-        (name, *pair)
-        for name, pairs in examples.items()
-        for one, other in pairs
-        for pair in ((one, other), (other, one))
-    ]
-
-
 def test_every_guard_has_examples() -> None:
-    assert DIFFER.keys() == ALIKE.keys() == BY_NAME.keys()
+    assert DIFFER.keys() == ALIKE.keys() == {guard.name for guard in GUARDS}
 
 
-@pytest.mark.parametrize(("name", "question", "cached"), both(DIFFER))
-def test_a_guard_vetoes_pairs_that_differ(name: str, question: str, cached: str) -> None:
-    assert BY_NAME[name](question, cached)
-
-
-@pytest.mark.parametrize(("name", "question", "cached"), both(ALIKE))
-def test_a_guard_accepts_pairs_that_do_not_differ(name: str, question: str, cached: str) -> None:
-    assert not BY_NAME[name](question, cached)
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_vetoes_only_pairs_that_differ_in_both_orders(guard: Guard) -> None:
+    for examples, vetoed in ((DIFFER, True), (ALIKE, False)):
+        for one, other in examples[guard.name]:
+            assert guard.vetoes(one, other) is guard.vetoes(other, one) is vetoed, (one, other)
 
 
 @pytest.mark.parametrize(("one", "other"), REWORDINGS["all"])
 def test_no_guard_vetoes_a_rewording(one: str, other: str) -> None:
-    assert not [name for name, vetoes in BY_NAME.items() if vetoes(one, other) or vetoes(one, one)]
-
-
-def test_words_and_their_base_forms() -> None:
-    assert words("It’s DON'T x2 ü") == ("it's", "don't", "x", "ü")
-    assert bases("accepted") == {"accepted", "accept", "accepte"}
-    assert bases("stopped") >= {"stopped", "stopp", "stop"}
-    assert bases("heavier") >= {"heavier", "heavi", "heavy"}
-    assert bases("boxes") == {"boxes", "boxe", "box"}
-    assert bases("gas") == {"gas"}
-    assert bases("red") == {"red"}
-    assert bases("used") == {"used"}
+    assert not [guard.name for guard in GUARDS if guard.vetoes(one, other) or guard.vetoes(one, one)]

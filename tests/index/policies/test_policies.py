@@ -106,6 +106,9 @@ def test_a_single_entry_needs_the_verifier() -> None:
         policy = taught(1.0, CheckedPolicy(Fixed(score), 0.9, 0.5, guards=()))
         assert policy.decide("how do I open the account", alone).decisions[0].verdict == verdict
         assert policy.decide("how do I open the account", together).chosen == 0
+        # After many right answers, the verifier may be less sure.
+        policy.learner("").checked_seen = 100
+        assert (policy.decide("how do I open the account", alone).chosen == 0) is (score > 0.9)
     assert taught(1.0).decide("how do I open the account", alone).chosen is None
 
 

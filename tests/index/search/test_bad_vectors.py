@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import EmbeddingCache, SentenceEmbedder, load_embedder
+from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -113,54 +111,3 @@ async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(store: S
         store.put(make_entry(text + " "))
     assert semantic.rebuild() == 0
     assert store.missing_vectors(semantic._embedder.name, 9) == []
-
-
-@pytest.mark.parametrize(("said", "reason"), [("first\nsecond", "first"), ("", "OSError")])
-def test_an_error_of_a_model_is_one_line(
-    said: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise OSError(said)
-
-    monkeypatch.setattr("sentence_transformers.SentenceTransformer", fail)
-    with pytest.raises(EmbedderError, match=rf"cannot load embedder .* \({reason}\): give a folder"):
-        load_embedder(str(tmp_path))
-
-
-def model_in(folder: Path, width: int, seed: int) -> None:
-    """A sentence-transformers model of random weights."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
-
-    from kvproxy.index.models.minilm.weights import packaged_model
-
-    torch.manual_seed(seed)
-    base = folder.with_name(folder.name + "-base")
-    shape = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=30_522, **shape)).save_pretrained(base)
-    for file in packaged_model().glob("*token*"):
-        (base / file.name).write_bytes(file.read_bytes())
-    transformer = Transformer(str(base))
-    SentenceTransformer(modules=[transformer, Pooling(width)]).save(str(folder))
-
-
-@pytest.mark.parametrize("width", [32, 48])
-async def test_another_model_in_the_same_folder_embeds_everything_again(
-    tmp_path: Path, store: SqliteStore, width: int
-) -> None:
-    folder = tmp_path / "model"
-    model_in(folder, 32, seed=0)
-    first = cache(store, load_embedder(str(folder)))
-    await first.insert(make_entry("What is a block?"))
-    again = load_embedder(str(folder))
-    # Vectors are normalised even if the model does not do so.
-    assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
-    assert isinstance(again, SentenceEmbedder)
-    assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
-    assert cache(store, again).rebuild() == 0
-    model_in(folder, width, seed=1)
-    other = cache(store, load_embedder(str(folder)))
-    assert other.rebuild() == 1
-    assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)

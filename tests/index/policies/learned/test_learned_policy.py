@@ -1,7 +1,6 @@
 """The learned policy: all proxies on one log have the same state, also after a crash, and the rules of a decision."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned import policy as learned
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
@@ -17,7 +15,6 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.opening import open_observations
-from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
 
 
@@ -142,27 +139,6 @@ def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.Mo
         log.prune(0)
     for name in names:
         assert bounded.learner(name).to_json() == whole.learner(name).to_json()
-
-
-class Sure(OverlapVerifier):
-    """Gives every pair the same probability."""
-
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
-        return np.full(len(pairs), self.probability, dtype=np.float32)
-
-
-@pytest.mark.parametrize(("probability", "proved"), [(0.85, False), (0.85, True), (0.95, False)])
-def test_a_single_entry_needs_a_sure_verifier_until_checked_is_proved(probability: float, proved: bool) -> None:
-    policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Sure(probability), 0.8, 0.5, ()), 0.05, 0.5)
-    learner = policy.learner("n")
-    learner.level.limit, learner.level.expected, learner.checked_seen = 0.25, 100.0, 100 * proved
-    assert learner.ready
-    alone = [Neighbour("how are you", 0.99, "a"), Neighbour("what is a pear", 0.4, "b")]
-    ruling = policy.decide("how are you", alone, namespace="n")
-    assert (ruling.decisions[0].verdict == "accepted") is (ruling.chosen == 0) is (probability > 0.9 or proved)
 
 
 @pytest.mark.parametrize("other", [0.88, 0.5])

@@ -61,9 +61,7 @@ def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> Non
     for _ in range(8):
         errors.add_member("a")
     assert not errors.is_obsolete("a")
-
-
-def test_right_answers_clear_a_class_after_one_error() -> None:
+    # Right answers clear a class after one error.
     errors = ClassErrors()
     errors.add_comparison("a", 0.01, right=False)
     assert errors.change_probability("a") > 0.1

@@ -73,10 +73,9 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
 
 
 @pytest.mark.parametrize("max_error", [0.01, 0.05])
-@pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_error: float, factor: float) -> None:
+def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_error: float) -> None:
     for seed in range(2):
-        assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, seed, factor)[1] <= max_error
+        assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, seed, factor=3.0)[1] <= max_error
 
 
 @pytest.mark.parametrize("max_error", [0.01, 0.02, 0.05])

@@ -33,7 +33,7 @@ class NaiveStore:
 
     def put(self, entry: Entry, size: int) -> set[str]:
         """Returns the ids of removed entries."""
-        before = {kept.entry.id for kept in self.kept.values()} | {entry.id}
+        before = self.ids() | {entry.id}
         replaced = self.kept.pop(entry.key, None)
         share = self.shares.get(entry.tenant)
         if (self.max_bytes is None or size <= self.max_bytes) and (share is None or size <= share):
@@ -48,7 +48,10 @@ class NaiveStore:
                 del self.kept[worst.entry.key]
             pinned = replaced is not None and replaced.pinned
             self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0), pinned=pinned)
-        return before - {kept.entry.id for kept in self.kept.values()}
+        return before - self.ids()
+
+    def ids(self) -> set[str]:
+        return {kept.entry.id for kept in self.kept.values()}
 
     def _of(self, tenant: str) -> list[Kept]:
         return [kept for kept in self.kept.values() if kept.entry.tenant == tenant]

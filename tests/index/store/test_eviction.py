@@ -1,13 +1,10 @@
 """Storage, expiry, and eviction agree with a dictionary that follows the same rules."""
 
-import itertools
 import json
-from typing import Any
+import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import Capacity, EntryFilter, NewEntry
@@ -15,105 +12,77 @@ from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.reference.naive_store import NaiveStore
 
-KEYS = st.sampled_from("abcdefgh")
-# The length of the response, its tokens, its lifetime, and its two stale periods.
-NEW = st.tuples(
-    KEYS,
-    st.integers(0, 300),
-    st.integers(0, 50),
-    st.integers(1, 400),
-    st.sampled_from("tu"),
-    st.sampled_from([(0, 0), (90, 0), (0, 150), (100, 40)]),
-)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), st.lists(NEW, min_size=1, max_size=3)),
-        st.tuples(st.sampled_from(["find", "hit", "remove", "expire now", "pin", "unpin"]), KEYS),
-        st.tuples(st.just("wait"), st.integers(1, 200)),
-        st.tuples(st.just("expire")),
-    ),
-    max_size=25,
-)
-LIMITS = st.tuples(
-    st.none() | st.integers(1, 6),
-    st.none() | st.integers(100, 900),
-    st.dictionaries(st.sampled_from("tu"), st.integers(0, 700)),
-)
+Limits = tuple[int | None, int | None, dict[str, int]]
+"""The most entries, the most bytes, and the most bytes of a tenant."""
 
 
-def new_entry(number: int, now: float, drawn: Any) -> Entry:
-    key, length, tokens, lifetime, tenant, (revalidate, error) = drawn
+def new_entry(draw: random.Random, number: int, now: float) -> Entry:
+    key = draw.choice("abcdef")
+    stale = draw.choice([(0, 0), (0, 0), (90, 0), (0, 150), (100, 40)])
     return make_entry(
         key,
-        id=f"{number:032x}",
+        id=f"{draw.getrandbits(32):08x}{number:024x}",
         key=key,
-        tenant=tenant,
-        response=json.dumps("x" * length).encode(),
-        completion_tokens=tokens,
+        tenant=draw.choice("tu"),
+        response=json.dumps("x" * draw.randrange(300)).encode(),
+        completion_tokens=draw.randrange(50),
         created=now,
-        expires=now + lifetime,
-        stale_while_revalidate=revalidate,
-        stale_if_error=error,
+        expires=now + draw.choice([50, 200, 1000]),
+        stale_while_revalidate=stale[0],
+        stale_if_error=stale[1],
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(STEPS, LIMITS)
-def test_a_store_agrees_with_a_dictionary(
-    make_store: MakeStore, steps: list[Any], limits: tuple[Any, Any, Any]
-) -> None:
-    model = NaiveStore(*limits)
+@pytest.mark.parametrize(
+    "limits", [(None, 900, {}), (3, None, {}), (1, None, {}), (4, 800, {"t": 400}), (None, None, {"t": 500, "u": 300})]
+)
+def test_a_store_agrees_with_a_dictionary(make_store: MakeStore, limits: Limits) -> None:
+    model, draw = NaiveStore(*limits), random.Random(0)
     store = make_store(clock=lambda: model.now, capacity=Capacity(limits[0], limits[1], limits[2].get))
     told: list[str] = []
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
-    numbers = itertools.count()
-    for step in steps:
-        match step:
-            case "put", drawn:
-                puts = [
-                    NewEntry(new_entry(next(numbers), model.now, each), np.ones(3, np.float32), "e") for each in drawn
-                ]
-                wanted = set[str]().union(*(model.put(put.entry, put.size) for put in puts))
-                told.clear()
-                assert sorted(gone.id for gone in store.put_many(puts).removed) == sorted(told) == sorted(wanted)
-            case "find", key:
-                found = store.find(key)
-                assert (found and found.id) == ((expected := model.find(key)) and expected.id)
-                if key in model.kept:
-                    entry = model.kept[key].entry
-                    assert store.questions([entry.id])[entry.id].freshness == entry.freshness(model.now)
-            case "hit", key if key in model.kept:
-                store.record_hit(model.kept[key].entry.id)
-                store.flush()
-                model.hit(key)
-            case "remove", key:
-                there = [model.kept[key].entry.id] if key in model.kept else []
-                assert [gone.id for gone in store.delete(there)] == there
-                if there:
-                    model.remove(key)
-            case "expire now", key if key in model.kept:
-                fresh = model.kept[key].entry.expires > model.now
-                assert store.expire_now([model.kept[key].entry.id]) == fresh
-                model.expire_now(key)
-                assert store.get(model.kept[key].entry.id).expires == model.kept[key].entry.expires
-            case ("pin" | "unpin") as kind, key if key in model.kept:
-                store.pin(model.kept[key].entry.id, pinned=kind == "pin")
-                model.pin(key, kind == "pin")
-            case "wait", seconds:
-                model.now += seconds
-            case ("expire",):
-                before = {kept.entry.id for kept in model.kept.values()}
-                model.expire()
-                went = before - {kept.entry.id for kept in model.kept.values()}
-                assert {gone.id for gone in store.expire()} == went
-    order = model.eviction_order()
-    listed = store.eviction_order(100)
-    assert [(each.entry.id, each.entry.hits) for each in listed] == [(each.entry.id, each.hits) for each in order]
-    assert [each.priority for each in listed] == pytest.approx([each.priority for each in order])
+    kinds = ["put"] * 3 + ["find", "hit", "pin", "unpin", "remove", "expire", "expire now", "wait"]
+    for number in range(100):
+        kind, key, before = draw.choice(kinds), draw.choice("abcdef"), model.ids()
+        entry = model.kept[key].entry if key in model.kept else None
+        told.clear()
+        if kind == "put":
+            entries = [new_entry(draw, number, model.now) for _ in range(draw.choice([1, 1, 3]))]
+            puts = [NewEntry(entry, np.ones(3, np.float32), "e") for entry in entries]
+            wanted = set[str]().union(*(model.put(put.entry, put.size) for put in puts))
+            assert sorted(gone.id for gone in store.put_many(puts).removed) == sorted(told) == sorted(wanted)
+        elif kind == "wait":
+            model.now += draw.randrange(150)
+        elif kind == "expire":
+            model.expire()
+            assert {gone.id for gone in store.expire()} == before - model.ids()
+        elif kind == "find":
+            found, expected = store.find(key), model.find(key)
+            assert (found and found.id) == (expected and expected.id)
+        elif entry is None:
+            continue
+        elif kind == "hit":
+            store.record_hit(entry.id)
+            model.hit(key)
+        elif kind == "remove":
+            assert [gone.id for gone in store.delete([entry.id])] == [entry.id]
+            model.remove(key)
+        elif kind == "expire now":
+            assert store.expire_now([entry.id]) == (entry.expires > model.now)
+            model.expire_now(key)
+        else:
+            store.pin(entry.id, pinned=kind == "pin")
+            model.pin(key, kind == "pin")
+        order, listed = model.eviction_order(), store.eviction_order(100)
+        assert [each.entry.id for each in listed] == [each.entry.id for each in order], kind
+        assert [each.priority for each in listed] == pytest.approx([each.priority for each in order])
+        freshness = {id: question.freshness for id, question in store.questions(list(model.ids())).items()}
+        assert freshness == {each.entry.id: each.entry.freshness(model.now) for each in order}
+    assert {entry.id: (entry.hits, entry.expires) for entry in store.list_entries()} == {
+        each.entry.id: (each.hits, each.entry.expires) for each in order
+    }
     assert set(store.pinned()) == {each.entry.id for each in order if each.pinned}
-    assert store.count() == len(order)
     assert store.stats()["entry_bytes"] == sum(each.size for each in order) == sum(each.bytes for each in listed)
-    store.close()
 
 
 def test_a_lower_limit_applies_to_existing_entries(make_store: MakeStore) -> None:

@@ -58,6 +58,9 @@ ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant."),
 ]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.")
+]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 
 

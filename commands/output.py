@@ -52,15 +52,15 @@ def print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
-def print_charts(charts: "Sequence[Chart]") -> None:
-    """Draw charts, at a terminal only."""
+def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
+    """Draw charts at a terminal, or `always`."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
-    if console.is_terminal and charts:
+    if (console.is_terminal or always) and charts:
         from kvproxy.charts import draw
 
-        typer.echo(draw(charts, min(console.width, _CHART_WIDTH), colours=console.color_system is not None))
+        typer.echo(draw(charts, min(console.width, _CHART_WIDTH), colours=not console.no_color and console.is_terminal))
 
 
 @contextlib.contextmanager

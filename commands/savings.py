@@ -8,12 +8,15 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import JournalOptions, duration_option
-from kvproxy.commands.output import Output
+from kvproxy.commands.options import JournalOptions, Plot, duration_option
+from kvproxy.commands.output import Output, print_charts
 from kvproxy.commands.tables import Layout, print_table, text
 
 if TYPE_CHECKING:
+    from kvproxy.charts import Chart
     from kvproxy.journal.savings import Saving, SavingsReport
+
+_MOST_BARS = 10
 
 
 class SavingsGroup(StrEnum):
@@ -32,6 +35,7 @@ def savings(
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
     since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
     layout: Layout,
+    plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
     """Sum the tokens, seconds and money that both caches saved.
@@ -41,10 +45,38 @@ def savings(
 
     Example: kvproxy savings --by tenant
 
-    Example: kvproxy savings --by day --since 7d
+    Example: kvproxy savings --by day --since 7d --plot savings.svg
     """
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+
+    check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by.value, since)
-    return Output(asdict(report), lambda: _print(report, by.value, layout))
+    charts = _charts(report, by.value)
+    save_charts(charts, plot)
+
+    def show() -> None:
+        _print(report, by.value, layout)
+        print_charts(charts)
+
+    return Output(asdict(report), show)
+
+
+def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
+    """Chart the tokens, and the money or else the seconds."""
+    from kvproxy.charts import Chart
+
+    def tokens(row: "Saving") -> int:
+        return row.prompt_tokens + row.completion_tokens + row.reused_tokens
+
+    rows = [row for row in report.rows if tokens(row)][: None if by == "day" else _MOST_BARS]
+    if not rows:
+        return []
+    has_price = any(row.money is not None for row in rows)
+    worth = [(row.name, row.money or 0.0 if has_price else row.seconds) for row in rows]
+    return [
+        Chart(f"saved tokens by {by}", "", bars=[(row.name, tokens(row)) for row in rows]),
+        Chart(f"saved {report.currency if has_price else 'seconds'} by {by}", "", bars=worth),
+    ]
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:

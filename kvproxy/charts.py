@@ -1,19 +1,30 @@
-"""Charts of the analyses, at a terminal (plotext) or in files (matplotlib)."""
+"""Charts of the analyses, at a terminal (plotext) or in files (matplotlib), in the colours of the dashboard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The palette of Okabe and Ito, readable for the colour-blind.
+# The palette of Okabe and Ito, readable for the colour-blind; both as in http/ui/static/style.css.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-_GREY = "#8b94a3"
-_HEIGHT = 14
-_BAR_MARGIN = 12
-"""Characters for the values of bars."""
+_BACKEND, _GREY = "#b4bcc8", "#8b94a3"
+_LAYER_COLOURS = {
+    "exact": "#0072b2",
+    "semantic": "#e69f00",
+    "shared": "#56b4e9",
+    "prefix": "#009e73",
+    **dict.fromkeys(("forward", "bypass", "revalidated", "engine"), _BACKEND),
+    **dict.fromkeys(("refused", "disconnected"), _GREY),
+    "error": "#d55e00",
+}
+_HEIGHT, _ROWS = 14, 10
+"""Lines of a chart at a terminal, and those inside its frame."""
+_TIME_LABELS = 6
+_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class Chart:
         bars: names and values; horizontal bars.
         levels: names and values; horizontal lines.
         is_share: values are shares of 1, shown in percent.
+        time_step: the x values are times in seconds since the epoch, this far apart, and the lines are stacked bars.
     """
 
     x_label: str
@@ -48,6 +60,7 @@ class Chart:
     levels: Sequence[tuple[str, float]] = field(default=())
     log_x: bool = False
     is_share: bool = False
+    time_step: float | None = None
 
 
 def draw(charts: Sequence[Chart], width: int, *, colours: bool = True) -> str:
@@ -71,52 +84,93 @@ def _drawn(chart: Chart, width: int, colours: bool) -> str:
     # Typed as Any: plotext has no types. It draws on one global figure.
     import plotext
 
-    if not chart.bars and not any(line.xs for line in chart.lines):
+    if chart.bars:
+        return _drawn_bars(chart, width, colours)
+    if not any(line.xs for line in chart.lines):
         return f"{chart.y_label}: no values"
     plot: Any = plotext
     plot.clear_figure()
     plot.theme("clear")
+    plot.plotsize(width, _HEIGHT)
     scale = 100 if chart.is_share else 1
-    unit = " in %" if chart.is_share else ""
-    if chart.bars:
-        names, values = zip(*chart.bars, strict=True)
-        room = width - max(map(len, names)) - _BAR_MARGIN
-        plot.simple_bar(names, [value * scale for value in values], width=room, title=f"{chart.x_label}{unit}")
+    if chart.time_step is not None:
+        names, values, rgb = zip(
+            *((line.name, list(line.ys), _rgb(_colour(line.name))) for line in chart.lines), strict=True
+        )
+        places = list(range(len(chart.lines[0].xs)))
+        plot.stacked_bar(places, list(values), labels=list(names), color=list(rgb), width=1)
+        labels = _time_labels(chart)
+        plot.xticks([place for place, _ in labels], [label for _, label in labels])
+        highest = int(max(map(sum, zip(*values, strict=True))))
+        _leave_room(plot, highest, len(names), max(1, -(-highest // 5)))
     else:
-        plot.plotsize(width, _HEIGHT)
-        for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):
+        for place, line in enumerate(chart.lines):
             ys = [y * scale for y in line.ys]
-            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(colour))
-        for name, value in chart.levels:
-            xs = [x for line in chart.lines for x in line.xs] or [0, 1]
-            plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
-        if chart.log_x:
-            plot.xscale("log")
-        if chart.is_share:
-            plot.ylim(0, None)
-        plot.xlabel(chart.x_label)
-        plot.title(f"{chart.y_label}{unit}")
+            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(_colour(line.name, place)))
+    for name, value in chart.levels:
+        xs = [x for line in chart.lines for x in line.xs] or [0, 1]
+        plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
+    if chart.log_x:
+        plot.xscale("log")
+        sizes = sorted({x for line in chart.lines for x in line.xs})
+        plot.xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    if chart.is_share:
+        most = scale * max([y for line in chart.lines for y in line.ys] + [value for _, value in chart.levels])
+        _leave_room(plot, most, len(chart.lines) + len(chart.levels), most / 4)
+    plot.xlabel(chart.x_label)
+    plot.title(f"{chart.y_label} in %" if chart.is_share else chart.y_label)
     text: str = plot.build()
     lines = (text if colours else plot.uncolorize(text)).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _leave_room(plot: Any, most: float, names: int, step: float) -> None:
+    """Leave room for the legend above the values."""
+    ticks = [place * step for place in range(int(most / step) + 1)] if step else [0.0]
+    plot.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    plot.ylim(0, (most or 1) * _ROWS / max(1, _ROWS - names))
+
+
+def _drawn_bars(chart: Chart, width: int, colours: bool) -> str:
+    values = [_value(value, chart.is_share) for _, value in chart.bars]
+    most = max(value for _, value in chart.bars) or 1
+    left, right = (max(map(len, texts)) for texts in ([name for name, _ in chart.bars], values))
+    lines = [chart.x_label]
+    for (name, value), text in zip(chart.bars, values, strict=True):
+        bar = "█" * round(max(1, width - left - right - 4) * value / most)
+        if colours and bar:
+            bar = f"\x1b[38;2;{';'.join(map(str, _rgb(_colour(name))))}m{bar}\x1b[0m"
+        lines.append(f"{name:<{left}}  {bar} {text}")
+    return "\n".join(lines)
+
+
 def _plot(chart: Chart, axes: "Axes") -> None:
     from matplotlib.ticker import PercentFormatter
 
+    axes.set_axisbelow(True)
     if chart.bars:
         names, values = zip(*reversed(chart.bars), strict=True)
-        axes.barh(names, values, color=_COLOURS[0])
+        bars = axes.barh(names, values, color=[_colour(name) for name in names])
+        axes.bar_label(bars, [_value(value, chart.is_share) for value in values], padding=3)
+        axes.margins(x=0.15)
         axes.set_xlabel(chart.x_label)
         if chart.is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         return
-    for line, colour in zip(chart.lines, _repeated(len(chart.lines)), strict=True):
-        marker = "o" if len(line.xs) < 30 else ""
-        style = "--" if line.is_dashed else "-"
-        axes.plot(line.xs, line.ys, label=line.name, color=colour, marker=marker, markersize=4, linestyle=style)
-        if line.lows:
-            axes.fill_between(line.xs, line.lows, line.highs, color=colour, alpha=0.15)
+    if chart.time_step is not None:
+        bottom = [0.0] * len(chart.lines[0].ys) if chart.lines else []
+        for line in chart.lines:
+            axes.bar(range(len(bottom)), line.ys, bottom=bottom, label=line.name, color=_colour(line.name))
+            bottom = [low + y for low, y in zip(bottom, line.ys, strict=True)]
+        labels = _time_labels(chart)
+        axes.set_xticks([place for place, _ in labels], [label for _, label in labels])
+    else:
+        for place, line in enumerate(chart.lines):
+            colour, marker = _colour(line.name, place), "o" if len(line.xs) < 30 else ""
+            style = "--" if line.is_dashed else "-"
+            axes.plot(line.xs, line.ys, label=line.name, color=colour, marker=marker, markersize=4, linestyle=style)
+            if line.lows:
+                axes.fill_between(line.xs, line.lows, line.highs, color=colour, alpha=0.15)
     for name, value in chart.levels:
         axes.axhline(value, color=_GREY, linewidth=1, label=name)
     if chart.log_x:
@@ -130,8 +184,22 @@ def _plot(chart: Chart, axes: "Axes") -> None:
     axes.legend()
 
 
-def _repeated(count: int) -> list[str]:
-    return [_COLOURS[place % len(_COLOURS)] for place in range(count)]
+def _time_labels(chart: Chart) -> list[tuple[int, str]]:
+    """Places of some x values, and their local times."""
+    xs, step = (chart.lines[0].xs if chart.lines else ()), chart.time_step or 0
+    clock = "%H:%M" if step >= 60 else "%H:%M:%S"
+    form = "%d %b" if step >= _DAY else clock if xs and xs[-1] - xs[0] < _DAY else "%d %b %H:%M"
+    apart = max(1, -(-len(xs) // _TIME_LABELS))
+    return [(place, datetime.fromtimestamp(xs[place]).strftime(form)) for place in range(0, len(xs), apart)]
+
+
+def _value(value: float, is_share: bool) -> str:
+    return f"{100 * value:.1f}%" if is_share else f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
+
+
+def _colour(name: str, place: int = 0) -> str:
+    """The colour of a layer, or the next of the palette."""
+    return _LAYER_COLOURS.get(name.partition(" ")[0], _COLOURS[place % len(_COLOURS)])
 
 
 def _rgb(colour: str) -> tuple[int, ...]:

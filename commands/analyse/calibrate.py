@@ -7,6 +7,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
+from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table
 
@@ -33,7 +34,7 @@ def calibrate(
         float, typer.Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)
     ] = 0.0,
     orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Plot the curves into this .png or .svg file.")] = None,
+    plot: Plot = None,
 ) -> Output:
     """Measure semantic policies on your own questions.
 

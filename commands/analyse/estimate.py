@@ -1,6 +1,5 @@
 """kvproxy estimate"""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,16 +12,16 @@ from kvproxy.commands.analyse.options import (
     Tokenizer,
     load_tokenizer,
     parse_sizes,
+    pool_size,
 )
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import Data
+from kvproxy.commands.options import Data, Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
-    from kvproxy.offline.estimate import Estimate
-    from kvproxy.offline.prefix_reuse import PrefixEstimate
+    from kvproxy.offline.estimate import Estimate, HitSavings
 
 
 @command
@@ -32,7 +31,15 @@ def estimate(
     block_size: BlockSize = 16,
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     model: LogModel = "model",
-    plot: Annotated[Path | None, typer.Option(help="Plot the result into this .png or .svg file.")] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            help="Price of a million input and output tokens, such as 2.5,10.", show_default="[journal.prices]"
+        ),
+    ] = None,
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
+    decode_rate: Annotated[float, typer.Option(help="Response tokens per second of a request.", min=1)] = 50,
+    plot: Plot = None,
     draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     data: Data = None,
 ) -> Output:
@@ -41,7 +48,7 @@ def estimate(
     The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
-    Example: kvproxy estimate requests.jsonl --tokenizer ./model --plot estimate.svg
+    Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10 --plot estimate.svg
     """
     import asyncio
 
@@ -52,7 +59,8 @@ def estimate(
     from kvproxy.settings import load_settings
 
     check_writable(plot, PLOT_SUFFIXES)
-    settings, loaded, sizes = load_settings(data=data), load_tokenizer(tokenizer), parse_sizes(blocks, 2)
+    settings = load_settings(data=data, journal=_prices(price))
+    loaded, sizes = load_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_log(log, read_text(log), model)
     with progress_bar("estimating") as progress:
         found = asyncio.run(
@@ -60,43 +68,70 @@ def estimate(
         )
     charts = estimate_charts(found)
     save_charts(charts, plot)
+    rates, currency = (prefill_rate, decode_rate), settings.journal.currency
 
     def show() -> None:
-        _print(found)
+        _print(found, rates, currency)
         print_charts(charts)
         for error in content.errors[:5]:
             print_note(f"line {error.line}: {error.message}")
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
-    return Output(_document(found) | {"passed_over": content.skipped, "failures": len(content.errors)}, show)
+    more = {"passed_over": content.skipped, "failures": len(content.errors), "currency": currency}
+    return Output(_document(found, rates) | more, show)
 
 
-def _print(found: "Estimate") -> None:
+def _prices(price: str | None) -> dict[str, Any] | None:
+    """The section `journal` with one price for all models."""
+    if price is None:
+        return None
+    try:
+        given, computed = (float(each) for each in price.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--price takes two numbers, such as 2.5,10, not {price!r}") from None
+    return {"prices": {"*": {"input": given, "output": computed}}}
+
+
+def _seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
+    return hits.prompt_tokens / rates[0] + hits.response_tokens / rates[1]
+
+
+def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
     total = found.requests
-    layers = (("Exact hits", found.exact), ("Semantic hits", found.similar), ("Engine", found.forwarded))
-    rows = [(name, count, percent(count / total)) for name, count in layers]
-    print_table(["Answered by", "Requests#", "Share#"], rows, title=f"{total:,} requests")
+    rows: list[tuple[object, ...]] = []
+    for name, hits in (("Exact hits", found.exact_savings), ("Semantic hits", found.similar_savings)):
+        tokens = hits.prompt_tokens + hits.response_tokens
+        money = None if hits.money is None else f"{hits.money:,.4f}"
+        rows.append(
+            (name, hits.requests, percent(hits.requests / total), tokens, f"{_seconds(hits, rates):,.1f}", money)
+        )
+    rows.append(("Engine", found.forwarded, percent(found.forwarded / total), None, None, None))
+    columns = ["Answered by", "Requests#", "Share#", "Saved tokens#", "Saved seconds#", f"Saved {currency}#"]
+    print_table(columns, rows, title=f"{total:,} requests")
     fewest, most = found.similar_range
     if fewest < most:
         typer.echo(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
     typer.echo(_error_sentence(found))
     prefix, alone = found.prefix, found.prefix_alone
+    pools = [
+        (pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
+        for point, other in zip(prefix.points, alone.points, strict=True)
+    ]
     print_table(
-        ["Pool, blocks#", "Reused#", "Reused without cached responses#"],
+        ["Pool#", "Reused#", "Saved seconds#", "Reused without cached responses#"],
         [
-            (f"{point.blocks:,}", _share(prefix, point.reused), _share(alone, other.reused))
-            for point, other in zip(prefix.points, alone.points, strict=True)
-        ]
-        + [("unlimited", _share(prefix, prefix.endless), _share(alone, alone.endless))],
-        title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine, in blocks of {prefix.block_size}",
+            (name, percent(prefix.share(reused)), f"{reused / rates[0]:,.1f}", percent(alone.share(other)))
+            for name, reused, other in [*pools, ("unlimited", prefix.endless, alone.endless)]
+        ],
+        title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine",
+    )
+    typer.echo(
+        f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
+        " (--prefill-rate, --decode-rate)"
     )
     if found.unread:
         typer.echo(f"{found.unread:,} prompts contain more than text and are not counted")
-
-
-def _share(prefix: "PrefixEstimate", reused: int) -> str:
-    return percent(prefix.share(reused))
 
 
 def _error_sentence(found: "Estimate") -> str:
@@ -112,7 +147,7 @@ def _error_sentence(found: "Estimate") -> str:
     return f"the log has no responses to compare with semantic hits{guess}"
 
 
-def _document(found: "Estimate") -> dict[str, Any]:
+def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
     from dataclasses import asdict
 
     interval = found.wrong.interval
@@ -122,4 +157,7 @@ def _document(found: "Estimate") -> dict[str, Any]:
         document[name]["endless_share"] = prefix.share(prefix.endless)
         for point in document[name]["points"]:
             point["share"] = prefix.share(point["reused"])
+            point["seconds"] = point["reused"] / rates[0]
+    for name, hits in (("exact_savings", found.exact_savings), ("similar_savings", found.similar_savings)):
+        document[name]["seconds"] = _seconds(hits, rates)
     return document

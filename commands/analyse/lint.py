@@ -12,6 +12,7 @@ from kvproxy.commands.analyse.options import (
     LogModel,
     Tokenizer,
     load_tokenizer,
+    pool_size,
 )
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
@@ -71,7 +72,7 @@ def lint(
 def _print(found: "LintReport", top: int) -> None:
     families = [report for report in found.families if len(report.family.members) > 1]
     for report in families[: top or None]:
-        _print_family(report)
+        _print_family(report, found.block_size)
     if any(report.savings for report in families):
         typer.echo("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
     alone = len(found.families) - len(families)
@@ -83,13 +84,13 @@ def _print(found: "LintReport", top: int) -> None:
         typer.echo(f"{found.unread:,} prompts contain more than text and were skipped")
 
 
-def _print_family(report: "FamilyReport") -> None:
+def _print_family(report: "FamilyReport", block_size: int) -> None:
     members = len(report.family.members)
     head = one_line(report.family.head)[:70]
     typer.echo(f'{members:,} requests to {report.family.model} that begin with "{head}"')
     typer.echo(
         f"  {report.prompt_tokens:,} prompt tokens, {percent(report.share)} reused;"
-        f" {report.shared_blocks:,} shared blocks at the beginning (median)"
+        f" {pool_size(report.shared_blocks, block_size)} shared at the beginning (median)"
     )
     for saving in report.savings:
         _print_saving(report, saving)

@@ -30,6 +30,11 @@ def load_tokenizer(name: str | None) -> "LocalTokenizer":
     return LocalTokenizer(name or "demo")
 
 
+def pool_size(blocks: int, block_size: int) -> str:
+    """Format a number of blocks, such as `1,024 tokens (64 blocks)`."""
+    return f"{blocks * block_size:,} tokens ({blocks:,} blocks)"
+
+
 def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
     """Parse pool sizes such as `1000,5000`. Raises BadParameter for a size below `least`."""
     if blocks is None:

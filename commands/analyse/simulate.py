@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.analyse.options import parse_sizes
+from kvproxy.commands.analyse.options import parse_sizes, pool_size
 from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table, table
 
@@ -26,7 +27,7 @@ def simulate(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace; 16 for tokens")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Plot the hit rates into this .png or .svg file.")] = None,
+    plot: Plot = None,
     model: Annotated[Path | None, typer.Option(help="Model folder, to show sizes in GiB.")] = None,
     bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.")] = None,
     engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None,
@@ -123,19 +124,22 @@ def _print(result: "Sweep", bytes_per_token: int | None) -> None:
     rows = []
     for index, size in enumerate(result.sizes):
         gib = [_gib(result, size, bytes_per_token)] if bytes_per_token else []
-        rows.append([size, *gib, *(f"{result.rates[name][index]:.4f}" for name in names)])
-    columns = ["Blocks#", *(["GiB#"] if bytes_per_token else []), *(f"{name}#" for name in names)]
+        rows.append(
+            [pool_size(size, result.block_tokens), *gib, *(f"{result.rates[name][index]:.4f}" for name in names)]
+        )
+    columns = ["Pool#", *(["GiB#"] if bytes_per_token else []), *(f"{name}#" for name in names)]
     print_table(columns, rows)
     typer.echo(
-        f"{result.requests:,} requests, {result.blocks:,} blocks; hit rate of an unlimited pool {result.unlimited:.4f}"
+        f"{result.requests:,} requests, {pool_size(result.blocks, result.block_tokens)}; hit rate of an unlimited pool"
+        f" {result.unlimited:.4f}"
     )
     for name in names:
         enough = result.sufficient_size(name)
         if enough is None:
             typer.echo(f"{name}: no size reaches 90% of it")
         else:
-            memory = f" ({_gib(result, enough, bytes_per_token)} GiB)" if bytes_per_token else ""
-            typer.echo(f"{name}: {enough:,} blocks{memory} reach 90% of it")
+            memory = f", {_gib(result, enough, bytes_per_token)} GiB," if bytes_per_token else ""
+            typer.echo(f"{name}: {pool_size(enough, result.block_tokens)}{memory} reach 90% of it")
 
 
 def _gib(result: "Sweep", size: int, bytes_per_token: int | None) -> str:

@@ -3,14 +3,15 @@
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import milliseconds, moment, one_line
 from kvproxy.commands.options import JournalOptions, duration_option
-from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def log(
     selection: QueryOptions,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
     layout: Layout,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot all requests over time, at the terminal (-) or into a .png or .svg file.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
@@ -62,10 +66,17 @@ def log(
     Example: kvproxy log --since 5m --reason miss
 
     Example: kvproxy log -f --where "total_ms > 1000"
+
+    Example: kvproxy log --plot - --since 1h
     """
     if context.invoked_subcommand is not None:
         return
     query, journal = selection.query(limit or None), source.open()
+    if plot is not None:
+        if as_json or follow:
+            raise typer.BadParameter("--plot excludes --json and --follow")
+        _plot(journal, replace(query, limit=None), plot)
+        return
     rows = journal.records(query)[::-1]
     if as_json:
         _print_lines(rows)
@@ -78,6 +89,29 @@ def log(
         print_table(columns, (_row(row)[: len(columns)] for row in rows), empty=EMPTY, layout=layout)
     if follow:
         _follow(journal, query, rows, as_json)
+
+
+def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
+    from kvproxy.charts import Chart, ChartLine
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+    from kvproxy.journal.record import Layer
+    from kvproxy.units import format_seconds
+
+    is_file = str(file) != "-"
+    check_writable(file if is_file else None, PLOT_SUFFIXES)
+    found = journal.counts(query)
+    lines = [
+        ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)
+        for layer in get_args(Layer)
+        if (counts := found.counts.get(layer))
+    ]
+    span = format_seconds(found.step)
+    charts = [Chart("", f"requests by layer in each {span}", lines, time_step=found.step)] if lines else []
+    if not charts:
+        print_note(EMPTY)
+    elif is_file:
+        save_charts(charts, file)
+    print_charts(charts, always=not is_file)
 
 
 @command

@@ -23,6 +23,9 @@ CACHES = ("exact", "semantic", "shared")
 """Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
+_SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
+"""Seconds."""
+_MOST_SPANS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,15 @@ class PromptCount:
     api: str
     model: str
     requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """Requests by layer in consecutive time spans; `start` and `step` as in `Series`."""
+
+    start: float
+    step: float
+    counts: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +183,20 @@ class Reader:
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
         return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
+
+    def counts(self, query: Query) -> LayerCounts:
+        """Count the requests by layer in at most 60 equal spans of time."""
+        condition, values = _where(query)
+        first, last = self._rows(f"select min(time), max(time) from requests{condition}", values)[0]
+        if first is None:
+            return LayerCounts(0.0, 1.0, {})
+        step = next((step for step in _SPANS if (last - first) / step < _MOST_SPANS - 1), _SPANS[-1])
+        start = first // step
+        counts: dict[str, list[int]] = {}
+        sql = f"select layer, cast(time / ? as integer), count(*) from requests{condition} group by 1, 2"
+        for layer, place, count in self._rows(sql, [step, *values]):
+            counts.setdefault(layer, [0] * int(last // step - start + 1))[int(place - start)] += count
+        return LayerCounts(start * step, step, counts)
 
     def prompt_counts(self) -> list[PromptCount]:
         """The most frequent first."""

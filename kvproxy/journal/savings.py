@@ -4,14 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.journal.prefill import PrefillCost
 from kvproxy.journal.reader import Reader
 from kvproxy.settings.cache import CacheSettings
-from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 By = Literal["layer", "tenant", "model", "tag", "day"]
 _SUMS = (
@@ -147,13 +146,6 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     if settings.policy == "learned":
         return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None
-
-
-def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
-    """Return the price of a model: by its name, else by the first matching pattern."""
-    if model in prices:
-        return prices[model]
-    return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
 
 
 def total_of(rows: Sequence[Saving]) -> Saving:

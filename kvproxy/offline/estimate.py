@@ -13,6 +13,7 @@ from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, r
 from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
+from kvproxy.settings.journal import price_of
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 Progress = Callable[[str, float], None]
@@ -38,11 +39,27 @@ class WrongShare:
 
 
 @dataclass(frozen=True, slots=True)
+class HitSavings:
+    """Requests that a layer answers, and what a backend would have computed for them.
+
+    Attributes:
+        prompt_tokens, response_tokens: response tokens of logged responses only.
+        money: None without a price for any of the models.
+    """
+
+    requests: int
+    prompt_tokens: int
+    response_tokens: int
+    money: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
         exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
+        exact_savings, similar_savings: the savings of the hits.
         similar_range: fewest and most semantic hits of all replays, which explore at random.
         uncacheable: forwarded requests that are never cached.
         learned: the policy learned from logged responses.
@@ -62,6 +79,8 @@ class Estimate:
     prefix: PrefixEstimate
     prefix_alone: PrefixEstimate
     unread: int
+    exact_savings: HitSavings
+    similar_savings: HitSavings
 
 
 async def estimate(
@@ -108,6 +127,8 @@ async def estimate(
         prefix=prefix,
         prefix_alone=alone,
         unread=len(forwarded) - len(readable),
+        exact_savings=_savings(replayed, tokenized, "exact", settings),
+        similar_savings=_savings(replayed, tokenized, "semantic", settings),
     )
 
 
@@ -154,6 +175,24 @@ async def _tokenized(tokenizer: LocalTokenizer, each: ReplayedRequest) -> Tokeni
 
 def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
     return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in replayed)
+
+
+def _savings(
+    replayed: Sequence[ReplayedRequest], tokenized: Sequence[TokenizedRequest | None], layer: str, settings: Settings
+) -> HitSavings:
+    hits = [
+        (each.request.model, tokens or TokenizedRequest(()))
+        for each, tokens in zip(replayed, tokenized, strict=True)
+        if each.exchange is not None and each.exchange.layer == layer
+    ]
+    money = [
+        (len(tokens.prompt) * price.input + len(tokens.response) * price.output) / 1_000_000
+        for model, tokens in hits
+        if (price := price_of(model, settings.journal.prices)) is not None
+    ]
+    prompt, response = (sum(len(getattr(tokens, name)) for _, tokens in hits) for name in ("prompt", "response"))
+    has_price = any(price_of(each.request.model, settings.journal.prices) for each in replayed)
+    return HitSavings(len(hits), prompt, response, sum(money) if has_price else None)
 
 
 def _is_forwarded(each: ReplayedRequest) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
-from kvproxy.journal.reader import Group, PromptCount, Query, Reader, Share
+from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_report
 from kvproxy.journal.schema import FILE
@@ -75,6 +75,9 @@ class JournalFile:
             return rows
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
+
+    def counts(self, query: Query) -> LayerCounts:
+        return self._reader.counts(query)
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         """Return the savings of whole days within the last `since` seconds."""
@@ -156,6 +159,9 @@ class RemoteJournal:
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         raise self._unsupported("log top")
+
+    def counts(self, query: Query) -> LayerCounts:
+        raise self._unsupported("--plot")
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)

@@ -1,5 +1,7 @@
 """Settings of the journal."""
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import Field
@@ -36,3 +38,10 @@ class JournalSettings(Section):
         description="Prices by model: tables with input, cached and output per million tokens. Names may contain *; the first"
         " match applies.",
     )
+
+
+def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings | None:
+    """Return the price of a model: by its name, else by the first matching pattern."""
+    if model in prices:
+        return prices[model]
+    return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)

@@ -1,13 +1,26 @@
 """Charts at a terminal, and as files."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from kvproxy.charts import Chart, ChartLine, draw, save
-from tests.commands.run import command, variables
+from kvproxy.settings import load_settings
+from tests.commands.run import ROOT, ask, command, kvproxy, variables
 from tests.commands.terminal import terminal
+from tests.plain_upstream import run_plain_upstream
+from tests.servers import run_proxy
 
+LAYERS = Chart(
+    "",
+    "requests by layer",
+    [
+        ChartLine("exact", [1_763_714_580.0 + 60 * place for place in range(30)], [3.0] * 30),
+        ChartLine("forward", [1_763_714_580.0 + 60 * place for place in range(30)], [8.0] * 30),
+    ],
+    time_step=60,
+)
 LINES = [
     ChartLine("lru", [100, 1_000, 10_000], [0.1, 0.5, 0.8]),
     ChartLine("arc", [100, 1_000, 10_000], [0.2, 0.6, 0.8]),
@@ -36,6 +49,19 @@ def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
     assert "\x1b[38;2;0;114;178m" in draw(CHARTS, width)
 
 
+def test_layers_over_time_have_the_colours_of_the_dashboard_and_whole_numbers(tmp_path: Path) -> None:
+    drawn = draw([LAYERS], 80, colours=False)
+    assert re.findall(r"^ *(\S+)┤", drawn, re.MULTILINE) == ["9", "6", "3", "0"]
+    assert re.search(r"\d\d:\d\d ", drawn)
+    style = (ROOT / "kvproxy/http/ui/static/style.css").read_text()
+    save([LAYERS], tmp_path / "layers.svg")
+    picture = (tmp_path / "layers.svg").read_text()
+    for layer, group in (("exact", "exact"), ("forward", "upstream")):
+        colour = re.search(rf"--layer-{group}: light-dark\((#\w+)", style)
+        assert colour is not None
+        assert colour[1] in picture, layer
+
+
 def test_an_empty_chart_is_drawn() -> None:
     assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, colours=False)
 
@@ -56,3 +82,32 @@ def test_a_simulation_draws_at_a_terminal_only(tmp_path: Path) -> None:
     with terminal(command("simulate", str(trace)), (80, 60), variables("", {"TERM": "xterm-256color"})) as screen:
         shown = screen.shows("tokens in the pool", "unlimited pool")
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "kvproxy.toml").write_text('[journal.prices."*"]\ninput = 2.5\noutput = 10\n')
+    with run_plain_upstream() as upstream:
+        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
+        with run_proxy(settings) as (url, services):
+            for _ in range(3):
+                ask(url, "What is a block?")
+            services.answerer.journal.latest(1)
+            shown = kvproxy("savings", url=url, columns=80).stdout
+            assert "saved tokens by layer" in shown
+            assert "saved USD by layer" in shown
+            assert "saved tokens" not in kvproxy("savings", url=url).stdout
+            drawn = kvproxy("log", "--plot", "-", url=url).stdout
+            assert "requests by layer in each" in drawn
+            assert "exact" in drawn
+            assert "forward" in drawn
+            hits = kvproxy("log", "--plot", "-", "--reason", "hit", url=url).stdout
+            assert "forward" not in hits
+            assert kvproxy("log", "--plot", "-", "--model", "nope", url=url).stderr == "no request matches\n"
+            assert kvproxy("log", "--plot", "-", "--json", url=url).returncode == 2
+            for name in ("savings", "log"):
+                done = kvproxy(name, "--plot", tmp_path / f"{name}.svg", url=url)
+                assert done.returncode == 0, done.stderr
+                # The colour of exact hits.
+                assert "#0072b2" in (tmp_path / f"{name}.svg").read_text()

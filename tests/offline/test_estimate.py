@@ -86,6 +86,26 @@ def test_entries_age_by_the_times_of_the_log(tmp_path: Path) -> None:
     assert (found.exact, found.forwarded) == (1, 2)
 
 
+def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
+    same = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    file = logs.write(tmp_path / "log.jsonl", [same, same, same])
+    given = ("estimate", file, "--data", tmp_path, "--draws", "1")
+    rates = ("--prefill-rate", "100", "--decode-rate", "10", "--price", "2,20")
+    found = json.loads(kvproxy(*given, *rates, "--json").stdout)
+    hits = found["exact_savings"]
+    assert (hits["requests"], found["currency"]) == (2, "USD")
+    prompt, response = hits["prompt_tokens"], hits["response_tokens"]
+    assert prompt == 2 * found["prefix"]["prompt_tokens"]
+    assert response > 0
+    assert hits["seconds"] == pytest.approx(prompt / 100 + response / 10)
+    assert hits["money"] == pytest.approx((2 * prompt + 20 * response) / 1e6)
+    shown = kvproxy(*given, *rates).stdout.splitlines()
+    row = ["Exact hits", "2", "66.7%", f"{prompt + response}", f"{hits['seconds']:.1f}", f"{hits['money']:.4f}"]
+    assert shown[2].split("\t") == row
+    assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
+    assert "--price takes two numbers" in kvproxy(*given, "--price", "2").stderr
+
+
 def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
     result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")

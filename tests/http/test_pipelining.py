@@ -94,7 +94,7 @@ def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float
 
 
 @pytest.mark.parametrize(
-    "successor", [post(b"/v1/next", b"abc"), post(b"/v1/next", b"abc")[:-1]], ids=["whole", "begun"]
+    "successor", [b"", post(b"/v1/next", b"abc"), post(b"/v1/next", b"abc")[:-1]], ids=["none", "whole", "begun"]
 )
 def test_a_client_that_leaves_ends_its_request_in_spite_of_a_successor(stack: Stack, successor: bytes) -> None:
     with connected(stack.port) as client:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kvproxy.apis.sse import event
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
@@ -24,7 +23,7 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
-from tests.http.test_upstream import PARTS
+from tests.http.test_odd_upstreams import STREAM
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.requests import api_request
@@ -296,13 +295,12 @@ def test_what_a_rule_cannot_set_is_refused_with_its_line(tmp_path: Path, sets: s
 
 def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_path: Path) -> None:
     go = threading.Event()
-    parts = [event(part) for part in (*PARTS, b"[DONE]")]
 
     async def slow(request: Request) -> Response:
         async def events() -> AsyncIterator[bytes]:
-            yield parts[0]
+            yield STREAM[0]
             await asyncio.to_thread(go.wait, 20)
-            for part in parts[1:]:
+            for part in STREAM[1:]:
                 yield part
 
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -317,7 +315,7 @@ def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_p
             file.write_text("[[rules]]\nname = 'never'\ncache = false\n")
             assert result("reload", url=url) == {"rules": 1, "restart": []}
             go.set()
-            assert b"".join([begun, *chunks]) == b"".join(parts)
+            assert b"".join([begun, *chunks]) == b"".join(STREAM)
         # What was under way keeps its rule; the next request has the new one.
         until(lambda: lifetime(services, "one") == 70_000)
         assert ask(url, "one", {"stream": True}).headers["cache-status"] == "kvproxy; fwd=request"

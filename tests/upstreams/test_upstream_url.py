@@ -58,8 +58,9 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
 
 def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
     settings = load_settings(data=tmp_path, upstream="http://user:SECRET@127.0.0.1:9", cache={"semantic": False})
-    with run_proxy(settings) as (proxy, _):
+    with run_proxy(settings) as (proxy, services):
         down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)
-        assert down.status_code == 502
+        assert (down.status_code, services.answerer.store.count()) == (502, 0)
+        assert "cannot reach the upstream" in down.json()["error"]["message"]
         assert "SECRET" not in down.text
         assert httpx.get(f"{proxy}/health").status_code == 200

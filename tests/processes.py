@@ -41,7 +41,7 @@ def serve(
     try:
         url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + timeout
-        while not _answers(url + health):
+        while not answers(url + health):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.02)
@@ -51,7 +51,7 @@ def serve(
         process.wait()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
         return httpx.get(url).is_success
     except httpx.TransportError:

@@ -1,23 +1,31 @@
 """Who may use the admin routes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.testclient import TestClient
 
+from kvproxy.http.admin import ROUTES
 from kvproxy.http.app import create_app
 from kvproxy.http.services import build
 from kvproxy.settings import Settings, load_settings
+from tests.servers import run_proxy, run_upstream
 
 
 def settings(data: Path, **fields: object) -> Settings:
     return load_settings(data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, **fields)
 
 
-def status(found: Settings, headers: dict[str, str | bytes], base: str = "http://127.0.0.1") -> int:
-    with TestClient(create_app(build(found)), base_url=base) as client:
-        return client.get("/admin/cache", headers=headers).status_code  # type: ignore[arg-type]
+def client_of(found: Settings) -> TestClient:
+    return TestClient(create_app(build(found)), base_url="http://127.0.0.1")
+
+
+def status(client: TestClient, headers: Mapping[str, str | bytes], base: str = "") -> int:
+    return client.get(f"{base}/admin/cache", headers=headers).status_code  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("token", ["", " "])
@@ -26,14 +34,13 @@ def test_an_empty_token_opens_nothing_beyond_loopback(
 ) -> None:
     """As from a variable that a script did not set."""
     monkeypatch.setenv("KVPROXY_ADMIN_TOKEN", token)
-    found = settings(tmp_path, host="0.0.0.0")
-    for given in ("", "Bearer", "Bearer ", f"Bearer {token}"):
-        assert status(found, {"authorization": given} if given else {}) == 401
+    with client_of(settings(tmp_path, host="0.0.0.0")) as client:
+        for given in ("", "Bearer", "Bearer ", f"Bearer {token}"):
+            assert status(client, {"authorization": given} if given else {}) == 401
 
 
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
-    [
+def test_a_token_is_compared_whole(tmp_path: Path) -> None:
+    given: list[tuple[dict[str, str | bytes], int]] = [
         ({"authorization": "Bearer secret"}, 200),
         ({"authorization": "bearer secret"}, 200),
         ({"x-kvproxy-admin-token": "secret", "authorization": "Bearer of-a-tenant"}, 200),
@@ -43,37 +50,30 @@ def test_an_empty_token_opens_nothing_beyond_loopback(
         ({"authorization": b"Bearer \xff\xfe"}, 401),
         ({"x-kvproxy-admin-token": ""}, 401),
         ({}, 401),
-    ],
-)
-def test_a_token_is_compared_whole(tmp_path: Path, headers: dict[str, str | bytes], wanted: int) -> None:
-    assert status(settings(tmp_path, admin_token="secret"), headers) == wanted
+    ]
+    with client_of(settings(tmp_path, admin_token="secret")) as client:
+        assert [status(client, headers) for headers, _ in given] == [wanted for _, wanted in given]
 
 
 def test_web_pages_and_other_names_are_turned_away_on_loopback(tmp_path: Path) -> None:
-    found = settings(tmp_path, access={"origins": ["*"], "hosts": ["known.example"]})
-    assert status(found, {}) == 200
-    assert status(found, {"origin": "http://evil.example"}) == 401
-    assert status(found, {}, "http://known.example") == 401
-    assert status(found, {}, "http://rebound.example") == 403
+    with client_of(settings(tmp_path, access={"origins": ["*"], "hosts": ["known.example"]})) as client:
+        assert status(client, {}) == 200
+        assert status(client, {"origin": "http://evil.example"}) == 401
+        assert status(client, {}, "http://known.example") == 401
+        assert status(client, {}, "http://rebound.example") == 403
 
 
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
-    [
-        ({"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}, 200),
-        ({"origin": "http://127.0.0.1:3000"}, 401),
-        ({"origin": "null"}, 401),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 401),
-        ({"origin": "http://127.0.0.1", "x-forwarded-for": "203.0.113.9"}, 403),
-    ],
-)
-def test_the_proxys_own_page_may_change_things_on_loopback(
-    tmp_path: Path, headers: dict[str, str], wanted: int
-) -> None:
+def test_the_proxys_own_page_may_change_things_on_loopback(tmp_path: Path) -> None:
     """The dashboard's buttons; a page of another origin that may use the other routes may not."""
-    found = settings(tmp_path, access={"origins": ["*"]})
-    with TestClient(create_app(build(found)), base_url="http://127.0.0.1") as client:
-        assert client.delete("/admin/cache?all=true", headers=headers).status_code == wanted
+    with client_of(settings(tmp_path, access={"origins": ["*"]})) as client:
+        for headers, wanted in (
+            ({"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}, 200),
+            ({"origin": "http://127.0.0.1:3000"}, 401),
+            ({"origin": "null"}, 401),
+            ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 401),
+            ({"origin": "http://127.0.0.1", "x-forwarded-for": "203.0.113.9"}, 403),
+        ):
+            assert client.delete("/admin/cache?all=true", headers=headers).status_code == wanted, headers
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,16 @@ def test_the_proxys_own_page_may_change_things_on_loopback(
 )
 def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: str) -> None:
     """It makes everybody's requests come from loopback."""
-    assert status(settings(tmp_path), {header: "203.0.113.9"}) == 403
-    assert status(settings(tmp_path, admin_token="t"), {header: "203.0.113.9", "authorization": "Bearer t"}) == 200
+    with client_of(settings(tmp_path)) as client:
+        assert status(client, {header: "203.0.113.9"}) == 403
+    with client_of(settings(tmp_path, admin_token="t")) as client:
+        assert status(client, {header: "203.0.113.9", "authorization": "Bearer t"}) == 200
 
 
 @pytest.mark.parametrize("forwarded", ["/health", "/v1/models", "/nowhere"])
 def test_a_forwarded_request_closes_the_admin_routes_for_good(tmp_path: Path, forwarded: str) -> None:
     """A request that lacks the header may come through the same reverse proxy."""
-    with TestClient(create_app(build(settings(tmp_path))), base_url="http://127.0.0.1") as client:
+    with client_of(settings(tmp_path)) as client:
         assert client.get("/admin/cache").status_code == 200
         client.get(forwarded, headers={"x-forwarded-for": "203.0.113.9"})
         refused = client.get("/admin/cache")
@@ -97,7 +99,7 @@ def test_a_forwarded_request_closes_the_admin_routes_for_good(tmp_path: Path, fo
 
 
 def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:
-    with TestClient(create_app(build(settings(tmp_path, admin_token="t"))), base_url="http://127.0.0.1") as client:
+    with client_of(settings(tmp_path, admin_token="t")) as client:
         operator = {"authorization": "Bearer t"}
         assert client.get("/metrics").status_code == 401
         assert client.get("/metrics", headers=operator).status_code == 200
@@ -108,7 +110,7 @@ def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:
 def test_what_the_operator_changes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level("INFO", "kvproxy.admin"),
-        TestClient(create_app(build(settings(tmp_path))), base_url="http://127.0.0.1") as client,
+        client_of(settings(tmp_path)) as client,
     ):
         client.get("/admin/cache")
         client.delete("/admin/cache", params={"all": "true"})
@@ -119,9 +121,7 @@ def test_what_the_operator_changes_is_logged(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_every_admin_route_lies_behind_the_guard(tmp_path: Path) -> None:
-    from kvproxy.http.admin import ROUTES
-
-    with TestClient(create_app(build(settings(tmp_path, admin_token="t"))), base_url="http://127.0.0.1") as client:
+    with client_of(settings(tmp_path, admin_token="t")) as client:
         for route in ROUTES:
             path = "/admin" + route.path.replace("{path:path}", "x").replace("{id}", "x").replace("{name}", "x")
             for method in (route.methods or set()) - {"HEAD"}:
@@ -132,14 +132,11 @@ def test_the_admin_token_stays_here(tmp_path: Path) -> None:
     """Our own header must not reach an upstream, on no route."""
     seen: list[dict[str, str]] = []
 
-    async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        seen.append({name.decode(): value.decode() for name, value in scope["headers"]})
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
+    async def answer(request: Request) -> Response:
+        seen.append(dict(request.headers))
+        return JSONResponse({})
 
-    from tests.servers import run_app, run_proxy
-
-    with run_app(app) as url:
+    with run_upstream(answer) as url:
         found = load_settings(data=tmp_path, upstream=url, cache={"semantic": False}, forward={"chain": True})
         with run_proxy(found) as (proxy, _):
             headers = {"x-kvproxy-admin-token": "secret", "x-kvproxy-tags": "a"}

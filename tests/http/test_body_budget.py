@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.servers import run_proxy
 
 PATH = "/v1/chat/completions"
@@ -62,21 +62,19 @@ def unfinished(url: str, size: int) -> Iterator[None]:
 
 
 def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(url: str) -> None:
+    def ask(size: int) -> httpx.Response:
+        return httpx.post(url + PATH, content=chat("x" * size))
+
     with contextlib.ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(unfinished(url, 300_000))
-        deadline = time.monotonic() + 20
-        while (refused := httpx.post(url + PATH, content=chat("x" * 400_000))).status_code == 200:
-            assert time.monotonic() < deadline
-        assert refused.status_code == 503
+        until(lambda: ask(400_000).status_code == 503)
+        refused = ask(400_001)
         assert int(refused.headers["retry-after"]) >= 1
         assert "limits.in_flight_bytes" in refused.json()["error"]["message"]
-        assert httpx.post(url + PATH, content=chat("small")).status_code == 200
+        assert ask(10).status_code == 200
     # The budget comes back with the end of the requests.
-    deadline = time.monotonic() + 20
-    while httpx.post(url + PATH, content=chat("y" * 400_000)).status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: ask(400_002).status_code == 200)
 
 
 def test_deep_nesting_is_refused(url: str) -> None:

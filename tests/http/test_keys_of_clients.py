@@ -15,7 +15,6 @@ from kvproxy.clients import add_client, all_clients, clients_file, digest, remov
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http.access import clients
 from kvproxy.http.server import serve
-from kvproxy.index.store import NewEntry
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.plain_upstream import WHOLE
@@ -48,7 +47,7 @@ def post(url: str, path: str = "/v1/chat/completions", **headers: str) -> httpx.
 
 
 def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0])
+    found = settings(tmp_path, seen[0], admin_token="operators")
     one, two = add_client(found, "one"), add_client(found, "two")
     with run_proxy(found) as (url, services):
         for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": digest(one)}, {"authorization": one[:-1]}):
@@ -63,17 +62,10 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
         assert "; stored" in post(url, api_key=two, cache_control="confirm").headers["cache-status"]
         assert {entry.tenant for entry in services.answerer.store.list_entries()} == {"client:one", "client:two"}
         post(url, "/v1/rerank", authorization=f"Bearer {two}")
-    assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
-
-
-def test_explain_knows_a_client_by_its_key(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0], admin_token="operators")
-    key = add_client(found, "one")
-    with run_proxy(found) as (url, _):
-        post(url, authorization=f"Bearer {key}")
-        told = post(url, "/admin/explain", authorization=f"Bearer {key}", x_kvproxy_admin_token="operators").json()
+        told = post(url, "/admin/explain", authorization=f"Bearer {one}", x_kvproxy_admin_token="operators").json()
         assert (told["tenant"], told["layer"]) == ("client:one", "exact")
-        assert post(url, "/admin/explain", authorization=f"Bearer {key}").status_code == 401
+        assert post(url, "/admin/explain", authorization=f"Bearer {one}").status_code == 401
+    assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
 
 
 def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
@@ -95,10 +87,7 @@ def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, l
         assert post(url, x_api_key=one).status_code == 200
         two = add_client(found, "two")
         remove_client(found, "one")
-        end = time.monotonic() + 60
-        while post(url, x_api_key=one).status_code == 200 and time.monotonic() < end:
-            time.sleep(0.05)
-        assert post(url, x_api_key=one).status_code == 401
+        until(lambda: post(url, x_api_key=one).status_code == 401)
         assert post(url, x_api_key=two).status_code == 200
         # A file that cannot be read lets nobody else in.
         clients_file(tmp_path).write_text("{")
@@ -122,48 +111,29 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
         assert post(url, x_api_key=one).status_code == 401
         two = add_client(found, "two")
         assert post(url, x_api_key=two).status_code == 200
-
-
-def test_a_proxy_whose_last_client_was_removed_starts_closed(
-    tmp_path: Path, seen: tuple[str, list[dict[str, str]]]
-) -> None:
-    found = settings(tmp_path, seen[0])
-    add_client(found, "one")
-    remove_client(found, "one")
+    remove_client(found, "two")
     with run_proxy(found) as (url, _):
         assert post(url).status_code == 401
 
 
-@pytest.mark.parametrize(
-    "header", ["x_forwarded_user", "x_auth_request_email", "openai_organization", "cookie", "x_remote_user"]
-)
-def test_users_of_one_client_share_no_answers(
-    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], header: str
-) -> None:
+def test_users_of_one_client_share_no_answers(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
     found = settings(tmp_path, seen[0], admin_token="t")
     one, two = add_client(found, "one"), add_client(found, "two")
+    headers = ("x_forwarded_user", "x_auth_request_email", "openai_organization", "cookie", "x_remote_user")
     with run_proxy(found) as (url, services):
-        for key, user in ((one, "ann"), (one, "bob"), (two, "ann"), (one, "")):
-            sent = {"x_api_key": key, "cache_control": "confirm"} | ({header: user} if user else {})
-            assert "; stored" in post(url, **sent).headers["cache-status"]
-            assert "hit" in post(url, **sent).headers["cache-status"]
+        for header in ("", *headers):
+            for key, user in ((one, "ann"), (one, "bob"), (two, "ann")) if header else ((one, ""),):
+                sent = {"x_api_key": key, "cache_control": "confirm"} | ({header: user} if header else {})
+                assert "; stored" in post(url, **sent).headers["cache-status"]
+                assert "hit" in post(url, **sent).headers["cache-status"]
         tenants = {entry.tenant for entry in services.answerer.store.list_entries()}
-        assert len(tenants) == 4
+        assert len(tenants) == 1 + 3 * len(headers)
         assert {tenant.partition("/")[0] for tenant in tenants} == {"client:one", "client:two"}
         # An operator finds them by the client's name.
-        operator = {"authorization": "Bearer t"}
-        assert len(httpx.get(f"{url}/admin/cache", params={"tenant": "one"}, headers=operator).json()) == 3
-
-
-def test_users_of_one_client_share_what_it_may_store(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0])
-    key = add_client(found, "one", stored_bytes=4000)
-    with run_proxy(found) as (url, services):
-        for number in range(40):
-            assert post(url, x_api_key=key, x_forwarded_user=str(number), cache_control="confirm").status_code == 200
-        kept = services.answerer.store.list_entries()
-        assert 0 < len(kept) < 40
-        assert sum(NewEntry(entry).size for entry in kept) <= 4000
+        found_by_name = httpx.get(
+            f"{url}/admin/cache", params={"tenant": "one"}, headers={"authorization": "Bearer t"}
+        ).json()
+        assert len(found_by_name) == 1 + 2 * len(headers)
 
 
 def test_a_client_that_asks_too_much_is_told_when_to_come_back(
@@ -186,7 +156,7 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(tmp_path: Path, seen: tu
     old = add_client(found, "one", requests_per_minute=100)
     with run_proxy(found) as (url, _):
         assert post(url, x_api_key=old).status_code == 200
-        new = rotate_key(found, "one", grace=3.0)
+        new = rotate_key(found, "one", grace=2.0)
         until(lambda: post(url, x_api_key=new).status_code == 200)
         # Neither key reaches the upstream, and both are the same tenant.
         assert post(url, x_api_key=old).headers["cache-status"].startswith("kvproxy; hit")

@@ -2,21 +2,19 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_app, run_proxy
+from tests.polling import until
+from tests.servers import run_proxy, run_upstream
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +24,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             await asyncio.sleep(30)
         return JSONResponse(WHOLE)
 
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
     data: Path = tmp_path_factory.mktemp("metrics")
-    with run_app(app) as upstream:
+    with run_upstream(answer) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
         with run_proxy(settings) as (proxy, _):
             yield proxy
@@ -50,9 +47,7 @@ def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "slow"}]}
     with contextlib.suppress(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/chat/completions", json=body, timeout=0.3)
-    end = time.monotonic() + 60
-    while ("disconnected", "499") not in counted(url) and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: ("disconnected", "499") in counted(url))
     assert counted(url)["disconnected", "499"] == 1
     assert not [key for key in counted(url) if key[0] == "error"]
 

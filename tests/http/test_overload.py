@@ -1,6 +1,7 @@
 """More than can be served: what is over the bound is told to come back, and the rest is served."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
+from tests.http.test_request_framing import connected, post, statuses, until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_app, run_proxy
@@ -21,18 +23,13 @@ class Slow:
     """An upstream whose answers wait at a gate."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Event()
+        self.gate = threading.Event()
         self.most = self.inside = 0
 
-    def open(self) -> None:
-        """Let all answers go; the gate belongs to the server's own loop."""
-        self.loop.call_soon_threadsafe(self.gate.set)
-
     async def answer(self, request: Request) -> Response:
-        self.loop = asyncio.get_running_loop()
         self.inside += 1
         self.most = max(self.most, self.inside)
-        await self.gate.wait()
+        await asyncio.to_thread(self.gate.wait)
         self.inside -= 1
         return JSONResponse(WHOLE)
 
@@ -53,24 +50,24 @@ def slow(tmp_path: Path) -> Iterator[tuple[str, Slow]]:
             yield url, server
 
 
+def question(text: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": str(text)}]}
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
 def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slow], path: str) -> None:
     url, server = slow
 
-    async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
-        body = {"model": "m", "messages": [{"role": "user", "content": str(number)}]}
-        return await client.post(f"{url}{path}", json=body)
-
     async def all_of_them() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=60) as client:
-            asked = [asyncio.create_task(ask(client, number)) for number in range(20)]
+            asked = [asyncio.create_task(client.post(url + path, json=question(number))) for number in range(20)]
             waiting = set(asked)
             while len(waiting) > 7:
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             assert (await client.get(f"{url}/health")).status_code == 200
             # The four that were let in are on their way to the upstream.
             await asyncio.to_thread(until, lambda: server.inside == 4)
-            server.open()
+            server.gate.set()
             return await asyncio.gather(*asked)
 
     answers = asyncio.run(all_of_them())
@@ -80,13 +77,7 @@ def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slo
         if answer.status_code == 503:
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "overloaded"
-    assert asyncio.run(_once(url)).status_code == 200
-
-
-async def _once(url: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60) as client:
-        body = {"model": "m", "messages": [{"role": "user", "content": "after"}]}
-        return await client.post(f"{url}/v1/chat/completions", json=body)
+    assert httpx.post(url + path, json=question("after"), timeout=60).status_code == 200
 
 
 def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
@@ -94,15 +85,14 @@ def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
 
     async def leave() -> None:
         async with httpx.AsyncClient(timeout=0.3) as client:
-            bodies = [{"model": "m", "messages": [{"role": "user", "content": str(n)}]} for n in range(7)]
-            asked = [client.post(f"{url}/v1/chat/completions", json=body) for body in bodies]
+            asked = [client.post(f"{url}/v1/chat/completions", json=question(number)) for number in range(7)]
             await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(leave())
     until(lambda: server.most > 0)
-    server.open()
+    server.gate.set()
     # That they left may be noticed a moment later.
-    until(lambda: asyncio.run(_once(url)).status_code == 200)
+    until(lambda: httpx.post(f"{url}/v1/chat/completions", json=question("after"), timeout=60).status_code == 200)
 
 
 def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None:
@@ -131,15 +121,8 @@ def test_a_body_that_trickles_in_is_given_up(tmp_path: Path) -> None:
         data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body_seconds": 0.3}
     )
 
-    async def trickle(port: int) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
-        writer.write(head + b'{"model"')
-        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
-        writer.close()
-        return answer
-
-    with run_proxy(settings) as (url, _):
-        answer = asyncio.run(trickle(httpx.URL(url).port or 0))
-        assert answer.startswith(b"HTTP/1.1 408")
-        assert b"request_timeout" in answer
+    with run_proxy(settings) as (url, _), connected(httpx.URL(url).port or 0) as client:
+        client.sendall(post(b"/v1/chat/completions", b"x" * 100)[:-90])
+        answer = until_closed(client)
+    assert statuses(answer) == [b"408"]
+    assert b"request_timeout" in answer

@@ -27,10 +27,12 @@ def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
     data.mkdir(mode=0o755)
     for name in ("responses.db", "responses.db-wal"):
         (data / name).touch(0o644)
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), "--json"]
+    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data)]
     with (
         run_plain_upstream() as upstream,
-        subprocess.Popen([*command, "--upstream", upstream], stdout=subprocess.PIPE, umask=0o022) as process,
+        subprocess.Popen(
+            [*command, "--json", "--no-semantic", "--upstream", upstream], stdout=subprocess.PIPE, umask=0o022
+        ) as process,
     ):
         assert process.stdout is not None
         assert process.stdout.readline()

@@ -180,8 +180,11 @@ def test_cached_answers_cost_tokens_where_the_settings_say_so(tmp_path: Path) ->
 def test_a_client_stores_so_much_and_no_more(proxy: Proxy) -> None:
     key, other = proxy.client("small", stored_bytes=2500), proxy.client("large")
     for number in range(20):
-        for each in (key, other):
-            assert makes_entry(proxy.ask(each, f"question {number}").headers["cache-status"])
+        body = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
+        # Users of one client share what it may store.
+        for each, headers in ((key, {"cookie": f"user={number % 3}"}), (other, {})):
+            answer = proxy.send(each, "/v1/chat/completions", json=body, headers=headers)
+            assert makes_entry(answer.headers["cache-status"])
     assert 2 < len(proxy.listed("small")) < 20
     assert "question 19" in proxy.listed("small")
     assert len(proxy.listed("large")) == 20

@@ -10,13 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from kvproxy.apis import APIS
-from kvproxy.apis.json import JsonObject
 from kvproxy.http.services import Services
 from kvproxy.index import pending_writes as coming
 from kvproxy.index.errors import CacheStoreError
@@ -24,9 +18,8 @@ from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.search import semantic_cache as semantic
 from kvproxy.index.store import NewEntry, SqliteStore, WriteResult
-from kvproxy.settings import load_settings
-from tests.flow.test_decisions import CLOSE, FAR, QUESTION, Model, ask, checked, proxy
-from tests.servers import run_app, run_proxy, until_stored
+from tests.flow.proxies import CLOSE, FAR, QUESTION, Model, ask, checked, proxy
+from tests.servers import until_stored
 from tests.statuses import makes_entry
 
 PATIENT = 600.0
@@ -187,27 +180,12 @@ def test_an_operator_finds_the_key_that_a_client_was_told(
 def test_a_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stream(question: str, control: str) -> str:
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
-        headers = {"cache-control": control}
-        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=30).text
-
-    whole: JsonObject = {
-        "id": "1",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Well."}, "finish_reason": "stop"}],
-    }
-
-    async def chat(request: Request) -> Response:
-        return Response(b"".join(APIS["chat"].replay(whole, {})), media_type="text/event-stream")
-
-    with run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream:
-        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
-        with run_proxy(settings) as (url, services):
-            assert stream(QUESTION, "").endswith("data: [DONE]\n\n")
-            assert services.answerer.store.count() == 0
-            when(monkeypatch, PendingWrite, "stored", go)
-            assert stream(FAR, "confirm").endswith("data: [DONE]\n\n")
-            assert services.answerer.store.count() == 2
+    with proxy(tmp_path, checked()) as (url, services, _):
+        assert ask(url, QUESTION, stream=True).text.endswith("data: [DONE]\n\n")
+        assert services.answerer.store.count() == 0
+        when(monkeypatch, PendingWrite, "stored", go)
+        assert ask(url, FAR, "confirm", stream=True).text.endswith("data: [DONE]\n\n")
+        assert services.answerer.store.count() == 2
 
 
 def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(

@@ -8,16 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from kvproxy.index.policies.checked import CheckedPolicy
-from tests.flow.test_decisions import CLOSE, QUESTION, ask, proxy, stats
-from tests.index.doubles import HashEmbedder, OverlapVerifier
+from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
+from tests.flow.test_decisions import stats
+from tests.index.doubles import HashEmbedder
 from tests.polling import until
-
-NOTHING = 0.0
-
-
-def checked() -> CheckedPolicy:
-    return CheckedPolicy(OverlapVerifier(), 0.8, 0.6)
 
 
 @pytest.fixture

@@ -1,95 +1,20 @@
 """Similar questions over HTTP: what is served, what is compared off the request path, and what people's verdicts change."""
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from kvproxy.backends.build import build_backend
 from kvproxy.errors import SettingsError
-from kvproxy.flow.answer import Answerer
-from kvproxy.flow.learn import make_observer
-from kvproxy.http.access.clients import Clients
-from kvproxy.http.app import create_app
-from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
-from kvproxy.index.policies.policy import Policy
-from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.observations import Observations
 from kvproxy.responses import build_policy
-from kvproxy.settings import CacheSettings, load_settings
-from tests.index.doubles import HashEmbedder, OverlapVerifier
+from kvproxy.settings import CacheSettings
+from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
+from tests.polling import until
 from tests.reference.memory_observations import MemoryObservations
-from tests.servers import run_app
-
-QUESTION = "please tell me what the free queue of blocks is"
-CLOSE = "please do tell me what the free queue of blocks is"
-NEAR = "please tell me what the free queue of the blocks is"
-FAR = "please tell me what the free list of blocks might be"
-
-
-class Model:
-    """An upstream whose answer to a question is set by the test; it also judges."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, str] = {}
-        self.judged: list[str] = []
-        self.verdict = "They are the SAME."
-
-    async def chat(self, request: Request) -> Response:
-        body = orjson.loads(await request.body())
-        asked = body["messages"][-1]["content"]
-        text = self.answers.get(asked, "An answer.")
-        if "First answer:" in asked:
-            self.judged.append(asked)
-            text = self.verdict
-        message = {"role": "assistant", "content": text}
-        return JSONResponse({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-
-
-@contextlib.contextmanager
-def proxy(
-    path: Path, policy: Policy | Callable[[Observations], Policy], **cache: Any
-) -> Iterator[tuple[str, Services, Model]]:
-    """A proxy with a given policy in front of a model."""
-    model = Model()
-    with run_app(Starlette(routes=[Route("/v1/chat/completions", model.chat, methods=["POST"])])) as upstream:
-        settings = load_settings(data=path, upstream=upstream, cache={"judge": "equality"} | cache)
-        store = SqliteStore(settings.store_path)
-        observations = store.observations
-        decides = policy(observations) if callable(policy) else policy
-        # Above every chance: nothing is explored.
-        semantic = SemanticCache(store, HashEmbedder(), decides, observations, chance=lambda: 0.999)
-        semantic.rebuild()
-        built = build_backend(settings)
-        observer = make_observer(semantic, built.backend, settings.cache)
-        cache = ResponseCache(store, semantic)
-        answerer = Answerer(built.backend, cache, settings.cache, observer=observer)
-        services = Services(settings, answerer, Metrics(), built, Clients(settings))
-        with run_app(create_app(services)) as url:
-            yield url, services, model
-
-
-def checked(level: float = 0.8) -> CheckedPolicy:
-    return CheckedPolicy(OverlapVerifier(), level, 0.6)
-
-
-def ask(url: str, question: str, control: str = "") -> httpx.Response:
-    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": control}, timeout=30)
 
 
 def stats(url: str) -> dict[str, Any]:
@@ -105,12 +30,7 @@ def compared(services: Services, count: int) -> None:
     """Wait until so many answers were compared."""
     observer = services.answerer.observer
     assert observer is not None
-
-    for _ in range(2000):
-        if observer.counts.total() >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"only {observer.counts} after 20 s")
+    until(lambda: observer.counts.total() >= count)
 
 
 def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Path) -> None:
@@ -131,19 +51,13 @@ def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Pa
 def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
     with proxy(tmp_path, checked()) as (url, _, _):
         ask(url, QUESTION)
-
-        def explained(question: str) -> dict[str, Any]:
-            body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-            found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body).json()
-            return found
-
-        near = explained(NEAR)
+        near = explain(url, NEAR)
         assert near["layer"] == "semantic"
         assert near["semantic"]["policy"] == "checked"
         (neighbour,) = near["semantic"]["neighbours"]
         assert (neighbour["verdict"], neighbour["score"], neighbour["served"]) == ("accepted", 1.0, True)
-        assert explained(FAR)["semantic"]["neighbours"][0]["verdict"] == "low probability"
-        vetoed = explained(f"{QUESTION} not")["semantic"]["neighbours"][0]
+        assert explain(url, FAR)["semantic"]["neighbours"][0]["verdict"] == "low probability"
+        vetoed = explain(url, f"{QUESTION} not")["semantic"]["neighbours"][0]
         assert (vetoed["verdict"], vetoed["guard"], vetoed["score"]) == ("vetoed", "negation", None)
 
 
@@ -202,11 +116,6 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
     def question(number: int) -> str:
         return f"please tell me what the {words[number % 5]} is {'in short' if number % 2 else 'today'} number{number}"
 
-    def explained(url: str) -> dict[str, Any]:
-        body = {"model": "m", "messages": [{"role": "user", "content": question(999)}]}
-        found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body).json()["semantic"]
-        return found
-
     with proxy(tmp_path, learned) as (url, services, model):
         waiting = 0
         for number in range(60):
@@ -215,7 +124,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
                 compared(services, waiting)
                 waiting += 1
         figures = stats(url)
-        told = explained(url)["learned"]
+        told = explain(url, question(999))["semantic"]["learned"]
         assert told["observations"] == figures["learning"]["observations"] > 10
         assert told["max_error"] == 0.2
         metrics = httpx.get(f"{url}/metrics").text

@@ -9,7 +9,6 @@ from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed
 from kvproxy.flow.learn import ask_model
-from tests.flow.backends import QuietBackend
 from tests.requests import api_request
 
 ANSWERS: dict[str, JsonObject] = {
@@ -19,10 +18,11 @@ ANSWERS: dict[str, JsonObject] = {
 }
 
 
-class Model(QuietBackend):
+class Model:
     """A backend that keeps what it is asked."""
 
     name = "model"
+    forwarder = None
 
     def __init__(self) -> None:
         self.asked: list[ApiRequest] = []

@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour
-from tests.flow.test_decisions import CLOSE, QUESTION, ask, checked, proxy
+from tests.flow.proxies import CLOSE, QUESTION, ask, checked, proxy
 from tests.index.doubles import HashEmbedder
 from tests.servers import until_stored
 from tests.statuses import makes_entry
@@ -34,8 +34,7 @@ def test_a_stored_answer_that_is_none_is_computed_again(tmp_path: Path, response
         ask(url, QUESTION)
         for question in (QUESTION, CLOSE):
             poison(services, response=response)
-            body = {"model": "m", "messages": [{"role": "user", "content": question}], "stream": True}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+            answer = ask(url, question, stream=True)
             assert answer.status_code == 200
             assert "fwd=uri-miss" in answer.headers["cache-status"]
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -28,8 +26,7 @@ def shared(tmp_path: Path) -> Iterator[str]:
             return JSONResponse({"error": {"message": "who are you?"}}, 401)
         return JSONResponse(WHOLE, headers={"set-cookie": "session=good"})
 
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
-    with run_app(app) as url:
+    with run_upstream(answer) as url:
         settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False, "shared": True})
         with run_proxy(settings) as (proxy, _):
             yield proxy

@@ -160,35 +160,23 @@ async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
     assert (source.finished, source.closed) == (0, 1)
 
 
-async def test_nobody_boards_a_flight_that_is_being_cancelled() -> None:
+async def test_nobody_joins_a_cancelled_request_which_makes_way_for_its_own_place_only() -> None:
     source, requests = Source(), SharedRequests()
     first, _ = requests.join("k", source.shared)
     await first.head()
     first.release()
     second, joined = requests.join("k", source.shared)
     assert not joined
-    source.release(3)
-    assert await second.body() == b"abc"
-    second.release()
-    await until_ended(requests)
-    assert source.begun == source.closed == 2
-
-
-async def test_a_flight_that_lands_makes_way_for_its_own_place_only() -> None:
-    source, requests = Source(), SharedRequests()
-    first, _ = requests.join("k", source.shared)
-    await first.head()
-    first.release()
-    second, _ = requests.join("k", source.shared)
     for _ in range(10):
         await asyncio.sleep(0)
     assert first.task.done()
-    # The first one landed, and the second is found in its place.
+    # The first one has ended, and the second is found in its place.
     assert requests.join("k", source.shared) == (second, True)
     source.release(3)
     assert await second.body() == b"abc"
     await until_ended(requests)
     assert requests._joinable == {}
+    assert source.begun == source.closed == 2
 
 
 async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
@@ -200,12 +188,9 @@ async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
     await until_ended(requests)
     assert (source.finished, source.closed) == (0, 1)
 
-
-async def test_an_error_before_the_head_is_raised_there() -> None:
     async def refuse() -> BackendResponse:
         raise UpstreamUnreachable("refused")
 
-    source, requests = Source(), SharedRequests()
     shared, _ = requests.join("k", lambda: SharedRequest(refuse, Recorder(source)))
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await shared.head()

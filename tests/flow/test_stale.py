@@ -1,24 +1,16 @@
 """Answers past their time: given while they are computed anew, given where none can be had, and never beyond that."""
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.build import build_backend
 from kvproxy.backends.protocol import Relayed
 from kvproxy.errors import (
     KvproxyError,
@@ -29,92 +21,45 @@ from kvproxy.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from kvproxy.flow.answer import Answerer
-from kvproxy.http.access.clients import Clients
-from kvproxy.http.app import create_app
-from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
+from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import EntryFilter, SqliteStore
-from kvproxy.journal.journal import open_journal
+from kvproxy.index.store import EntryFilter
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
-from kvproxy.settings import load_settings
-from tests.index.doubles import HashEmbedder
+from tests.flow.proxies import Model, ask, explain
+from tests.flow.proxies import proxy as run
 from tests.polling import until
-from tests.servers import run_app, until_stored
+from tests.servers import until_stored
 from tests.statuses import makes_entry
 
 TTL, REVALIDATE, ERROR = 60, 30, 600
 
 
-class Model:
-    """An upstream that numbers its answers, and fails as it is told."""
-
-    def __init__(self) -> None:
-        self.status = 200
-        self.headers: dict[str, str] = {}
-        self.asked: list[str] = []
-        self.go = threading.Event()
-        self.go.set()
-
-    def chat(self, request: Request, body: dict[str, Any]) -> Response:
-        assert self.go.wait(20)
-        self.asked.append(body["messages"][-1]["content"])
-        if self.status != 200:
-            return JSONResponse({"error": {"message": "broken"}}, self.status)
-        message = {"role": "assistant", "content": f"Answer {len(self.asked)} it is."}
-        whole: Any = {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-        if body.get("stream"):
-            events = b"".join(APIS["chat"].replay(whole, body))
-            return Response(events, media_type="text/event-stream", headers=self.headers)
-        return JSONResponse(whole, headers=self.headers)
-
-
 class Proxy:
     """A proxy whose clock the test sets, and the model behind it."""
 
-    def __init__(self, url: str, services: Services, model: Model) -> None:
-        self.url = url
-        self.services = services
-        self.model = model
-        self.now = 1000.0
+    url: str
+    services: Services
+    model: Model
+    now = 1000.0
 
     def ask(self, question: str, control: str = "", **more: Any) -> httpx.Response:
-        body = {"model": "m", "messages": [{"role": "user", "content": question}]} | more
-        headers = {"cache-control": control}
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
+        return ask(self.url, question, control, **more)
 
-    def stored(self, question: str) -> Any:
+    def stored(self, question: str) -> Entry:
         (entry,) = self.services.answerer.store.list_entries(EntryFilter(prompt=question))
         return entry
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    path, model = tmp_path_factory.mktemp("stale"), Model()
-
-    async def chat(request: Request) -> Response:
-        import asyncio
-
-        return await asyncio.to_thread(model.chat, request, orjson.loads(await request.body()))
-
+    path, made = tmp_path_factory.mktemp("stale"), Proxy()
     cache = {"ttl": TTL, "stale_while_revalidate": REVALIDATE, "stale_if_error": ERROR, "judge": "none"}
-    with run_app(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as upstream:
-        settings = load_settings(data=path, upstream=upstream, cache=cache, routing={"eject_after": 10_000})
-        proxy = Proxy("", None, model)  # type: ignore[arg-type]
-        store = SqliteStore(settings.store_path, clock=lambda: proxy.now)
-        semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8, guards=()))
-        built = build_backend(settings)
-        journal = open_journal(path, settings.journal, store, lambda: proxy.now)
-        responses = ResponseCache(store, semantic, clock=lambda: proxy.now)
-        answerer = Answerer(built.backend, responses, settings.cache, lambda: proxy.now, journal=journal)
-        proxy.services = Services(settings, answerer, Metrics(), built, Clients(settings))
-        with run_app(create_app(proxy.services)) as url:
-            proxy.url = url
-            yield proxy
+    policy = ThresholdPolicy(0.8, guards=())
+    with run(path, policy, clock=lambda: made.now, text="Answer {} it is.", **cache) as running:
+        made.url, made.services, made.model = running
+        yield made
 
 
 @pytest.fixture
@@ -215,9 +160,10 @@ def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> 
     assert "stale" not in proxy.ask(close).headers["cache-status"]
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("similar", [False, True])
+@pytest.mark.parametrize(
+    ("status", "stream", "similar"),
+    [(500, False, False), (502, True, False), (503, False, True), (504, True, True), (529, False, False)],
+)
 def test_where_the_upstream_fails_what_is_past_its_time_stands_in(
     proxy: Proxy, status: int, stream: bool, similar: bool
 ) -> None:
@@ -233,15 +179,12 @@ def test_where_the_upstream_fails_what_is_past_its_time_stands_in(
     assert ("semantic" if similar else "exact") in answer.headers["cache-status"]
     assert 'stale-if-error"' in answer.headers["cache-status"]
     assert proxy.services.answerer.journal.latest(1)[0].reason == "stale-if-error"
+    proxy.model.status = 200
+    assert said(proxy.ask(close, "no-store", stream=stream)) == "Answer 3 it is."
+    proxy.model.status = status
     # Longer ago than any stale time: the error is the client's.
     proxy.now += ERROR
     assert proxy.ask(close, stream=stream).status_code == status
-
-
-def test_an_upstream_that_answers_again_is_asked(proxy: Proxy) -> None:
-    proxy.ask("the fourth", "confirm")
-    proxy.now += TTL + REVALIDATE + 5
-    assert said(proxy.ask("the fourth")) == "Answer 2 it is."
 
 
 def test_a_request_may_want_nothing_that_is_past_its_time(proxy: Proxy) -> None:
@@ -275,25 +218,24 @@ def test_a_failed_renewal_leaves_what_there_is(proxy: Proxy) -> None:
         ({"cache-control": "max-age=soon, stale-if-error=-3"}, (TTL, REVALIDATE, ERROR), ()),
         ({"surrogate-key": "a b", "x-kvproxy-tags": "c, d"}, (TTL, REVALIDATE, ERROR), ("a", "b", "c", "d")),
         ({"surrogate-key": "x" * 129}, (TTL, REVALIDATE, ERROR), ()),
+        ({"cache-control": "max-age=0, must-revalidate"}, None, ()),
     ],
 )
 def test_what_an_upstream_says_of_its_answer_is_heeded(
-    proxy: Proxy, headers: dict[str, str], times: tuple[int, int, int], tags: tuple[str, ...]
+    proxy: Proxy, headers: dict[str, str], times: tuple[int, int, int] | None, tags: tuple[str, ...]
 ) -> None:
     proxy.model.headers = headers
     question = f"the seventh {headers}"
-    proxy.ask(question, "confirm")
+    answer = proxy.ask(question, "confirm")
+    if times is None:
+        assert not makes_entry(answer.headers["cache-status"])
+        return
     entry = proxy.stored(question)
     assert (entry.expires - entry.created, entry.stale_while_revalidate, entry.stale_if_error) == times
     assert entry.tags == tags
 
 
-def test_nothing_without_any_time_is_kept(proxy: Proxy) -> None:
-    proxy.model.headers = {"cache-control": "max-age=0, must-revalidate"}
-    assert not makes_entry(proxy.ask("the eighth", "confirm").headers["cache-status"])
-
-
-def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(proxy: Proxy, tmp_path: Path) -> None:
+def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(proxy: Proxy) -> None:
     proxy.model.headers = {"surrogate-key": "soft"}
     proxy.ask("the ninth", "confirm")
     proxy.now += 5
@@ -374,10 +316,9 @@ def test_an_answer_that_was_given_again_and_again_is_not_given_as_fresh_when_its
 
 def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
     proxy.ask("the fourteenth", "confirm")
-    body = {"model": "m", "messages": [{"role": "user", "content": "the fourteenth"}]}
 
     def told() -> tuple[str, str, bool]:
-        found = httpx.post(f"{proxy.url}/admin/explain", json=body).json()
+        found = explain(proxy.url, "the fourteenth")
         return found["layer"], found["exact"]["freshness"], found["exact"]["hit"]
 
     assert told() == ("exact", "fresh", True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_app, run_proxy
+from tests.requests import api_request
+from tests.servers import run_proxy, run_upstream
 from tests.statuses import makes_entry
 
 SYSTEM = "You are the agent of a company whose secrets nobody may guess. " * 8
@@ -58,9 +58,8 @@ def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     async def answer(request: Request) -> Response:
         return JSONResponse(WHOLE, headers=headers)
 
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
     with (
-        run_app(app) as upstream,
+        run_upstream(answer) as upstream,
         run_proxy(load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})) as (url, _),
     ):
         yield url, headers
@@ -101,9 +100,6 @@ def test_a_rank_counts_among_ones_own_requests_only(demo: tuple[str, Services]) 
     seen: list[tuple[int, int, int]] = []
 
     async def look() -> None:
-        from kvproxy.backends.embedded import EmbeddedBackend
-        from tests.requests import api_request
-
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "priority": -5}
         for ranked in (False, True):
             own = EmbeddedBackend(backend.worker, global_priorities=ranked)  # type: ignore[attr-defined]

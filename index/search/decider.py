@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Decider:
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.named(request.policy)
-        near = self.search(request, vector, policy.reach)
+        near = self.search(request, vector, policy.reach, policy.floor)
         lookup = self.judge(request, near, policy)
         # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
@@ -51,11 +51,16 @@ class Decider:
             return self.policy
         return self._other(name)
 
-    def search(self, request: LookupRequest, vector: np.ndarray, reach: int) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `reach` entries and the nearest `reach` fresh ones, with their cosines."""
+    def search(
+        self, request: LookupRequest, vector: np.ndarray, reach: int, floor: float = -1.0
+    ) -> list[tuple[StoredQuestion, float]]:
+        """Return the nearest `reach` entries and the nearest `reach` fresh ones, with their cosines.
+
+        Only the nearest is returned if none reaches the floor.
+        """
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
-            found = self._neighbours.search(request.namespace, vector, count)
+            found = self._neighbours.search(request.namespace, vector, count, floor)
             # An earlier version or an import may have stored a question with hidden text.
             return [(head, cosine) for head, cosine in found if not hides_text(head.prompt)]
 
@@ -86,10 +91,11 @@ class Decider:
         decisions |= zip(eligible, ruling.decisions, strict=True)
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
-        candidates = [
-            Candidate(head.id, head.prompt, cosine, head.answer, *astuple(decisions[place]))
-            for place, (head, cosine) in enumerate(found)
-        ]
+        candidates = []
+        for place, (head, cosine) in enumerate(found):
+            made = decisions[place]
+            values = (made.verdict, made.guard, made.score, made.error)
+            candidates.append(Candidate(head.id, head.prompt, cosine, head.answer, *values))
         observation = _observation(ruling, [candidates[place] for place in eligible])
         chosen = None if chosen_place is None else candidates[chosen_place]
         # The entry may have been removed since the search.

@@ -27,8 +27,14 @@ class Neighbours:
     def holds(self, namespace: str) -> bool:
         raise NotImplementedError
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest entries and their cosines, nearest first."""
+    def search(
+        self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
+    ) -> list[tuple[StoredQuestion, float]]:
+        """Return the nearest entries and their cosines, nearest first.
+
+        Args:
+            floor: least useful cosine. If no entry reaches it, only the nearest is returned.
+        """
         raise NotImplementedError
 
     def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
@@ -85,7 +91,9 @@ class FaissNeighbours(Neighbours):
     def holds(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
+    def search(
+        self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
+    ) -> list[tuple[StoredQuestion, float]]:
         index = self.indexes.get(namespace)
         if index is not None:
             cosines = dict(index.search(vector, limit))
@@ -93,6 +101,10 @@ class FaissNeighbours(Neighbours):
             stored, vectors = self._store.vectors(namespace, self._embedder)
             nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
             cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
+        if cosines and max(cosines.values()) < floor:
+            # Most new questions resemble no earlier one, and reading entries takes as long as a third of an embedding.
+            number = max(cosines, key=lambda each: cosines[each])
+            cosines = {number: cosines[number]}
         near = self._store.near(namespace, self._embedder, list(cosines))
         return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
 

@@ -36,7 +36,9 @@ class PostgresNeighbours(Neighbours):
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
-    def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
+    def search(
+        self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
+    ) -> list[tuple[StoredQuestion, float]]:
         # The planner uses the graph only for exactly its expression.
         distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
         nearest = (
@@ -51,7 +53,8 @@ class PostgresNeighbours(Neighbours):
         }
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
         rows = self._database.query(sql, values | self._store.now())
-        return [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
+        found = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
+        return found[:1] if found and found[0][1] < floor else found
 
     def _rows(self, statement: str, **values: Any) -> list[dict[str, Any]]:
         with self._database.connection() as connection:

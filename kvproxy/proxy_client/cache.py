@@ -48,8 +48,8 @@ class RemoteCache:
 
     def entry(self, id: str) -> Document:
         document = self._client.get(f"/admin/cache/{path_segment(id)}")
-        if "request" not in document:
-            # The id is another route, such as stats.
+        if "request" not in document or not document["id"].startswith(id):
+            # The id is another route, such as stats or export.
             raise NotFound(f"no stored response {id!r}: list them with kvproxy cache ls")
         return cast("Document", document)
 

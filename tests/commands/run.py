@@ -15,9 +15,11 @@ from unittest import mock
 import httpx
 
 from kvproxy.commands import main
+from kvproxy.http.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
 _REMOVED_VARIABLES = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
+Demo = tuple[str, Services]
 NOWHERE = "http://127.0.0.1:9"
 
 

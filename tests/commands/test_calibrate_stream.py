@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from kvproxy.commands import app
+from tests.commands.run import kvproxy, result
 
 LINES = [
     {"text": f"{opening} {subject}?", "answer": subject}
@@ -24,10 +23,8 @@ def stream(tmp_path: Path) -> Path:
 
 def test_the_stream_report_contains_every_policy(stream: Path, tmp_path: Path) -> None:
     plot = tmp_path / "curve.svg"
-    options = ["--max-error", "0.05", "--orders", "1", "--judge-error", "0.01", "--plot", str(plot), "--json"]
-    run = CliRunner().invoke(app, ["calibrate", "--stream", str(stream), *options])
-    assert run.exit_code == 0, run.output
-    told = json.loads(run.stdout)
+    options = ["--max-error", 0.05, "--orders", 1, "--judge-error", 0.01, "--plot", plot]
+    told = result("calibrate", "--stream", stream, *options)
     assert told["requests"] == len(LINES)
     assert set(told["policies"]) == {"learned", "checked", "threshold"}
     assert {"hit_rate", "wrong_share", "worst", "curve"} <= set(told["policies"]["learned"])
@@ -37,11 +34,11 @@ def test_the_stream_report_contains_every_policy(stream: Path, tmp_path: Path) -
 
 
 def test_the_stream_report_is_a_table(stream: Path) -> None:
-    run = CliRunner().invoke(app, ["calibrate", "--stream", str(stream), "--judge", "similarity", "--verifier", "none"])
-    assert run.exit_code == 0, run.output
-    assert "20 requests" in run.output
-    assert "learned" in run.output
-    assert "checked" not in run.output.split("learned was")[0]
+    done = kvproxy("calibrate", "--stream", stream, "--judge", "similarity", "--verifier", "none")
+    assert done.returncode == 0, done.stderr
+    assert "20 requests" in done.stdout
+    assert "learned" in done.stdout
+    assert "checked" not in done.stdout.split("learned was")[0]
 
 
 @pytest.mark.parametrize(
@@ -51,17 +48,12 @@ def test_the_stream_report_is_a_table(stream: Path) -> None:
         (["--stream", "nowhere.jsonl"], "no file"),
         (["--stream", "STREAM", "--judge", "coin"], "equality or similarity"),
         (["--stream", "STREAM", "PAIRS"], "a file of pairs, or a stream"),
+        (["--stream", "BAD"], "line 2"),
     ],
 )
-def test_invalid_stream_options_are_reported(stream: Path, options: list[str], told: str) -> None:
-    run = CliRunner().invoke(app, ["calibrate", *(str(stream) if word == "STREAM" else word for word in options)])
-    assert run.exit_code != 0
-    assert told in str(run.output) + str(run.exception)
-
-
-def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "a", "answer": "b"}\n{"text": "a"}\n')
-    run = CliRunner().invoke(app, ["calibrate", "--stream", str(path)])
-    assert run.exit_code != 0
-    assert "line 2" in str(run.output) + str(run.exception)
+def test_invalid_streams_and_options_are_reported(stream: Path, tmp_path: Path, options: list[str], told: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a", "answer": "b"}\n{"text": "a"}\n')
+    done = kvproxy("calibrate", *({"STREAM": stream, "BAD": bad}.get(word, word) for word in options))
+    assert done.returncode in (2, 3)
+    assert told in " ".join(done.stderr.split())

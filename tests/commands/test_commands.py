@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvproxy.commands.statistics_text import labelled
-from kvproxy.http.services import Services
 from kvproxy.index.store import NewEntry, SqliteStore
-from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, printed_facts, result, variables
+from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
-
-Demo = tuple[str, Services]
 
 
 def test_blocks_commands_agree(demo: Demo) -> None:

@@ -10,15 +10,11 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.http.services import Services
 from kvproxy.offline.api_detection import detect_api
 from kvproxy.proxy_client.api_paths import PATHS, credentials
-from kvproxy.settings import load_settings
-from tests.commands.run import ask, kvproxy, result
-from tests.commands.test_warm import Upstream
-from tests.servers import run_app, run_proxy, until_stored
-
-Demo = tuple[str, Services]
+from tests.commands.run import Demo, ask, kvproxy, result
+from tests.commands.upstream import proxied
+from tests.servers import until_stored
 
 
 def test_explain_names_the_layer_that_would_answer(demo: Demo) -> None:
@@ -117,18 +113,16 @@ def test_the_api_is_detected_from_the_fields_of_a_body(body: dict[str, Any], api
 
 
 def test_the_admin_token_and_the_api_key_are_separate(tmp_path: Path) -> None:
-    with run_app(Upstream().app()) as target:
-        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, admin_token="secret")
-        with run_proxy(settings) as (url, _):
-            ask(url, "What is a token?", headers={"authorization": "Bearer own"})
-            given = ("explain", "What is a token?", "--model", "demo", "--api-key", "own")
-            refused = kvproxy(*given, url=url)
-            assert (refused.returncode, "needs the admin token" in refused.stderr) == (1, True)
-            assert result(*given, "--token", "secret", url=url)["layer"] == "exact"
-            assert result(*given, url=url, KVPROXY_ADMIN_TOKEN="secret")["layer"] == "exact"
-            assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
-            assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
-            assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
+    with proxied(tmp_path, admin_token="secret") as url:
+        ask(url, "What is a token?", headers={"authorization": "Bearer own"})
+        given = ("explain", "What is a token?", "--model", "demo", "--api-key", "own")
+        refused = kvproxy(*given, url=url)
+        assert (refused.returncode, "needs the admin token" in refused.stderr) == (1, True)
+        assert result(*given, "--token", "secret", url=url)["layer"] == "exact"
+        assert result(*given, url=url, KVPROXY_ADMIN_TOKEN="secret")["layer"] == "exact"
+        assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
+        assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
+        assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -152,10 +146,7 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
     embedded = kvproxy("explain", "What is a model?", "--model", "nope", url=demo[0])
     assert (embedded.returncode, embedded.stdout, embedded.stderr.count("\n")) == (3, "", 1)
     assert "model 'nope' is not served here: use 'demo'" in embedded.stderr
-    with (
-        run_app(Upstream().app()) as target,
-        run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _),
-    ):
+    with proxied(tmp_path) as url:
         for form in ((), ("--json",)):
             unlisted = kvproxy("explain", "What is a model?", "--model", "nope", *form, url=url)
             assert (unlisted.returncode, unlisted.stdout, unlisted.stderr.count("\n")) == (3, "", 1)

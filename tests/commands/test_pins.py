@@ -1,7 +1,6 @@
 """Pins from the command line, against a running demo proxy with a small pool."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from kvproxy.settings import load_settings
 from tests.commands.run import ask, kvproxy, result
+from tests.polling import until
 from tests.servers import run_proxy
 
 SYSTEM = "You answer questions about blocks, and nothing else, in one sentence. " * 4
@@ -19,9 +19,8 @@ SYSTEM = "You answer questions about blocks, and nothing else, in one sentence. 
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Blocks for the longest request, and thirty more that pins may hold.
     engine = {"num_blocks": 1 + 32 + 30, "max_model_len": 512}
-    with run_proxy(
-        load_settings(data=tmp_path_factory.mktemp("pins"), engine=engine, access={"priorities": "all"})
-    ) as (address, _):
+    data = tmp_path_factory.mktemp("pins")
+    with run_proxy(load_settings(data=data, engine=engine, access={"priorities": "all"})) as (address, _):
         yield address
 
 
@@ -32,9 +31,8 @@ def states(url: str) -> list[str]:
 def test_a_pinned_chain_outlives_pressure(url: str, tmp_path: Path) -> None:
     ask(url, "What is a block?", SYSTEM)
     request = tmp_path / "request.json"
-    request.write_text(
-        json.dumps({"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "?"}]})
-    )
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "?"}]
+    request.write_text(json.dumps({"messages": messages}))
     done = result("blocks", "pin", "rules", "--file", request, url=url)
     assert done["tokens"] > 0
     assert done["tokens"] % 16 == 0
@@ -65,9 +63,7 @@ def test_a_pin_ends_by_itself_and_by_its_leaf(url: str) -> None:
     assert "60m" in kvproxy("blocks", "pins", url=url).stdout
     # Said again with a shorter time, over HTTP: a command takes longer than that on a busy machine.
     assert httpx.post(f"{url}/admin/blocks/pins?name=short&leaf={leaf}&ttl=0.05").is_success
-    deadline = time.monotonic() + 30
-    while "pinned" in states(url):
-        assert time.monotonic() < deadline
+    until(lambda: "pinned" not in states(url))
     assert kvproxy("blocks", "pins", url=url).stderr == "no pins\n"
 
 
@@ -81,8 +77,7 @@ def test_pin_errors_are_one_line(url: str) -> None:
     assert (code, "nothing of this prompt is cached" in message) == (3, True)
     assert failed("pin", "x", "--leaf", "ffffffffffffffffff")[0] == 3
     assert failed("unpin", "nothing")[0] == 3
-    code, message = failed("pin", "x", "--leaf", "0", "--ttl", "-1")
-    assert "is not a duration" in message
+    assert "is not a duration" in failed("pin", "x", "--leaf", "0", "--ttl", "-1")[1]
     assert kvproxy("blocks", "pin", "x", "prompt", "--leaf", "0", url=url).returncode == 2
 
 
@@ -100,14 +95,8 @@ def test_pins_leave_room_for_the_longest_request(url: str) -> None:
 
 
 def test_priorities_are_checked(url: str) -> None:
-    body = {"model": "demo", "messages": [{"role": "user", "content": "priority"}]}
     for value in ("10", "-1", "high"):
-        response = httpx.post(
-            f"{url}/v1/chat/completions", json=body, headers={"x-kvproxy-priority": value}, timeout=60
-        )
-        assert response.status_code == 400
-        assert "0 to 9" in response.json()["error"]["message"]
-    assert httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers={"x-kvproxy-priority": "3"}, timeout=60
-    ).is_success
+        response = ask(url, "priority", headers={"x-kvproxy-priority": value})
+        assert (response.status_code, "0 to 9" in response.text) == (400, True)
+    assert ask(url, "priority", headers={"x-kvproxy-priority": "3"}).is_success
     assert any(block["priority"] == 3 for block in result("blocks", "ls", url=url))

@@ -5,45 +5,41 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.commands.run import ROOT, ask, command, kvproxy, result, variables
-from tests.commands.test_warm import Upstream
-from tests.servers import run_app, run_proxy, run_upstream
+from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, result, variables
+from tests.commands.upstream import Upstream
+from tests.polling import until
+from tests.servers import run_proxy, run_upstream
 
 
+@dataclass
 class Two:
     """A proxy in front of two upstreams."""
 
-    def __init__(self, url: str, targets: list[str], upstreams: list[Upstream]) -> None:
-        self.url = url
-        self.targets = targets
-        self.upstreams = upstreams
+    url: str
+    targets: list[str]
+    upstreams: list[Upstream]
 
     def asked(self) -> list[int]:
         """Requests per upstream since the last call."""
-        counts = [len(upstream.asked) for upstream in self.upstreams]
-        for upstream in self.upstreams:
-            upstream.asked.clear()
-        return counts
+        return [len(upstream.questions()) for upstream in self.upstreams]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     upstreams = [Upstream(), Upstream()]
-    with run_app(upstreams[0].app()) as first, run_app(upstreams[1].app()) as second:
+    with upstreams[0].run() as first, upstreams[1].run() as second:
         data = tmp_path_factory.mktemp("two")
         with run_proxy(load_settings(data=data, upstreams=[first, second], cache={"enabled": False})) as (url, _):
             yield Two(url, [first, second], upstreams)
@@ -79,16 +75,6 @@ def test_the_list_shows_whole_urls(two: Two) -> None:
     assert "…" not in terminal
 
 
-def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
-    """A proxy whose admin routes give fixed answers, and that notes what it is asked."""
-
-    async def answer(request: Request) -> Response:
-        asked.append(f"{request.method} {request.url.path}")
-        return JSONResponse(answers[request.url.path])
-
-    return Starlette(routes=[Route(path, answer, methods=["GET", "POST"]) for path in answers])
-
-
 @pytest.mark.parametrize(
     ("done", "code", "says"),
     [
@@ -119,7 +105,10 @@ def admin(answers: dict[str, Any], asked: list[str]) -> Starlette:
     ],
 )
 def test_a_reset_reports_the_result_of_each_engine(done: dict[str, Any], code: int, says: list[str]) -> None:
-    with run_app(admin({"/admin/blocks/reset": done}, [])) as url:
+    async def answer(request: Request) -> Response:
+        return JSONResponse(done)
+
+    with run_upstream(answer) as url:
         told = kvproxy("blocks", "reset", url=url)
         assert (told.returncode, told.stdout.splitlines()) == (code, says)
         raw = kvproxy("blocks", "reset", "--json", url=url)
@@ -145,19 +134,14 @@ def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
         assert "is not kvproxy" in checks["proxy"]["detail"]
 
 
-class Guarded:
-    """An upstream that wants one header."""
+BASIC = "Basic " + base64.b64encode(b"user:SECRET").decode()
 
-    def __init__(self, header: str) -> None:
-        self.header = header
 
-    async def models(self, request: Request) -> Response:
-        if request.headers.get("authorization") != self.header:
-            return JSONResponse({"error": {"message": "who are you?"}}, 401)
-        return JSONResponse({"data": [{"id": "a"}, {"id": "b"}]})
-
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/models", self.models)])
+async def guarded_models(request: Request) -> Response:
+    """An upstream that requires one header."""
+    if request.headers.get("authorization") != BASIC:
+        return JSONResponse({"error": {"message": "who are you?"}}, 401)
+    return JSONResponse({"data": [{"id": "a"}, {"id": "b"}]})
 
 
 def doctor(*upstreams: str, **environment: str) -> tuple[int, list[tuple[bool, str]], str]:
@@ -169,12 +153,11 @@ def doctor(*upstreams: str, **environment: str) -> tuple[int, list[tuple[bool, s
 
 
 def test_doctor_checks_each_upstream(tmp_path: Path) -> None:
-    basic = "Basic " + base64.b64encode(b"user:SECRET").decode()
-    with run_app(Upstream().app()) as good, run_app(Guarded(basic).app()) as guarded:
-        code, told, _ = doctor(good, "http://127.0.0.1:9")
+    with Upstream().run() as good, run_upstream(guarded_models) as guarded:
+        code, told, _ = doctor(good, NOWHERE)
         assert (code, [ok for ok, _ in told]) == (1, [True, False])
         assert told[0][1] == f"{good} answers, and serves m"
-        assert "nothing answers at http://127.0.0.1:9: start the server" in told[1][1]
+        assert f"nothing answers at {NOWHERE}: start the server" in told[1][1]
         code, told, printed = doctor(guarded.replace("://", "://user:SECRET@"))
         assert (code, told) == (0, [(True, f"{guarded} answers, and serves a, b")])
         assert "SECRET" not in printed
@@ -185,23 +168,16 @@ def test_doctor_checks_each_upstream(tmp_path: Path) -> None:
 
 def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
     routing = {"health_interval": 0.05, "eject_after": 1}
-    settings = load_settings(
-        data=tmp_path,
-        upstream="http://127.0.0.1:9",
-        cache={"semantic": False},
-        routing=routing,
-        admin_token="secret",
-    )
+    rest = {"cache": {"semantic": False}, "routing": routing, "admin_token": "secret"}
+    settings = load_settings(data=tmp_path, upstream=NOWHERE, **rest)
     with run_proxy(settings) as (url, _):
-        deadline = time.monotonic() + 30
-        while httpx.get(f"{url}/ready").is_success:
-            assert time.monotonic() < deadline
+        until(lambda: not httpx.get(f"{url}/ready").is_success)
         done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
         (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
         assert (done.returncode, proxy["ok"]) == (1, False)
         assert proxy["detail"].endswith("is not ready: only operators see the cause: give --token")
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
-        assert "is not ready: cannot reach the upstream http://127.0.0.1:9" in told.stdout
+        assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
 
 
 def test_an_invalid_url_is_rejected_before_slow_imports() -> None:
@@ -227,7 +203,7 @@ def test_serve_prints_its_url_as_json_without_secrets(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
-    assert (ready["model"], ready["upstreams"]) == (None, ["http://127.0.0.1:9"])
+    assert (ready["model"], ready["upstreams"]) == (None, [NOWHERE])
     url = ready["url"]
     with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=3)) as client:
         seen = [ask(url, "x").text]
@@ -235,9 +211,8 @@ def test_serve_prints_its_url_as_json_without_secrets(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
-    encoded = base64.b64encode(b"user:SECRET").decode()
     for text in (json.dumps(ready), out, err, *seen):
         assert "SECRET" not in text
-        assert encoded not in text
+        assert BASIC.removeprefix("Basic ") not in text
     assert "127.0.0.1:9" in seen[0]
     assert os.path.exists(tmp_path / "responses.db")

@@ -9,60 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.apis.api import ApiName
 from kvproxy.proxy_client.api_paths import PATHS, credentials
 from kvproxy.proxy_client.warm import Pace, WarmReport, send_all
 from kvproxy.proxy_client.warm_requests import read_requests
-from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, command, kvproxy, result, variables
+from tests.commands.upstream import Upstream, proxied, said
 from tests.polling import until
-from tests.servers import run_app, run_proxy
-
-
-def said(question: str, **more: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": question}]} | more
 
 
 def lines(file: Path, *values: Any) -> Path:
     file.write_text("\n".join(map(json.dumps, values)))
     return file
-
-
-class Upstream:
-    """Any server: it answers, and notes what it was asked and when."""
-
-    def __init__(self, seconds: float = 0.0, headers: dict[str, str] | None = None) -> None:
-        self.asked: list[tuple[float, str, str | None]] = []
-        self.seconds = seconds
-        self.headers = headers or {}
-
-    async def chat(self, request: Request) -> Response:
-        body = orjson.loads(await request.body())
-        question = body["messages"][-1]["content"]
-        self.asked.append((time.monotonic(), question, request.headers.get("x-api-key")))
-        await asyncio.sleep(self.seconds)
-        choice = {"index": 0, "message": {"role": "assistant", "content": question}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(question), "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}}
-        if request.url.path == "/v1/messages":
-            blocks = [{"type": "text", "text": question}]
-            message = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "end_turn"}
-            return JSONResponse(message, headers=self.headers)
-        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage}, headers=self.headers)
-
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "m"}]})
-
-    def app(self) -> Starlette:
-        paths = ("/v1/chat/completions", "/v1/messages")
-        answered = [Route(path, self.chat, methods=["POST"]) for path in paths]
-        return Starlette(routes=[*answered, Route("/v1/models", self.models)])
 
 
 def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
@@ -71,7 +31,7 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     file = lines(tmp_path / "x.jsonl", *values)
     requests = read_requests(file, file.read_text(), "m", None).requests
     report = WarmReport()
-    with run_app(upstream.app()) as url:
+    with upstream.run() as url:
         began = time.monotonic()
         asyncio.run(send_all(requests, url, Pace(4, rate=20.0), report, "key"))
     assert report.outcomes["forwarded"] == 6
@@ -82,97 +42,83 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
 
 def test_the_most_valuable_entries_are_sent_first(tmp_path: Path) -> None:
     upstream, other = Upstream(), Upstream()
-    with run_app(upstream.app()) as target, run_app(other.app()) as elsewhere:
-        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
-        with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
-            assert kvproxy("warm", "--cache", url=url).returncode == 3
-            for question, times in (("once", 1), ("seldom", 2), ("a long question, often", 4), ("often", 4)):
-                for _ in range(times):
-                    client.post("/v1/chat/completions", json=said(question))
-            upstream.asked.clear()
-            sent = result("warm", "--cache", "--from", url, "--concurrency", 1, url=elsewhere)
-            assert sent["computed_not_stored"] == 3
-            assert [question for _, question, _ in other.asked][-1] == "seldom"
-            fresh = result("warm", "--cache", "--top", 2, "--refresh", "--concurrency", 1, url=url)
-            assert fresh["computed_and_stored"] == 2
-            assert [question for _, question, _ in upstream.asked] == ["a long question, often", "often"]
+    with proxied(tmp_path, upstream) as url, other.run() as elsewhere, httpx.Client(base_url=url) as client:
+        assert kvproxy("warm", "--cache", url=url).returncode == 3
+        for question, times in (("once", 1), ("seldom", 2), ("a long question, often", 4), ("often", 4)):
+            for _ in range(times):
+                client.post("/v1/chat/completions", json=said(question))
+        upstream.asked.clear()
+        sent = result("warm", "--cache", "--from", url, "--concurrency", 1, url=elsewhere)
+        assert sent["computed_not_stored"] == 3
+        assert other.questions()[-1] == "seldom"
+        fresh = result("warm", "--cache", "--top", 2, "--refresh", "--concurrency", 1, url=url)
+        assert fresh["computed_and_stored"] == 2
+        assert upstream.questions() == ["a long question, often", "often"]
     wrong = kvproxy("warm", url=url)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
 
 
 def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
-    upstream = Upstream()
-    with run_app(upstream.app()) as target:
-        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
-        with run_proxy(settings) as (url, _):
-            asked: list[tuple[ApiName, str]] = [("chat", "a"), ("messages", "a"), ("chat", "b")]
-            for api, key in asked:
-                for _ in range(2):
-                    body = said(f"{api} {key}", max_tokens=5)
-                    assert httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key)).is_success
-            before = {entry["id"] for entry in result("cache", "ls", url=url)}
-            done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
-            assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
-            assert done.stderr == "skipped 1 response of other tenants: give their key with --api-key\n"
-            after = result("cache", "ls", url=url)
-            assert len(after) == 3
-            assert len(before & {entry["id"] for entry in after}) == 1
-            # Without a key, or with an unknown one, there is nothing to renew, and that is no success.
-            for key in ((), ("--api-key", "c")):
-                none = kvproxy("warm", "--cache", "--refresh", *key, url=url)
-                assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
+    with proxied(tmp_path) as url:
+        asked: list[tuple[ApiName, str]] = [("chat", "a"), ("messages", "a"), ("chat", "b")]
+        for api, key in asked:
+            for _ in range(2):
+                body = said(f"{api} {key}", max_tokens=5)
+                assert httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key)).is_success
+        before = {entry["id"] for entry in result("cache", "ls", url=url)}
+        done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
+        assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
+        assert done.stderr == "skipped 1 response of other tenants: give their key with --api-key\n"
+        after = result("cache", "ls", url=url)
+        assert len(after) == 3
+        assert len(before & {entry["id"] for entry in after}) == 1
+        # Without a key, or with an unknown one, there is nothing to renew, and that is no success.
+        for key in ((), ("--api-key", "c")):
+            none = kvproxy("warm", "--cache", "--refresh", *key, url=url)
+            assert (none.returncode, "responses of other tenants were" in none.stderr) == (3, True)
 
 
 @pytest.mark.parametrize("text", ["all", "none"])
 def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: str) -> None:
     upstream = Upstream()
-    with run_app(upstream.app()) as target:
-        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False}, journal={"text": text})
-        with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
-            assert kvproxy("warm", "--from-log", url=url).returncode == 3
-            for question, times, key in (("once", 1, "a"), ("often", 3, "a"), ("theirs", 4, "b")):
-                for _ in range(times):
-                    body = said(question, temperature=0, user="ann")
-                    client.post("/v1/chat/completions", json=body, headers=credentials("chat", key)).raise_for_status()
-            until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 8)
-            arguments = ("warm", "--from-log", "--api-key", "a", "--concurrency", 1)
-            assert result(*arguments, "--top", 1, url=url)["exact_hits"] == 1
-            # Stored requests are sent while their responses exist.
-            upstream.asked.clear()
-            assert result(*arguments, "--refresh", url=url)["computed_and_stored"] == 2
-            assert [question for _, question, _ in upstream.asked] == ["often", "once"]
-            result("cache", "rm", "--all", "--yes", url=url)
-            done = kvproxy(*arguments, url=url)
-            if text == "none":
-                assert (done.returncode, "the journal has no text of 2 prompts" in done.stderr) == (3, True)
-            else:
-                assert done.returncode == 0, done.stderr
-                body, headers = said("often", temperature=0, user="bob"), credentials("chat", "a")
-                answer = client.post("/v1/chat/completions", json=body, headers=headers)
-                assert "; hit" in answer.headers["cache-status"]
+    with proxied(tmp_path, upstream, journal={"text": text}) as url, httpx.Client(base_url=url) as client:
+        assert kvproxy("warm", "--from-log", url=url).returncode == 3
+        for question, times, key in (("once", 1, "a"), ("often", 3, "a"), ("theirs", 4, "b")):
+            for _ in range(times):
+                body = said(question, temperature=0, user="ann")
+                client.post("/v1/chat/completions", json=body, headers=credentials("chat", key)).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 8)
+        arguments = ("warm", "--from-log", "--api-key", "a", "--concurrency", 1)
+        assert result(*arguments, "--top", 1, url=url)["exact_hits"] == 1
+        # Stored requests are sent while their responses exist.
+        upstream.asked.clear()
+        assert result(*arguments, "--refresh", url=url)["computed_and_stored"] == 2
+        assert upstream.questions() == ["often", "once"]
+        result("cache", "rm", "--all", "--yes", url=url)
+        done = kvproxy(*arguments, url=url)
+        if text == "none":
+            assert (done.returncode, "the journal has no text of 2 prompts" in done.stderr) == (3, True)
+        else:
+            assert done.returncode == 0, done.stderr
+            body, headers = said("often", temperature=0, user="bob"), credentials("chat", "a")
+            answer = client.post("/v1/chat/completions", json=body, headers=headers)
+            assert "; hit" in answer.headers["cache-status"]
 
 
-def test_unreadable_lines_are_reported_and_the_rest_is_sent(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     upstream = Upstream()
-    log = tmp_path / "log.jsonl"
-    log.write_text(
-        "\n".join(["# nightly", json.dumps(said("a")), '{"messages": [', "INFO: started", json.dumps(said("b"))])
-    )
-    with run_app(upstream.app()) as url:
-        done = kvproxy("warm", log, "--concurrency", 1, url=url)
-        counts = json.loads(kvproxy("warm", log, "--json", url=url).stdout)
-    assert done.returncode == 1
-    assert done.stderr == "line 3: this is not a JSON object\n"
-    assert [question for _, question, _ in upstream.asked][:2] == ["a", "b"]
+    log = "\n".join(["# nightly", json.dumps(said("a")), '{"messages": [', "INFO: started", json.dumps(said("b"))])
+    with upstream.run() as url:
+        done, told = (
+            kvproxy("warm", "-", "--concurrency", 1, *form, url=url, stdin=log.encode()) for form in ((), ("--json",))
+        )
+        assert upstream.questions() == ["a", "b"] * 2
+        assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
+        assert upstream.questions() == ["one", "three"]
+    assert (done.returncode, done.stderr) == (1, "line 3: this is not a JSON object\n")
+    counts = json.loads(told.stdout)
     assert (counts["requests"], counts["lines_passed_over"], counts["failed"]) == (3, 2, 1)
     assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
-
-
-def test_a_dash_is_standard_input() -> None:
-    upstream = Upstream()
-    with run_app(upstream.app()) as url:
-        assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
-    assert [question for _, question, _ in upstream.asked] == ["one", "three"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +134,7 @@ def test_a_dash_is_standard_input() -> None:
 def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, code: int) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo")
-    with run_app(Upstream(headers={"cache-status": status} if status else None).app()) as url:
+    with Upstream(headers={"cache-status": status} if status else None).run() as url:
         done = kvproxy("warm", prompts, url=url)
         assert (done.returncode, "nothing was stored" in done.stderr) == (code, bool(code))
         # Then nothing is meant to be stored.
@@ -200,12 +146,11 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
     upstream = Upstream(seconds=0.02)
     arguments = command("warm", prompts, "--json", "--concurrency", 1)
-    with run_app(upstream.app()) as url:
+    with upstream.run() as url:
         process = subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=variables(url, {})
         )
-        while len(upstream.asked) < 3:
-            time.sleep(0.01)
+        until(lambda: len(upstream.asked) >= 3)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted: run the command again to continue\n")
@@ -215,47 +160,31 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
     assert "stopped answering" in done.stderr
 
 
-def test_reported_reuse_of_any_server_is_counted(tmp_path: Path) -> None:
-    upstream = Upstream()
-    app = Starlette(
-        routes=[Route("/v1/chat/completions", upstream.chat, methods=["POST"]), Route("/v1/models", upstream.models)]
-    )
+def test_reported_reuse_of_any_server_and_of_a_proxy_is_counted(tmp_path: Path) -> None:
     requests = lines(tmp_path / "requests.jsonl", said("one"), said("three"))
-    with run_app(app) as url:
-        report = result("warm", requests, url=url)
-        assert (report["prompt_tokens"], report["reused_prompt_tokens"]) == (8, 2)
-        # Through a proxy its Cache-Status tells the same.
-        with run_proxy(load_settings(data=tmp_path / "data", upstream=url, cache={"semantic": False})) as (proxy, _):
-            report = result("warm", requests, url=proxy)
+    with Upstream().run() as url, proxied(tmp_path / "data") as proxy:
+        for each in (url, proxy):
+            report = result("warm", requests, url=each)
             assert (report["prompt_tokens"], report["reused_prompt_tokens"]) == (8, 2)
 
 
 def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path: Path) -> None:
     file = tmp_path / "questions.txt"
     file.write_text("What is a block?\nWhat is LRU?\nWhat is a block?\n")
-    upstream = Upstream()
-    with run_app(upstream.app()) as server:
-        settings = load_settings(data=tmp_path / "data", upstream=server, cache={"semantic": False})
-        with run_proxy(settings) as (url, _):
-            options = ["--temperature", 0, "--max-tokens", 50, "--body", "seed=7", "--header", "OpenAI-Project: alpha"]
-            done = kvproxy("warm", file, "--model", "m", *options, url=url)
-            assert done.returncode == 0, done.stderr
-            facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
-            assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
-            assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
-            assert "temperature 0" in done.stdout
-            assert "max_tokens 50, seed 7" in done.stdout
-            body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)
-            headers = {"openai-project": "alpha"}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
-            assert "hit" in answer.headers["cache-status"]
-            tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
-            assert f"stored for tenant {tenant}," in done.stdout
-
-
-@pytest.mark.parametrize("options", [["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]])
-def test_malformed_fields_and_headers_are_reported(tmp_path: Path, options: list[str]) -> None:
-    file = lines(tmp_path / "x.jsonl", said("q"))
-    done = kvproxy("warm", file, "--model", "m", *options)
-    assert done.returncode == 2
-    assert "such as" in done.stderr
+    with proxied(tmp_path / "data") as url:
+        options = ["--temperature", 0, "--max-tokens", 50, "--body", "seed=7", "--header", "OpenAI-Project: alpha"]
+        done = kvproxy("warm", file, "--model", "m", *options, url=url)
+        assert done.returncode == 0, done.stderr
+        facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
+        assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
+        assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+        assert "temperature 0" in done.stdout
+        assert "max_tokens 50, seed 7" in done.stdout
+        body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"openai-project": "alpha"})
+        assert "hit" in answer.headers["cache-status"]
+        tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
+        assert f"stored for tenant {tenant}," in done.stdout
+    for wrong in (["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]):
+        done = kvproxy("warm", file, "--model", "m", *wrong)
+        assert (done.returncode, "such as" in done.stderr) == (2, True)

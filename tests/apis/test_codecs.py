@@ -56,55 +56,41 @@ def test_an_assembled_stream_equals_the_whole_response(api: ApiName, texts: list
 
 @pytest.mark.parametrize("api", CHATS)
 def test_assembled_tool_calls_equal_those_of_the_whole_response(api: ApiName) -> None:
-    first, second = ToolCall("f", '{"a":1}'), ToolCall("g", "{}")
-    assembled, whole, _ = streamed(
-        api, USAGE, delta(tokens=1, calls=(first,)), delta("", "stop", tokens=2, calls=(second,))
-    )
+    first, second = delta(tokens=1, calls=(ToolCall("f", '{"a":1}'),)), delta("", "stop", calls=(ToolCall("g", "{}"),))
+    assembled, whole, _ = streamed(api, USAGE, first, second)
     if api == "chat":
         # A stream has no null content.
         whole["choices"][0]["message"]["content"] = ""
+        listed = [call["function"] | {"id": call["id"]} for call in whole["choices"][0]["message"]["tool_calls"]]
+    elif api == "messages":
+        listed = [block | {"arguments": json.dumps(block["input"])} for block in whole["content"]]
+    else:
+        listed = [item | {"id": item["call_id"]} for item in whole["output"]]
     assert assembled == whole
-    listed: Any = {
-        "chat": lambda: [
-            call["function"] | {"id": call["id"]} for call in whole["choices"][0]["message"]["tool_calls"]
-        ],
-        "messages": lambda: [block | {"arguments": json.dumps(block["input"])} for block in whole["content"]],
-        "responses": lambda: [item | {"id": item["call_id"]} for item in whole["output"]],
-    }[api]()
     assert [(call["name"], json.loads(call["arguments"])) for call in listed] == [("f", {"a": 1}), ("g", {})]
-    ends = [call["id"][-2:] for call in listed]
-    assert ends == ["-0", "-1"]
+    assert [call["id"][-2:] for call in listed] == ["-0", "-1"]
 
 
-def test_finish_reasons() -> None:
-    call = (ToolCall("f", "{}"),)
-    ends = {}
-    for api in CHATS:
-        for reason in ("stop", "length"):
-            for calls in ((), call):
-                _, whole, _ = streamed(api, {}, delta("" if calls else "x", reason, calls=calls))
-                ends[api, reason, bool(calls)] = (
-                    whole["choices"][0]["finish_reason"]
-                    if api == "chat"
-                    else whole.get("stop_reason", whole.get("status"))
-                )
-    assert ends == {
-        ("chat", "stop", False): "stop",
-        ("chat", "stop", True): "tool_calls",
-        ("chat", "length", False): "length",
-        ("chat", "length", True): "length",
-        ("messages", "stop", False): "end_turn",
-        ("messages", "stop", True): "tool_use",
-        ("messages", "length", False): "max_tokens",
-        ("messages", "length", True): "max_tokens",
-        ("responses", "stop", False): "completed",
-        ("responses", "stop", True): "completed",
-        ("responses", "length", False): "incomplete",
-        ("responses", "length", True): "incomplete",
-    }
-    _, cut, _ = streamed("responses", {}, delta("x", "length"))
-    _, ended, _ = streamed("responses", {}, delta("x", "stop"))
-    assert (cut["incomplete_details"], ended["incomplete_details"]) == ({"reason": "max_output_tokens"}, None)
+# For "stop" and "length", each without and with a tool call.
+ENDS: dict[ApiName, list[str]] = {
+    "chat": ["stop", "tool_calls", "length", "length"],
+    "messages": ["end_turn", "tool_use", "max_tokens", "max_tokens"],
+    "responses": ["completed", "completed", "incomplete", "incomplete"],
+}
+
+
+@pytest.mark.parametrize("api", CHATS)
+def test_finish_reasons(api: ApiName) -> None:
+    calls = (ToolCall("f", "{}"),)
+    deltas = [delta(*end) for reason in ("stop", "length") for end in (("x", reason), ("", reason))]
+    deltas[1], deltas[3] = delta("", "stop", calls=calls), delta("", "length", calls=calls)
+    wholes = [streamed(api, {}, each)[1] for each in deltas]
+    ends = [whole["choices"][0] if api == "chat" else whole for whole in wholes]
+    name = {"chat": "finish_reason", "messages": "stop_reason", "responses": "status"}[api]
+    assert [end[name] for end in ends] == ENDS[api]
+    if api == "responses":
+        details = [whole["incomplete_details"] for whole in wholes]
+        assert details == [None, None, *[{"reason": "max_output_tokens"}] * 2]
 
 
 def test_chunks_of_a_chat() -> None:
@@ -119,25 +105,12 @@ def test_chunks_of_a_chat() -> None:
     assert [chunk["choices"][0]["index"] for chunk in told] == [0, 0, 1, 0]
     assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None, None, None, "stop"]
     assert all("usage" not in chunk for chunk in told)
-    content = [
-        {
-            "token": "é",
-            "logprob": -0.5,
-            "bytes": [195, 169],
-            "top_logprobs": [
-                {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
-                {"token": "b", "logprob": -1.5, "bytes": [98]},
-            ],
-        }
-    ]
+    first = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+    content = [{**first, "top_logprobs": [first, {"token": "b", "logprob": -1.5, "bytes": [98]}]}]
     assert told[1]["choices"][0]["logprobs"] == {"content": content}
     assert [choice.get("logprobs") for choice in whole["choices"]] == [{"content": content}, None]
-    usage = {
-        "prompt_tokens": 10,
-        "completion_tokens": 5,
-        "total_tokens": 15,
-        "prompt_tokens_details": {"cached_tokens": 4},
-    }
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    usage["prompt_tokens_details"] = {"cached_tokens": 4}  # type: ignore[assignment]
     _, whole, told = streamed("chat", USAGE, delta("a", tokens=2), delta("b", "stop", index=1, tokens=3))
     assert whole["usage"] == told[-1]["usage"] == usage
     assert [chunk["usage"] for chunk in told[:-1]] == [None] * (len(told) - 1)
@@ -147,22 +120,14 @@ def test_chunks_of_a_chat() -> None:
 
 def test_events_of_a_message() -> None:
     _, _, told = streamed("messages", {}, delta("a", tokens=1), delta("b", tokens=2), delta("", "stop", tokens=3))
-    assert [event["type"] for event in told] == [
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    block = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
+    assert [event["type"] for event in told] == ["message_start", *block, "message_delta", "message_stop"]
     assert {event["index"] for event in told if "index" in event} == {0}
     counts = {"input_tokens": 6, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
     assert told[0]["message"]["usage"] == {**counts, "output_tokens": 0}
     assert told[5]["usage"] == {**counts, "output_tokens": 3}
-    _, _, told = streamed(
-        "messages", {}, delta(calls=(ToolCall("f", "{}"),)), delta("", "stop", calls=(ToolCall("g", "{}"),))
-    )
+    calls = [(ToolCall(name, "{}"),) for name in "fg"]
+    _, _, told = streamed("messages", {}, delta(calls=calls[0]), delta("", "stop", calls=calls[1]))
     places = [(event["type"].removeprefix("content_block_"), event["index"]) for event in told if "index" in event]
     assert places == [(kind, place) for place in (0, 1) for kind in ("start", "delta", "stop")]
 
@@ -170,18 +135,10 @@ def test_events_of_a_message() -> None:
 def test_events_of_a_response() -> None:
     _, whole, told = streamed("responses", {"instructions": "i"}, delta("a"), delta("b", "stop", tokens=2))
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert [event["type"].removeprefix("response.") for event in told] == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "completed",
-    ]
+    assert [event["type"].removeprefix("response.") for event in told] == (
+        "created in_progress output_item.added content_part.added output_text.delta output_text.delta output_text.done"
+        " content_part.done output_item.done completed"
+    ).split()
     assert {event["output_index"] for event in told if "output_index" in event} == {0}
     assert {event["content_index"] for event in told if "content_index" in event} == {0}
     assert (told[2]["item"]["status"], told[8]["item"]["status"]) == ("in_progress", "completed")
@@ -227,13 +184,8 @@ def test_an_echoed_completion_has_log_probabilities() -> None:
         "top_logprobs": [None, top, top, top],
         "text_offset": [0, 1, 3, 5],
     }
-    assert choice["prompt_logprobs"] == [
-        None,
-        {
-            "5": {"logprob": -3.0, "rank": 3, "decoded_token": "bc"},
-            "9": {"logprob": -0.1, "rank": 1, "decoded_token": "z"},
-        },
-    ]
+    own, best = {"logprob": -3.0, "rank": 3, "decoded_token": "bc"}, {"logprob": -0.1, "rank": 1, "decoded_token": "z"}
+    assert choice["prompt_logprobs"] == [None, {"5": own, "9": best}]
     assert assembled["choices"][0]["logprobs"] == choice["logprobs"]
     assert [chunk["choices"][0]["text"] for chunk in told] == ["abc", "bc", "d"]
     assert assembled["choices"][0]["text"] == choice["text"]
@@ -248,10 +200,8 @@ def test_completions_have_requested_fields_only() -> None:
     assert told[-1]["usage"] == whole["usage"]
     assert [chunk["usage"] for chunk in told[:-1]] == [None]
     _, whole, told = streamed("completions", {}, delta("a", "stop"), echo=Echo("p", "p"))
-    assert (whole["choices"][0]["text"], told[0]["choices"][0]) == (
-        "pa",
-        {"index": 0, "text": "p", "logprobs": None, "finish_reason": None},
-    )
+    assert whole["choices"][0]["text"] == "pa"
+    assert told[0]["choices"][0] == {"index": 0, "text": "p", "logprobs": None, "finish_reason": None}
     # Each choice has its own offsets.
     body: JsonObject = {"logprobs": 0}
     pieces = [delta("bc", logprobs=LOGPROBS[:1], index=0), delta("d", logprobs=LOGPROBS[1:], index=1)]
@@ -307,78 +257,66 @@ def test_fields_are_decoded() -> None:
     assert (response.salt, response.queue_priority) == ("s", -2)
 
 
-REFUSED: list[tuple[ApiName, str, Any]] = [
-    ("chat", "echo", True),
-    ("chat", "frequency_penalty", 1),
-    ("chat", "modalities", ["text", "audio"]),
-    ("chat", "guided_regex", "a"),
-    ("chat", "top_k", -2),
-    ("chat", "top_k", 2**31),
-    ("chat", "seed", 2**64),
-    ("chat", "seed", -(2**63) - 1),
-    ("chat", "priority", 2**31),
-    ("chat", "priority", -(2**31) - 1),
-    ("chat", "n", 0),
-    ("chat", "n", 129),
-    ("chat", "prompt_logprobs", -1),
-    ("chat", "prompt_logprobs", 21),
-    ("chat", "top_logprobs", 21),
-    ("chat", "top_logprobs", -1),
-    ("chat", "ignore_eos", 1),
-    ("chat", "cache_salt", 1),
-    ("completions", "logprobs", 21),
-    ("completions", "logprobs", -1),
-    ("completions", "prompt", ["a"]),
-    ("completions", "prompt", [1, True]),
-    ("completions", "prompt", []),
-    ("completions", "echo", "yes"),
-    ("messages", "thinking", {"type": "enabled"}),
-    ("messages", "mcp_servers", [{}]),
-    ("messages", "container", "c"),
-    ("messages", "output_config", {"effort": "low"}),
-    ("messages", "system", [{"type": "image"}]),
-    ("responses", "previous_response_id", "r"),
-    ("responses", "background", True),
-    ("responses", "tools", [{"type": "web_search"}]),
-    ("responses", "input", [{"type": "computer_call"}]),
-    ("responses", "input", [{"role": "user", "content": [{"type": "input_image"}]}]),
-    ("responses", "input", [{"role": "user", "content": ["x"]}]),
-    ("responses", "input", [{"role": "user", "content": 5}]),
+REFUSED: list[tuple[ApiName, str, list[Any]]] = [
+    ("chat", "echo", [True]),
+    ("chat", "frequency_penalty", [1]),
+    ("chat", "modalities", [["text", "audio"]]),
+    ("chat", "guided_regex", ["a"]),
+    ("chat", "top_k", [-2, 2**31]),
+    ("chat", "seed", [2**64, -(2**63) - 1]),
+    ("chat", "priority", [2**31, -(2**31) - 1]),
+    ("chat", "n", [0, 129]),
+    ("chat", "prompt_logprobs", [-1, 21]),
+    ("chat", "top_logprobs", [-1, 21]),
+    ("chat", "ignore_eos", [1]),
+    ("chat", "cache_salt", [1]),
+    ("completions", "logprobs", [-1, 21]),
+    ("completions", "prompt", [["a"], [1, True], []]),
+    ("completions", "echo", ["yes"]),
+    ("messages", "thinking", [{"type": "enabled"}]),
+    ("messages", "mcp_servers", [[{}]]),
+    ("messages", "container", ["c"]),
+    ("messages", "output_config", [{"effort": "low"}]),
+    ("messages", "system", [[{"type": "image"}]]),
+    ("responses", "previous_response_id", ["r"]),
+    ("responses", "background", [True]),
+    ("responses", "tools", [[{"type": "web_search"}]]),
+    ("responses", "input", [[{"type": "computer_call"}]]),
+    (
+        "responses",
+        "input",
+        [[{"role": "user", "content": content}] for content in ([{"type": "input_image"}], ["x"], 5)],
+    ),
 ]
-TAKEN: list[tuple[ApiName, str, Any]] = [
-    ("chat", "frequency_penalty", 0),
-    ("chat", "repetition_penalty", 1),
-    ("chat", "best_of", 1),
-    ("chat", "modalities", ["text"]),
-    ("chat", "continue_final_message", False),
-    ("chat", "use_beam_search", False),
-    ("chat", "top_k", -1),
-    ("chat", "top_k", 2**31 - 1),
-    ("chat", "seed", 2**64 - 1),
-    ("chat", "seed", -(2**63)),
-    ("chat", "priority", 2**31 - 1),
-    ("chat", "priority", -(2**31)),
-    ("chat", "n", 128),
-    ("chat", "prompt_logprobs", 20),
-    ("chat", "top_logprobs", 20),
-    ("completions", "logprobs", 20),
-    ("completions", "logprobs", 0),
-    ("messages", "thinking", {"type": "disabled"}),
-    ("messages", "output_config", {}),
-    ("responses", "background", False),
+TAKEN: list[tuple[ApiName, str, list[Any]]] = [
+    ("chat", "frequency_penalty", [0]),
+    ("chat", "repetition_penalty", [1]),
+    ("chat", "best_of", [1]),
+    ("chat", "modalities", [["text"]]),
+    ("chat", "continue_final_message", [False]),
+    ("chat", "use_beam_search", [False]),
+    ("chat", "top_k", [-1, 2**31 - 1]),
+    ("chat", "seed", [2**64 - 1, -(2**63)]),
+    ("chat", "priority", [2**31 - 1, -(2**31)]),
+    ("chat", "n", [128]),
+    ("chat", "prompt_logprobs", [20]),
+    ("chat", "top_logprobs", [20]),
+    ("completions", "logprobs", [0, 20]),
+    ("messages", "thinking", [{"type": "disabled"}]),
+    ("messages", "output_config", [{}]),
+    ("responses", "background", [False]),
 ]
 
 
-@pytest.mark.parametrize(("api", "name", "value"), REFUSED)
-def test_unsupported_fields_are_rejected_by_name(api: ApiName, name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        wanted(api, **{name: value})
-    assert raised.value.param == name
-
-
-@pytest.mark.parametrize(("api", "name", "value"), TAKEN)
-def test_disabled_fields_and_valid_values_are_accepted(api: ApiName, name: str, value: Any) -> None:
-    assert wanted(api, **{name: value}).prompt == wanted(api).prompt
+def test_unsupported_fields_are_rejected_by_name_and_other_values_accepted() -> None:
+    for api, name, values in REFUSED:
+        for value in values:
+            with pytest.raises(InvalidRequest) as raised:
+                wanted(api, **{name: value})
+            assert raised.value.param == name
+    for api, name, values in TAKEN:
+        for value in values:
+            assert wanted(api, **{name: value}).prompt == wanted(api).prompt
 
 
 def test_prompt_log_probabilities_are_rejected_in_streams() -> None:
@@ -390,9 +328,9 @@ def test_prompt_log_probabilities_are_rejected_in_streams() -> None:
 def test_prompts_of_chats_and_messages_for_templates() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat = CODECS["chat"].decode_prompt
-    assert chat(
-        {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
-    ) == Conversation(({"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}))
+    given: Any = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    texts = Conversation(({"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}))
+    assert chat({"messages": given}) == texts
     for part in ({"type": "image"}, {"type": "text"}, "a"):
         with pytest.raises(InvalidRequest):
             chat({"messages": [{"role": "user", "content": [part]}]})  # type: ignore[list-item]
@@ -406,32 +344,21 @@ def test_prompts_of_chats_and_messages_for_templates() -> None:
         {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}]},
         {"type": "tool_result", "tool_use_id": "u"},
     ]
-    tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
-    found = messages(
-        {
-            "system": parts,  # type: ignore[dict-item]
-            "messages": [USER, {"role": "assistant", "content": calls}, {"role": "user", "content": results}],
-            "tools": [tool, {"name": "g"}],  # type: ignore[list-item]
-        }
+    tools: list[Any] = [{"name": "f", "description": "d", "input_schema": {"type": "object"}}, {"name": "g"}]
+    turns = [USER, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    found = messages({"system": parts, "messages": turns, "tools": tools})  # type: ignore[dict-item]
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    assert found.messages == (
+        {"role": "system", "content": "ab"},
+        USER,
+        {"role": "assistant", "content": "c", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "content": "r"},
+        {"role": "tool", "tool_call_id": "u", "content": ""},
     )
-    function = {"name": "f", "arguments": '{"a":1}'}
-    assert found == Conversation(
-        (
-            {"role": "system", "content": "ab"},
-            USER,
-            {
-                "role": "assistant",
-                "content": "c",
-                "tool_calls": [{"id": "t", "type": "function", "function": function}],
-            },
-            {"role": "tool", "tool_call_id": "t", "content": "r"},
-            {"role": "tool", "tool_call_id": "u", "content": ""},
-        ),
-        (
-            {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},
-            {"type": "function", "function": {"name": "g", "description": "", "parameters": {}}},
-        ),
-    )
+    assert [tool["function"] for tool in found.tools] == [
+        {"name": "f", "description": "d", "parameters": {"type": "object"}},
+        {"name": "g", "description": "", "parameters": {}},
+    ]
     with pytest.raises(InvalidRequest, match="text only"):
         messages({"messages": [{"role": "user", "content": [{"type": "image"}]}]})
 
@@ -445,14 +372,14 @@ def test_prompts_of_responses_for_templates() -> None:
         {"type": "function_call_output", "call_id": "c", "output": "r"},
     ]
     tools: list[Any] = [{"type": "function", "name": "f", "strict": True}, {"type": "web_search"}]
-    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = (
+        {"role": "system", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "r"},
+    )
     assert prompt({"input": items, "tools": tools}) == Conversation(
-        (
-            {"role": "system", "content": "ab"},
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]},
-            {"role": "tool", "tool_call_id": "c", "content": "r"},
-        ),
-        ({"type": "function", "function": {"name": "f"}},),
+        turns, ({"type": "function", "function": {"name": "f"}},)
     )
 
 
@@ -466,25 +393,22 @@ def test_output_formats() -> None:
     anything = wanted("chat", response_format={"type": "json_object"}).grammar
     assert anything is not None
     assert (anything.kind, json.loads(anything.text)) == ("json_schema", {"type": "object"})
+    form: JsonObject = {"type": "json_schema", "schema": SCHEMA}
     asked: list[tuple[ApiName, JsonObject]] = [
         ("chat", {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
-        ("completions", {"response_format": {"type": "json_schema", "schema": SCHEMA}}),
-        ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
-        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
-        ("responses", {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("completions", {"response_format": form}),
+        ("messages", {"output_format": form}),
+        ("messages", {"output_config": {"format": form}}),
+        ("responses", {"text": {"format": form}}),
     ]
     for api, fields in asked:
         found = wanted(api, **fields).grammar
         assert found is not None
         assert json.loads(found.text) == SCHEMA
-    for form in (
-        {"type": "grammar"},
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {"schema": 5}},
-        5,
-    ):
+    without: list[Any] = [{"type": "grammar"}, {"type": "json_schema"}, 5]
+    for bad in (*without, {"type": "json_schema", "json_schema": {"schema": 5}}):
         with pytest.raises(InvalidRequest):
-            wanted("chat", response_format=form)
+            wanted("chat", response_format=bad)
 
 
 @pytest.mark.parametrize(
@@ -503,8 +427,9 @@ def test_tool_choices(choice: Any, names: list[str], required: bool, parallel: b
     tools = wanted("chat", tools=[TOOL, BARE], tool_choice=choice).tools
     assert tools is not None
     assert (list(tools.schemas), tools.required, tools.parallel) == (names, required, parallel)
-    assert tools.schemas.get("f", SCHEMA) == SCHEMA
-    assert tools.schemas.get("g", {"type": "object"}) == {"type": "object"}
+    assert tools.schemas == {
+        name: schema for name, schema in (("f", SCHEMA), ("g", {"type": "object"})) if name in names
+    }
     one = wanted("chat", tools=[TOOL, BARE], tool_choice=choice, parallel_tool_calls=False).tools
     assert one is not None
     assert not one.parallel

@@ -23,6 +23,7 @@ from kvproxy.index.policies.policy import Limits
         ({"cache-control": "max-error=0.25"}, Control(limits=Limits(None, None, 0.25))),
         ({"x-kvproxy-tags": " b,a ,,b"}, Control(tags=("a", "b"))),
         ({"x-kvproxy-ttl": "0"}, Control(ttl=0.0)),
+        ({"cache-control": "max-age=1h", "x-kvproxy-ttl": "7d"}, Control(max_age=3_600.0, ttl=604_800.0)),
         ({"x-kvproxy-timeout": "1.5"}, Control(timeout=1.5)),
         ({"x-kvproxy-priority": " 9 "}, Control(priority=9)),
         ({"x-kvproxy-priority": "0"}, Control(priority=0)),

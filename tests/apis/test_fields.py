@@ -185,7 +185,11 @@ def test_display_text_output_text_and_usage() -> None:
     responses = APIS["responses"]
     for given, text in (("a", "a"), (["a", {"content": "b"}], "b"), ([{"type": "x"}], '{"type":"x"}'), ([], "[]")):
         assert responses.display_text({"input": given}) == text  # type: ignore[dict-item]
+    assert responses.output_text({"output": [{"type": "function_call", "content": None}]}) is None
+    assert APIS["messages"].output_text({"content": [{"type": "tool_use", "name": "f"}]}) is None
+    assert chat.output_text({"choices": [{"message": {"content": None, "tool_calls": [{}]}}]}) is None
     assert responses.output_text({"output": []}) is responses.output_text({"output": [{"content": "a"}] * 2}) is None
+    assert APIS["completions"].output_text({"choices": [{"text": "a"}]}) == "a"
     assert APIS["completions"].output_text({"choices": [{"text": "a"}] * 2}) is None
     assert APIS["embeddings"].output_text({"data": [{"embedding": [1]}]}) is None
     told: JsonObject = {"usage": {"input_tokens": 3, "output_tokens": 4, "prompt_tokens": 5}}
@@ -261,3 +265,13 @@ def test_only_known_harmless_fields_allow_semantic_hits(api: ApiName) -> None:
     for fields, expected in ((HARMLESS, True), (CONSTRAINTS, False)):
         for name, value in fields.items():
             assert allows_semantic(api, {**QUESTIONS[api], name: value}) is expected, name
+
+
+@pytest.mark.parametrize("api", QUESTIONS)
+def test_the_rest_of_a_question_contains_the_instructions_but_not_its_text(api: ApiName) -> None:
+    asked = ({**QUESTIONS[api], "system": text, "instructions": text} for text in ("one", "other"))
+    one, other = (APIS[api].question(body) for body in asked)
+    assert one is not None
+    assert other is not None
+    assert (one.text, "why" in str(one.rest)) == ("why", False)
+    assert one.rest != other.rest

@@ -8,7 +8,6 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.sse import event
 from kvproxy.flow.backend_response import UpstreamReader
 
 
@@ -84,33 +83,6 @@ REASONS = ("abort", "error", "cancelled", "content_filter", "length", "", None, 
 )
 def test_other_responses_are_not_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
     assert not APIS[name].is_storable(whole, body)
-
-
-def kept_of(name: ApiName, parts: list[bytes]) -> JsonObject | None:
-    reader = UpstreamReader(APIS[name], stream=True, limit=1_000_000)
-    for part in parts:
-        reader.push(part)
-    return asyncio.run(reader.result())
-
-
-@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
-def test_an_error_event_invalidates_a_stream(name: ApiName) -> None:
-    """Some servers name the event `error` with any data."""
-    wholes: dict[str, JsonObject] = {
-        "chat": chat("stop"),
-        "messages": {"type": "message", "content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn"},
-        "responses": {"object": "response", "status": "completed", "output": []},
-    }
-    parts = list(APIS[name].replay(wholes[name], {}))
-    assert kept_of(name, parts) is not None
-    error = event({"type": "ping", "object": "chat.completion.chunk", "choices": [], "message": "overloaded"}, "error")
-    for place in range(len(parts)):
-        assert kept_of(name, [*parts[:place], error, *parts[place:]]) is None
-
-
-def test_a_null_error_is_ignored() -> None:
-    parts = list(APIS["chat"].replay({**chat("stop"), "error": None}, {}))
-    assert kept_of("chat", parts) == chat("stop")
 
 
 def test_stored_responses_without_an_index_are_replayed() -> None:

@@ -1,11 +1,10 @@
-"""Durations and sizes in settings, headers, and options."""
+"""Durations and sizes in settings."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis.control import read_control
-from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.errors import SettingsError
 from kvproxy.settings import load_settings
 from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -86,10 +85,3 @@ def test_units_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_misspelt_setting_gets_a_suggestion(flags: dict[str, object], suggestion: str) -> None:
     with pytest.raises(SettingsError, match=rf"did you mean {suggestion}\?"):
         load_settings(**flags)
-
-
-def test_units_in_headers() -> None:
-    control = read_control({"cache-control": "max-age=1h", "x-kvproxy-ttl": "7d", "x-kvproxy-timeout": "1.5"})
-    assert (control.max_age, control.ttl, control.timeout) == (3_600, 604_800, 1.5)
-    with pytest.raises(InvalidRequest, match="x-kvproxy-ttl: 'soon' is not a duration"):
-        read_control({"x-kvproxy-ttl": "soon"})

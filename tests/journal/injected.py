@@ -50,6 +50,16 @@ QUESTIONS = "lamp river stone window garden winter paper silver bridge forest ca
 CAPACITY = 30
 
 
+CHOICE = {"index": 0, "finish_reason": "stop"}
+PART = {"type": "output_text", "text": "Yes."}
+ANSWERS: dict[ApiName, JsonObject] = {
+    "chat": {"choices": [CHOICE | {"message": {"role": "assistant", "content": "Yes."}}], "usage": {}},
+    "completions": {"choices": [CHOICE | {"text": "Yes."}], "usage": {}},
+    "messages": {"type": "message", "content": [{"type": "text", "text": "Yes."}], "stop_reason": "end_turn"},
+    "responses": {"status": "completed", "output": [{"type": "message", "role": "assistant", "content": [PART]}]},
+}  # type: ignore[dict-item]
+
+
 class Model:
     """A backend with one answer."""
 
@@ -57,19 +67,8 @@ class Model:
     forwarder: Forwarder | None = None
 
     async def send(self, request: ApiRequest) -> Relayed:
-        choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
-        whole: dict[str, Any] = {"id": "x", "object": "chat.completion", "choices": [choice], "usage": {}}
-        if request.api.name == "messages":
-            whole = {"type": "message", "content": [{"type": "text", "text": "Yes."}], "stop_reason": "end_turn"}
-        elif request.api.name == "completions":
-            whole["choices"] = [{"index": 0, "text": "Yes.", "finish_reason": "stop"}]
-        elif request.api.name == "responses":
-            part = {"type": "output_text", "text": "Yes."}
-            output = [{"type": "message", "role": "assistant", "content": [part]}]
-            whole = {"object": "response", "status": "completed", "output": output}
-
         async def chunks() -> AsyncIterator[bytes]:
-            yield orjson.dumps(whole)
+            yield orjson.dumps({"id": "x"} | ANSWERS[request.api.name])
 
         return Relayed(200, [("content-type", "application/json")], chunks())
 
@@ -153,10 +152,8 @@ def fresh(world: World, api: ApiName = "chat") -> JsonObject:
     words = " ".join(draw.choices(QUESTIONS, k=6)) + f" {draw.getrandbits(40):x}?"
     system = f"You are helper {draw.getrandbits(40):x}. Today is 2026-11-{draw.randint(10, 19)}. Be brief."
     common: JsonObject = {"model": "m", "temperature": 0.5, "seed": 7, "max_tokens": 50}
-    turns = [
-        {"role": "user", "content": f"Hello from {draw.getrandbits(32):x}"},
-        {"role": "assistant", "content": "Hi"},
-    ]
+    hello = {"role": "user", "content": f"Hello from {draw.getrandbits(32):x}"}
+    turns = [hello, {"role": "assistant", "content": "Hi"}]
     asked = {"role": "user", "content": words}
     if api == "completions":
         return {**common, "prompt": f"{system} {words}"}
@@ -226,52 +223,11 @@ async def changed_question(world: World) -> Cause:
     return await world.ask(other), "low-similarity", "messages[3] of the user, at character"
 
 
-async def changed_tenant(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body)
-    return await world.ask(body, tenant="bob"), "tenant", "another tenant asked it: ann then, bob now"
-
-
-async def changed_query(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body, query="version=1")
-    return await world.ask(body, query="version=2"), "query", "the field query"
-
-
-async def changed_version(world: World) -> Cause:
-    body = fresh(world, "messages")
-    await world.ask(body, "messages", **{"anthropic-version": "2023-06-01"})
-    id = await world.ask(body, "messages", **{"anthropic-version": "2026-01-01"})
-    return id, "header anthropic-version", "the field header anthropic-version"
-
-
-async def expired(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body, **{"x-kvproxy-ttl": "60"})
-    world.now += world.random.uniform(61, 5_000)
-    return await world.ask(body), "expired", "it expired"
-
-
-async def expired_and_removed(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body, **{"x-kvproxy-ttl": "60"})
-    world.now += world.random.uniform(61, 5_000)
-    world.cache.maintain()
-    return await world.ask(body), "expired", "it expired"
-
-
 async def evicted(world: World) -> Cause:
     body = fresh(world)
     await world.ask(body)
     await asyncio.gather(*(world.ask(fresh(world)) for _ in range(3 * CAPACITY)))
     return await world.ask(body), "evicted", "it was evicted"
-
-
-async def removed(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body, **{"x-kvproxy-tags": "doomed"})
-    await world.cache.remove([entry.id for entry in world.store.list_entries() if "doomed" in entry.tags])
-    return await world.ask(body), "removed", "was removed"
 
 
 async def vetoed(world: World) -> Cause:
@@ -299,29 +255,9 @@ async def below(world: World) -> Cause:
     body["messages"][-1]["content"] = f"which is the longest river of the country of {world.random.getrandbits(40):x}"
     await world.ask(body)
     again = copy.deepcopy(body)
-    again["messages"][-1]["content"] = (
-        f"which is the longest winter that a garden of {world.random.getrandbits(40):x} can take"
-    )
+    other = f"which is the longest winter that a garden of {world.random.getrandbits(40):x} can take"
+    again["messages"][-1]["content"] = other
     return await world.ask(again), "low-similarity", "is below `cache.min_similarity`"
-
-
-async def too_old(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body)
-    world.now += 100
-    return await world.ask(body, **{"cache-control": "max-age=60"}), "old", "older than the request's `max-age`"
-
-
-async def asked_fresh(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body)
-    return await world.ask(body, **{"cache-control": "no-cache"}), "asked-fresh", "demanded a fresh response"
-
-
-async def unstored(world: World) -> Cause:
-    body = fresh(world)
-    await world.ask(body, **{"cache-control": "no-store"})
-    return await world.ask(body), "unstored", "its response was not stored"
 
 
 async def uncacheable(world: World) -> Cause:
@@ -336,11 +272,71 @@ async def nothing_like_it(world: World) -> Cause:
     return await world.ask(body), "new", "The journal has no equal request"
 
 
-INJECT: dict[Callable[[World], Awaitable[Cause]], int] = {
-    changed_field: 30, changed_question: 3, changed_tenant: 6, changed_query: 2, changed_version: 2, expired: 6,
-    expired_and_removed: 6, evicted: 1, removed: 6, vetoed: 12, below: 3, too_old: 2, asked_fresh: 2, unstored: 2,
-    uncacheable: 1, nothing_like_it: 1,
-}  # fmt: skip
+Injected = Callable[[World], Awaitable[Cause]]
+
+
+def repeated(
+    cause: str,
+    said: str,
+    first: dict[str, Any] | None = None,
+    then: dict[str, Any] | None = None,
+    *,
+    api: ApiName = "chat",
+    between: Callable[[World], object] = lambda _: None,
+) -> Injected:
+    """The same request twice, with other headers or by another client, or after something happened."""
+
+    async def inject(world: World) -> Cause:
+        body = fresh(world, api)
+        await world.ask(body, api, **(first or {}))
+        between(world)
+        return await world.ask(body, api, **(then or {})), cause, said
+
+    return inject
+
+
+def wait(world: World) -> None:
+    world.now += world.random.uniform(61, 5_000)
+
+
+def expire(world: World) -> None:
+    wait(world)
+    world.cache.maintain()
+
+
+async def removed(world: World) -> Cause:
+    body = fresh(world)
+    await world.ask(body, **{"x-kvproxy-tags": "doomed"})
+    await world.cache.remove([entry.id for entry in world.store.list_entries() if "doomed" in entry.tags])
+    return await world.ask(body), "removed", "was removed"
+
+
+SHORT = {"x-kvproxy-ttl": "60"}
+VERSION = "anthropic-version"
+INJECT: dict[str, tuple[int, Injected]] = {
+    "field": (30, changed_field),
+    "question": (3, changed_question),
+    "tenant": (6, repeated("tenant", "another tenant asked it: ann then, bob now", then={"tenant": "bob"})),
+    "query": (2, repeated("query", "the field query", {"query": "version=1"}, {"query": "version=2"})),
+    "version": (
+        2,
+        repeated(f"header {VERSION}", f"the field header {VERSION}", {VERSION: "1"}, {VERSION: "2"}, api="messages"),
+    ),
+    "expired": (6, repeated("expired", "it expired", SHORT, between=wait)),
+    "expired and removed": (6, repeated("expired", "it expired", SHORT, between=expire)),
+    "evicted": (1, evicted),
+    "removed": (6, removed),
+    "vetoed": (12, vetoed),
+    "below": (3, below),
+    "old": (
+        2,
+        repeated("old", "older than the request's `max-age`", then={"cache-control": "max-age=60"}, between=wait),
+    ),
+    "fresh": (2, repeated("asked-fresh", "demanded a fresh response", then={"cache-control": "no-cache"})),
+    "unstored": (2, repeated("unstored", "its response was not stored", {"cache-control": "no-store"})),
+    "uncacheable": (1, uncacheable),
+    "new": (1, nothing_like_it),
+}
 """How often each is drawn, compared with the others."""
 
 
@@ -348,17 +344,17 @@ async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tupl
     """Inject so many causes; how often each, and those that were not named."""
     generator = random.Random(seed)
     world, causes, wrong = World(folder, generator, text), Counter[str](), []
-    kinds = list(INJECT)
+    kinds, weights = list(INJECT), [weight for weight, _ in INJECT.values()]
     try:
         for number in range(count):
             # Each kind comes once before any is drawn.
-            kind = kinds[number] if number < len(kinds) else generator.choices(kinds, list(INJECT.values()))[0]
-            id, cause, said = await kind(world)
+            kind = kinds[number] if number < len(kinds) else generator.choices(kinds, weights)[0]
+            id, cause, said = await INJECT[kind][1](world)
             found = world.explain(id)
             causes[cause] += 1
             told = "\n".join(sentences(found, str))
             if found.cause != cause or (said not in told and text == "all"):
-                wrong.append(f"{kind.__name__}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
+                wrong.append(f"{kind}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
     finally:
         await world.close()
     return causes, wrong

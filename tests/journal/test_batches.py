@@ -1,6 +1,7 @@
 """What is written many at a time leaves what each alone would have left, in whatever order it comes."""
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def left_by(path: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
     return left
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     folder, what = tmp_path_factory.mktemp("journals"), what_of(steps)
@@ -96,6 +97,16 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
                 assert list(row) == pytest.approx(list(other)), (name, table)
 
 
+Opened = tuple[Writer, sqlite3.Connection]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    connection = open_file(tmp_path / "journal.db")
+    yield Writer(connection, JournalSettings(), lambda: NOW), connection
+    connection.close()
+
+
 def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
     now = NOW
     connection = open_file(tmp_path / "journal.db")
@@ -109,9 +120,8 @@ def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) 
     connection.close()
 
 
-def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(tmp_path: Path) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
+def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(opened: Opened) -> None:
+    writer, connection = opened
     miss, hit = finished("q", "first"), finished("q", "second", hit=True)
     kept = ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
     for batches in ([[miss], [hit], [kept]], [[miss, hit, kept]]):
@@ -119,12 +129,10 @@ def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(t
             writer.write(batch)
         rows = connection.execute("select request_id, entry from requests order by number desc limit 2").fetchall()
         assert dict(rows)["first"] == "e" * 32
-    connection.close()
 
 
-def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
+def test_after_an_error_nothing_of_a_batch_is_held(opened: Opened) -> None:
+    writer, connection = opened
     broken: Any = Exchange("chat", "broken")
     broken.arrived = "never"
     with pytest.raises((TypeError, ValueError, sqlite3.Error)):
@@ -132,12 +140,10 @@ def test_after_an_error_nothing_of_a_batch_is_held(tmp_path: Path) -> None:
     writer.write([finished("q", "second")])
     assert connection.execute("select request_id, prompt from requests").fetchall() == [("second", 1)]
     assert connection.execute("select number, last from prompts").fetchall() == [(1, 1)]
-    connection.close()
 
 
-def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
+def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, connection = opened
     miss = finished("q", "first")
     writer.write([miss])
 
@@ -147,4 +153,3 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(tmp_path: Path, monkeypat
             writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     writer.write([finished("q", "second", hit=True)])
     assert connection.execute("select entry, expires from prompts").fetchall() == [(None, None)]
-    connection.close()

@@ -12,53 +12,53 @@ from kvproxy.errors import SettingsError
 from kvproxy.journal.journal import FileJournal
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
+from tests.journal.test_file import finished
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda whole: whole[: len(whole) // 3],
+    "overwritten header": lambda whole: bytes(100) + whole[100:],
+    "no database": lambda whole: b"this is a text\n" * 1000,
+    "damaged schema": lambda whole: whole[:100] + b"\xff" * 3900 + whole[4000:],
+    "damaged pages": lambda whole: whole[:4096] + b"\xff" * (len(whole) - 4096),
+}
 
 
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+def damage(path: Path, name: str) -> bytes:
+    """Damage a closed file and return its content."""
+    damaged = DAMAGES[name](path.read_bytes())
+    path.write_bytes(damaged)
+    return damaged
 
 
-def overwritten_header(path: Path) -> None:
-    path.write_bytes(b"\x00" * 100 + path.read_bytes()[100:])
-
-
-def no_database(path: Path) -> None:
-    path.write_text("this is a text\n" * 1000)
-
-
-def damaged_schema(path: Path) -> None:
-    whole = path.read_bytes()
-    path.write_bytes(whole[:100] + b"\xff" * 3900 + whole[4000:])
-
-
-def damaged_pages(path: Path) -> None:
-    whole = path.read_bytes()
-    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-
-
-@pytest.mark.parametrize("damage", [truncated, overwritten_header, no_database, damaged_schema, damaged_pages])
-def test_a_damaged_journal_is_set_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     path = tmp_path / "journal.db"
+    journal = FileJournal(path, JournalSettings())
+    journal.add(finished("one", "before"))
+    journal.close()
+    damaged = damage(path, name)
+    with caplog.at_level(logging.WARNING, "kvproxy"):
+        journal = FileJournal(path, JournalSettings())
+    journal.add(finished("one", "after"))
+    assert [record.request_id for record in journal.latest(5)] == ["after"]
+    journal.close()
+    (aside,) = (each for each in tmp_path.glob("journal.db.damaged-*") if each.name.split("-")[-1].isdigit())
+    assert aside.read_bytes() == damaged
+    assert sum("journal.db.damaged-" in line for line in caplog.messages) == 1
+
+
+def test_a_proxy_starts_with_a_damaged_journal(tmp_path: Path) -> None:
     with run_plain_upstream() as upstream:
         settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
         with run_proxy(settings) as (url, _):
             assert httpx.post(f"{url}/v1/chat/completions", json=BODY).status_code == 200
-        with sqlite3.connect(path) as connection:
-            connection.execute("pragma wal_checkpoint(truncate)")
-        damage(path)
-        damaged = path.read_bytes()
-        with caplog.at_level(logging.WARNING, "kvproxy"), run_proxy(settings) as (url, services):
+        damage(tmp_path / "journal.db", "damaged pages")
+        with run_proxy(settings) as (url, services):
             assert "hit" in httpx.post(f"{url}/v1/chat/completions", json=BODY).headers["cache-status"]
             assert [record.layer for record in services.answerer.journal.latest(5)] == ["exact"]
-    (aside,) = (each for each in tmp_path.glob("journal.db.damaged-*") if each.name.split("-")[-1].isdigit())
-    assert aside.read_bytes() == damaged
-    assert sum("journal.db.damaged-" in line for line in caplog.messages) == 1
 
 
 def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None:

@@ -1,22 +1,97 @@
 """Every way in which a request can end leaves one record, with its reason."""
 
+import asyncio
 import contextlib
 import json
 import sqlite3
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
+from kvproxy.clients import add_client
 from kvproxy.http.services import Services
+from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
-from tests.journal.ends import CHAT, ask, proxy, records, upstream
-from tests.servers import until_stored
+from kvproxy.settings import load_settings
+from tests.polling import until
+from tests.servers import run_app, run_proxy, until_stored
+
+USAGE = {"prompt_tokens": 40, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 30}}
+CHAT = "/v1/chat/completions"
+
+
+def answer(**more: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "An answer."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+async def chat(request: Request) -> Response:
+    """The question says how the answer ends."""
+    body = orjson.loads(await request.body())
+    asked = body["messages"][-1]["content"] if isinstance(body.get("messages"), list) else ""
+    if "missing" in asked:
+        return JSONResponse({"error": {"message": "no such model"}}, 404)
+    if "fail" in asked:
+        return JSONResponse({"error": {"message": "no"}}, 500)
+    if "wait" in asked:
+        await asyncio.sleep(0.3 if "short" in asked else 30)
+    if body.get("stream"):
+        return StreamingResponse(
+            _stream("break" in asked, "slow" in asked, "late" in asked), media_type="text/event-stream"
+        )
+    return JSONResponse(answer(usage={**USAGE, **({"prompt_tokens_details": None} if "cold" in asked else {})}))
+
+
+async def _stream(broken: bool, slow: bool, late: bool) -> AsyncIterator[bytes]:
+    if late:
+        # The head is sent already.
+        await asyncio.sleep(0.3)
+    for text in ("An ", "answer."):
+        delta = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
+        yield b"data: " + orjson.dumps(answer() | {"choices": [delta]}) + b"\n\n"
+        if broken:
+            raise ConnectionError("the test breaks it off")
+        if slow:
+            await asyncio.sleep(30)
+    last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    yield b"data: " + orjson.dumps(answer() | {"choices": [last], "usage": USAGE}) + b"\n\ndata: [DONE]\n\n"
+
+
+@contextlib.contextmanager
+def upstream() -> Iterator[str]:
+    with run_app(Starlette(routes=[Route(CHAT, chat, methods=["POST"])])) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def proxy(data: Path, url: str, **settings: Any) -> Iterator[tuple[str, Services]]:
+    """A proxy that looks for equal requests only, in front of an upstream."""
+    cache = {"semantic": False} | settings.pop("cache", {})
+    with run_proxy(load_settings(data=data, upstream=url, cache=cache, **settings)) as running:
+        yield running
+
+
+def ask(question: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
+
+
+def records(services: Services) -> list[Record]:
+    """All records, the newest first."""
+    journal = services.answerer.journal
+    assert isinstance(journal, FileJournal)
+    journal.flush()
+    return journal.latest(1000)
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +103,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
 
 def last(services: Services, request_id: str) -> Record:
     """The only record of a request, which may take a moment where a client has left."""
-    end = time.monotonic() + 60
-    while not (found := [each for each in records(services) if each.request_id == request_id]):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    (record,) = found
+    until(lambda: any(each.request_id == request_id for each in records(services)), interval=0.01)
+    (record,) = (each for each in records(services) if each.request_id == request_id)
     return record
 
 
@@ -65,14 +137,24 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, dict[str, str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_ending_is_recorded(running: tuple[str, Services], name: str) -> None:
+def test_endings_are_recorded_in_the_file(running: tuple[str, Services]) -> None:
     url, services = running
-    body, headers, status, reason = CASES[name]
-    assert post(url, name, body, **headers).status_code == status
-    record = last(services, name)
-    assert (record.reason, record.status, record.api) == (reason, status, "chat")
-    assert record.reason.replace("75", "N") in REASONS
+    for name, (body, headers, status, reason) in CASES.items():
+        assert post(url, name, body, **headers).status_code == status
+        record = last(services, name)
+        assert (record.reason, record.status, record.api) == (reason, status, "chat")
+        assert record.reason.replace("75", "N") in REASONS
+    found = {each.number: each for each in records(services)}
+    connection = sqlite3.connect(services.settings.data / "journal.db")
+    connection.row_factory = sqlite3.Row
+    rows = connection.execute("select * from requests").fetchall()
+    connection.close()
+    assert len(rows) == len(found) >= len(CASES)
+    for row in rows:
+        record = found[row["number"]]
+        for name in ("request_id", "tenant", "model", "layer", "reason", "entry", "status", "completion_tokens"):
+            assert (row[name] or None) == (getattr(record, name) or None), name
+        assert row["total_ms"] == pytest.approx(record.total_ms, abs=0.001)
 
 
 def test_a_hit_names_its_entry_in_the_header_and_in_the_record(running: tuple[str, Services]) -> None:
@@ -96,31 +178,27 @@ def test_a_hit_names_its_entry_in_the_header_and_in_the_record(running: tuple[st
 
 def test_a_stream_is_recorded_at_its_end(running: tuple[str, Services]) -> None:
     url, services = running
-    assert "[DONE]" in post(url, "stream", ask("stream", stream=True)).text
+    assert "[DONE]" in post(url, "stream", ask("late", stream=True)).text
     record = last(services, "stream")
     assert (record.layer, record.completion_tokens) == ("prefix", 7)
     assert record.entry is not None
-    assert "An " in post(url, "replayed", ask("stream", stream=True)).text
+    # The head of a stream arrives before the prefill, so it does not count.
+    assert record.prefill_ms is not None
+    assert record.prefill_ms >= 290
+    assert "An " in post(url, "replayed", ask("late", stream=True)).text
     assert last(services, "replayed").reason == "hit-exact"
 
 
-def test_an_answer_that_breaks_off(running: tuple[str, Services]) -> None:
+def test_an_answer_that_breaks_off_and_a_client_that_leaves(running: tuple[str, Services]) -> None:
     url, services = running
     with pytest.raises(httpx.RemoteProtocolError):
         post(url, "broken", ask("break", stream=True))
     record = last(services, "broken")
     assert (record.layer, record.reason, record.entry) == ("error", "error-broken", None)
-
-
-@pytest.mark.parametrize(
-    ("id", "question", "stream", "reason"),
-    [("waits", "wait", False, "disconnected-waiting"), ("reads", "slow", True, "disconnected-reading")],
-)
-def test_a_client_that_leaves(running: tuple[str, Services], id: str, question: str, stream: bool, reason: str) -> None:
-    url, services = running
-    leave(url, id, ask(question, stream=stream))
-    record = last(services, id)
-    assert (record.layer, record.reason) == ("disconnected", reason)
+    leave(url, "waits", ask("wait"))
+    leave(url, "reads", ask("slow", stream=True))
+    for id, reason in (("waits", "disconnected-waiting"), ("reads", "disconnected-reading")):
+        assert (last(services, id).layer, last(services, id).reason) == ("disconnected", reason)
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:
@@ -137,9 +215,6 @@ def test_identical_requests_under_way_are_told_apart(running: tuple[str, Service
 
 
 def test_clients_that_are_turned_away(tmp_path: Path) -> None:
-    from kvproxy.clients import add_client
-    from kvproxy.settings import load_settings
-
     key = add_client(load_settings(data=tmp_path), "ann", requests_per_minute=1)
     with upstream() as url, proxy(tmp_path, url) as (address, services):
         auth = {"authorization": f"Bearer {key}"}
@@ -156,24 +231,6 @@ def test_an_upstream_that_cannot_be_reached(tmp_path: Path) -> None:
         assert post(address, "away", ask("cold")).status_code == 502
         record = last(services, "away")
         assert (record.layer, record.reason, record.status) == ("error", "error-upstream", 502)
-
-
-def test_the_file_says_what_the_records_say(running: tuple[str, Services]) -> None:
-    url, services = running
-    for name, (body, headers, *_) in CASES.items():
-        post(url, f"row {name}", body, **headers)
-        last(services, f"row {name}")
-    found = {each.number: each for each in records(services)}
-    connection = sqlite3.connect(services.settings.data / "journal.db")
-    connection.row_factory = sqlite3.Row
-    rows = connection.execute("select * from requests").fetchall()
-    connection.close()
-    assert len(rows) == len(found) >= len(CASES)
-    for row in rows:
-        record = found[row["number"]]
-        for name in ("request_id", "tenant", "model", "layer", "reason", "entry", "status", "completion_tokens"):
-            assert (row[name] or None) == (getattr(record, name) or None), name
-        assert row["total_ms"] == pytest.approx(record.total_ms, abs=0.001)
 
 
 def test_a_model_that_is_not_served_is_the_clients_error(demo: tuple[str, Services]) -> None:
@@ -198,12 +255,3 @@ def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(dem
     record = last(services, "unstored-2")
     assert record.near is not None
     assert record.reason == "miss-unstored"
-
-
-def test_the_first_chunk_of_a_stream_is_the_prefill_time(running: tuple[str, Services]) -> None:
-    """The head of a stream arrives before the prefill, so it does not count."""
-    url, services = running
-    httpx.post(url + CHAT, json=ask("late", stream=True), headers={"x-request-id": "first"}, timeout=30)
-    record = last(services, "first")
-    assert record.prefill_ms is not None
-    assert record.prefill_ms >= 290

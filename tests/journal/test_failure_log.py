@@ -1,6 +1,5 @@
 """A journal that cannot be written: it is said once, and once more when it works again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from tests.journal.test_file import finished
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines about the journal."""
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("the journal")]
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[FileJournal]:
-    opened = FileJournal(tmp_path / "journal.db", JournalSettings())
-    yield opened
-    opened.close()
 
 
 def test_a_full_disk_is_told_once_and_that_there_is_room_again(

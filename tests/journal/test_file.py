@@ -41,14 +41,7 @@ def finished(
     return exchange
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Any:
-    opened = FileJournal(tmp_path / "journal.db", JournalSettings())
-    yield opened
-    opened.close()
-
-
-def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
+def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal.db", JournalSettings(max_rows=10))
     for number in range(25):
         journal.add(finished(f"question {number}", f"r{number}"))
@@ -62,11 +55,8 @@ def test_the_oldest_records_go_and_totals_stay(tmp_path: Path) -> None:
     assert connection.execute("select sum(requests) from totals where tag = ''").fetchone() == (25,)
     connection.close()
     journal.close()
-
-
-def test_old_records_go(tmp_path: Path) -> None:
     now = time.time()
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings(retention=86_400), lambda: now)
+    journal = FileJournal(tmp_path / "other.db", JournalSettings(retention=86_400), lambda: now)
     journal.add(finished("old", "old", arrived=now - 90_000))
     journal.add(finished("new", "new", arrived=now))
     journal.flush()
@@ -75,15 +65,22 @@ def test_old_records_go(tmp_path: Path) -> None:
     journal.close()
 
 
+def rows_of(journal: FileJournal, by: Any, prices: dict[str, PriceSettings] | None = None) -> dict[str, Any]:
+    """Return the savings by name."""
+    journal.flush()
+    reader = Reader(journal.path)
+    try:
+        return {row.name: row for row in savings(reader, by, prices or {})}
+    finally:
+        reader.close()
+
+
 def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) -> None:
     journal.add(finished("a", "1", tags="x, y"))
     for number in range(3):
         journal.add(finished("a", f"hit{number}", hit=True, tags="x"))
     journal.add(finished("b", "2", tenant="client:ann"))
-    journal.flush()
-    prices = {"m*": PriceSettings(input=1000, cached=250, output=10_000)}
-    reader = Reader(journal.path)
-    rows = {row.name: row for row in savings(reader, "layer", prices)}
+    rows = rows_of(journal, "layer", {"m*": PriceSettings(input=1000, cached=250, output=10_000)})
     # A hit saves 100 tokens at 1,000 for a million and 10 at 10,000; reuse saves three quarters of 40.
     assert rows["exact"].answered == 3
     assert (rows["exact"].prompt_tokens, rows["exact"].completion_tokens) == (300, 30)
@@ -93,11 +90,8 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
     assert rows["prefix"].money == pytest.approx(2 * 0.03)
     # Two requests show no time per token.
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
-    tags = {row.name: row.requests for row in savings(reader, "tag", prices)}
-    tenants = {row.name: row.requests for row in savings(reader, "tenant", prices)}
-    reader.close()
-    assert tags == {"x": 4, "y": 1}
-    assert tenants == {"public": 4, "client:ann": 1}
+    assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
+    assert {name: row.requests for name, row in rows_of(journal, "tenant").items()} == {"public": 4, "client:ann": 1}
 
 
 def test_reused_tokens_save_the_slope_of_measured_prefills(journal: FileJournal) -> None:
@@ -107,10 +101,7 @@ def test_reused_tokens_save_the_slope_of_measured_prefills(journal: FileJournal)
         exchange.prefix = PrefixUse(prompt, reused)
         exchange.prefill_seconds = 0.3 + 0.002 * (prompt - reused)
         journal.add(exchange)
-    journal.flush()
-    reader = Reader(journal.path)
-    (row,) = (each for each in savings(reader, "layer", {}) if each.name == "prefix")
-    reader.close()
+    row = rows_of(journal, "layer")["prefix"]
     assert row.unmeasured_tokens == 0
     assert row.seconds == pytest.approx(0.002 * row.reused_tokens, rel=0.01)
     assert row.least_seconds <= row.seconds <= row.most_seconds
@@ -121,11 +112,7 @@ def test_the_shortest_computation_of_a_response_counts(journal: FileJournal) -> 
         journal.add(finished("a", f"computed {seconds}", backend_seconds=seconds))
         journal.flush()
     journal.add(finished("a", "hit", hit=True))
-    journal.flush()
-    reader = Reader(journal.path)
-    (row,) = (each for each in savings(reader, "layer", {}) if each.name == "exact")
-    reader.close()
-    assert row.seconds == pytest.approx(3.0 - 0.001)
+    assert rows_of(journal, "layer")["exact"].seconds == pytest.approx(3.0 - 0.001)
 
 
 def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journal: FileJournal) -> None:
@@ -163,14 +150,6 @@ def test_one_odd_request_does_not_harm_the_others(journal: FileJournal) -> None:
     assert [record.request_id for record in journal.latest(10)] == ["2", "imported", "1"]
     assert journal.latest(10)[1].entry == "an id of somebody's own"
     assert journal.lost == 1
-
-
-def test_a_file_that_is_no_journal_is_set_aside(tmp_path: Path) -> None:
-    path, text = tmp_path / "journal.db", b"something else, and long enough to be looked at" * 30
-    path.write_bytes(text)
-    FileJournal(path, JournalSettings()).close()
-    (aside,) = tmp_path.glob("journal.db.damaged-*")
-    assert aside.read_bytes() == text
 
 
 def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:

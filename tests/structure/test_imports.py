@@ -229,6 +229,11 @@ def test_folders_have_few_files() -> None:
     assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
 
 
+def test_class_names_are_unique() -> None:
+    names = [node.name for path in sources() for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
 def test_the_http_side_is_typed() -> None:
     """`Any` is for JSON from outside without a common type."""
     texts = [path.read_text() for package in TYPED for path in (ROOT / "kvproxy" / package).rglob("*.py")]

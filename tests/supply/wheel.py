@@ -11,33 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import httpx
 
+from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
+from tests.processes import serve
 
 QUESTIONS = ("How do I reset my password?", "How do I reset my password?", "How can I reset my password?")
 EXPECTED = ("fwd=uri-miss", "exact", "semantic")
-
-
-class Upstream(BaseHTTPRequestHandler):
-    """A server with one response."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        choice = {"index": 0, "message": {"role": "assistant", "content": "Use the link."}, "finish_reason": "stop"}
-        body = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
 
 
 def install(wheel: Path, venv: Path, extras: list[str]) -> float:
@@ -62,40 +45,19 @@ def measure(venv: Path) -> tuple[int, float]:
 
 def check(venv: Path, folder: Path) -> None:
     """Serve an exact and a semantic hit. Raises AssertionError."""
-    upstream = ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    Thread(target=upstream.serve_forever, daemon=True).start()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    program = [
-        venv / "bin/kvproxy", "serve", "--port", str(port), "--data", str(folder / "data"),
-        "--upstream", f"http://127.0.0.1:{upstream.server_port}",
-    ]  # fmt: skip
+    port, found = free_port(), list[str]()
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "KVPROXY_CACHE__LOOKUP_TIMEOUT": "30"}
-    with subprocess.Popen(program, env=environment, cwd=folder) as proxy:
-        try:
-            _wait(url)
-            found = []
+    with run_plain_upstream() as upstream:
+        options = ["--port", str(port), "--data", str(folder / "data"), "--upstream", upstream]
+        command = [str(venv / "bin/kvproxy"), "serve", *options]
+        with serve(command, port, folder / "log", env=environment, cwd=folder) as proxy:
             for question in QUESTIONS:
                 body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-                answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+                answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=60)
                 assert answer.status_code == 200, answer.text
                 found.append(answer.headers["cache-status"])
                 time.sleep(1)
-        finally:
-            proxy.terminate()
-            upstream.shutdown()
     assert all(part in status for part, status in zip(EXPECTED, found, strict=True)), found
-
-
-def _wait(url: str) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise TimeoutError("the proxy did not start within 60 s")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from kvproxy.errors import KvproxyError, ModelUnsupported
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm import embedder, shipped
-from kvproxy.index.models.verifier import load_verifier
+from kvproxy.index.models.verifier import built_in, load_verifier
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import Settings, load_settings
 from kvproxy.tiers.disk import DiskStore
@@ -88,10 +88,6 @@ def test_exports_are_in_clear_and_imports_are_encrypted(tmp_path: Path) -> None:
     assert "which is not among the keys" in done.stderr
 
 
-def test_the_weights_in_the_box_are_the_released_ones() -> None:
-    assert "released ones" in check_weights()
-
-
 def changed(path: Path, folder: Path) -> Path:
     """A copy with one byte of its weights changed."""
     data = bytearray(path.read_bytes())
@@ -112,15 +108,11 @@ def test_a_changed_demo_model_is_refused_at_load(tmp_path: Path, monkeypatch: py
         load_model("demo")
 
 
-def test_a_changed_verifier_is_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvproxy.index.models.verifier import built_in
-
+def test_other_changed_weights_are_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "released ones" in check_weights()
     monkeypatch.setattr(built_in, "ADAPTER", changed(built_in.ADAPTER, tmp_path))
     with pytest.raises(VerifierError, match="is not the released file"):
         load_verifier()
-
-
-def test_changed_ranges_of_the_embedder_are_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
     with pytest.raises(EmbedderError, match="is not the released file"):
         embedder.MiniLMEmbedder(integers=True)

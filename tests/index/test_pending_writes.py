@@ -23,19 +23,14 @@ def _known(entry: Entry | None) -> "asyncio.Future[Entry | None]":
 
 
 @pytest.mark.parametrize("kept", [True, False, CacheStoreError("the disk is full")])
-async def test_a_pending_write_has_an_id_unless_it_fails(kept: bool | Exception) -> None:
+async def test_a_pending_write_has_an_id_unless_it_fails_or_redaction_refuses_it(kept: bool | Exception) -> None:
     entry = make_entry()
     coming = PendingWrite("key", "n", _known(entry), asyncio.create_task(_ended(kept)))
-    assert coming.id == entry.id
-    assert await coming.stored() is (kept is True)
+    refused = PendingWrite("key", "n", _known(None), asyncio.create_task(_ended(kept)))
+    assert (coming.id, refused.id) == (entry.id, None)
+    assert await coming.stored() is await refused.stored() is (kept is True)
     assert coming.id == (entry.id if kept is True else None)
-
-
-async def test_an_entry_refused_by_redaction_has_no_id() -> None:
-    coming = PendingWrite("key", "n", _known(None), asyncio.create_task(_ended(True)))
-    assert coming.id is None
-    await coming.stored()
-    assert (coming.id, coming.question) == (None, None)
+    assert (refused.id, refused.question) == (None, None)
 
 
 async def test_pending_writes_are_found_by_namespace() -> None:

@@ -15,7 +15,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.write_batcher import WriteBatcher
 from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
@@ -88,13 +88,6 @@ async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> 
         document = next(cache._cache.store.entries()).document()
         assert json.loads(json.dumps(document))["response"] == hit.answer
         assert cache._cache.store.stats()["hits"] == 1
-
-
-async def test_an_answer_larger_than_the_capacity_is_not_stored(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
-    async with opened(store, None) as cache:
-        assert not await cache.set("a", "x" * 3000)
-        assert await cache.get("a") is None
 
 
 def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:

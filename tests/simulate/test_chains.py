@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -145,22 +146,15 @@ def test_logs_of_tokens(tmp_path: Path) -> None:
     assert simulate(requests, None, "lru").hits == 2
 
 
-def lines(*requests: dict[str, Any]) -> str:
+def lines(*requests: Any) -> str:
     return "".join(json.dumps(request) + "\n" for request in requests)
 
 
 def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
     """They were read as blocks of 512 tokens, none of which is full."""
     trace = tmp_path / "qwen.jsonl"
-    first = {
-        "chat_id": 1,
-        "parent_chat_id": -1,
-        "timestamp": 0.1,
-        "input_length": 85,
-        "output_length": 9,
-        "type": "text",
-    }
-    first |= {"turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
+    first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.1, "input_length": 85, "output_length": 9}
+    first |= {"type": "text", "turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
     second = first | {"chat_id": 2, "timestamp": 60.5, "input_length": 64, "hash_ids": [1, 2, 3, 4]}
     trace.write_text(lines(first, second))
     requests, size = read_chains(trace)
@@ -193,3 +187,37 @@ def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Pat
         read_chains(trace, 16)
     trace.write_text(lines({"input_length": 100, "hash_ids": [1, 2, 3], "block_size": 48}))
     assert read_chains(trace)[1] == 48
+
+
+small = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.just(2**70), st.floats(), st.text(max_size=3))
+values = st.recursive(
+    small, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+)
+mooncake = st.fixed_dictionaries(
+    {
+        "timestamp": st.integers(0, 9) | values,
+        "input_length": st.integers(0, 2000) | values,
+        "hash_ids": st.lists(st.integers(0, 9)) | values,
+    }
+)
+logs = st.fixed_dictionaries(
+    {"tokens": st.lists(st.integers(0, 9)) | values}, optional={"timestamp": st.integers(0, 9) | values}
+)
+
+
+@given(
+    st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, min_size=1, max_size=4) | st.lists(values, max_size=3)
+)
+@settings(max_examples=50, deadline=None)
+def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        trace.write_text(lines(*requests))
+        try:
+            found, _ = read_chains(trace, 4)
+            assert len(found) == len(requests)
+            assert all(0 <= request.reusable <= len(request.blocks) for request in found)
+            read_arrivals(trace, 4)
+        except TraceError as error:
+            told = str(error)
+            assert "line" in told

@@ -1,5 +1,6 @@
 """Spans and metrics as a collector receives them, from proxies in front of an upstream and of the embedded engine."""
 
+import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -61,12 +62,16 @@ def upstream() -> Iterator[tuple[str, Upstream]]:
 def proxy(
     collected: Collected, upstream: tuple[str, Upstream], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    settings = load_settings(
-        data=tmp_path_factory.mktemp("telemetry"),
-        upstream=upstream[0],
-        telemetry={"endpoint": collected.url, "interval": 0.1, "service": "gateway"},
-    )
-    with run_proxy(settings) as (url, _):
+    telemetry = {"endpoint": collected.url, "interval": 0.1, "service": "gateway"}
+    data = tmp_path_factory.mktemp("telemetry")
+    with run_proxy(load_settings(data=data, upstream=upstream[0], telemetry=telemetry)) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def run_exact_proxy(data: Path, upstream: str, telemetry: dict[str, object]) -> Iterator[str]:
+    cache = {"semantic": False}
+    with run_proxy(load_settings(data=data, upstream=upstream, cache=cache, telemetry=telemetry)) as (url, _):
         yield url
 
 
@@ -190,38 +195,21 @@ def test_metrics_count_what_was_asked(collected: Collected, proxy: str) -> None:
 def test_spans_are_sent_when_the_proxy_stops(
     collected: Collected, upstream: tuple[str, Upstream], tmp_path: Path
 ) -> None:
-    settings = load_settings(
-        data=tmp_path,
-        upstream=upstream[0],
-        cache={"semantic": False},
-        telemetry={"endpoint": collected.url, "interval": 600},
-    )
-    with run_proxy(settings) as (url, _):
+    telemetry = {"endpoint": collected.url, "interval": 600}
+    with run_exact_proxy(tmp_path, upstream[0], telemetry) as url:
         answer = ask(url, "Sent at the end?")
     assert request_span(collected, answer).attributes["gen_ai.usage.output_tokens"] == 3
 
 
 def test_the_embedded_engine_is_a_step() -> None:
-    exchange = Exchange(
-        "chat",
-        "id",
-        request=api_request({"model": "m", "messages": []}),
-        layer="forward",
-        exact_done=1.0,
-        semantic_done=2.0,
-    )
+    request = api_request({"model": "m", "messages": []})
+    exchange = Exchange("chat", "id", request=request, layer="forward", exact_done=1.0, semantic_done=2.0)
     spans = spans_of(exchange, record_of(exchange), Trace.begin(None))
     assert [span.name for span in spans] == ["chat m", "lookup exact", "lookup semantic", "engine"]
 
 
 def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
-    settings = load_settings(
-        data=tmp_path,
-        upstream=upstream[0],
-        cache={"semantic": False},
-        telemetry={"endpoint": "http://127.0.0.1:9", "interval": 0.1},
-    )
-    with run_proxy(settings) as (url, _):
+    with run_exact_proxy(tmp_path, upstream[0], {"endpoint": "http://127.0.0.1:9", "interval": 0.1}) as url:
         for _ in range(3):
             assert ask(url, "Is anybody there?").status_code == 200
 

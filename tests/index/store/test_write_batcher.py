@@ -23,14 +23,15 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Sqli
 
     batcher = WriteBatcher(write)
 
+    other = SqliteStore(tmp_path / "r.db")
+
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
         assert await batcher.put(NewEntry(entry))
-        other = SqliteStore(tmp_path / "r.db")
         assert other.find(entry.key) is not None
-        other.close()
 
     await asyncio.gather(*(insert(number) for number in range(100)))
+    other.close()
     assert sum(sizes) == 100
     assert len(sizes) < 20
 

@@ -10,92 +10,76 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Package -> our packages that it may import, besides itself. The longest name that matches a module counts.
-ALLOWED: dict[str, set[str]] = {
-    "kvproxy.index": set(),
-    # The library's names are imported at their first use.
-    "kvproxy": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("blocks", "library", "settings", "offline.simulate"))},
-    "kvproxy.responses": {"kvproxy.index", *(
-        f"kvproxy.{package}" for package in ("errors", "settings", "encryption", "redaction")
-    )},
-    "kvproxy.library": {"kvproxy.index", "kvproxy.responses", "kvproxy.settings"},
-    "kvproxy.errors": set(),
-    "kvproxy.clients": {"kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.units": set(),
-    "kvproxy.charts": set(),
-    "kvproxy.data_folder": {"kvproxy.errors"},
-    "kvproxy.backup": {"kvproxy", "kvproxy.data_folder", "kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.generation": set(),
-    "kvproxy.token_bucket": set(),
-    "kvproxy.extras": {"kvproxy.errors"},
-    "kvproxy.exchange": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("apis", "quotas", "settings", "trace"))},
-    "kvproxy.quotas": {"kvproxy.errors", "kvproxy.settings", "kvproxy.token_bucket"},
-    "kvproxy.trace": set(),
-    "kvproxy.rules": {"kvproxy.index", "kvproxy.apis", "kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.encryption": {"kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.redaction": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.settings": {"kvproxy.errors", "kvproxy.units"},
-    "kvproxy.checks": {
-        "kvproxy.index",
-        *(f"kvproxy.{package}" for package in (
-            "errors", "settings", "blocks", "demo", "engine", "tiers", "reachable", "stored", "encryption",
-        )),
-    },
-    "kvproxy.reachable": {"kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.stored": {"kvproxy.index", "kvproxy.errors", "kvproxy.settings"},
-    "kvproxy.blocks": {"kvproxy.errors"},
-    "kvproxy.demo": {"kvproxy.errors"},
-    "kvproxy.engine": {f"kvproxy.{package}" for package in (
-        "errors", "generation", "settings", "encryption", "blocks", "demo", "tiers",
-    )},
-    "kvproxy.tiers": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks", "kvproxy.encryption"},
-    "kvproxy.mirror": {"kvproxy.errors", "kvproxy.settings", "kvproxy.blocks"},
-    "kvproxy.apis": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
-        "errors", "generation", "settings", "units",
-    ))},
-    # The flow uses only these two modules of the backends.
-    "kvproxy.backends.protocol": {f"kvproxy.{package}" for package in ("errors", "generation", "apis")},
-    "kvproxy.backends.prefix_cache": {f"kvproxy.{package}" for package in ("errors", "apis", "blocks", "mirror", "tiers")},
-    "kvproxy.journal": {"kvproxy.index", *(f"kvproxy.{package}" for package in ("errors", "settings", "apis", "exchange"))},
-    "kvproxy.telemetry": {"kvproxy.index", *(
-        f"kvproxy.{package}" for package in ("errors", "settings", "apis", "exchange", "journal", "trace")
-    )},
-    "kvproxy.flow": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.backends.prefix_cache", *(
-        f"kvproxy.{package}" for package in (
-            "errors", "generation", "settings", "apis", "exchange", "responses", "journal", "quotas",
-        )
-    )},
-    "kvproxy.backends.admission": {"kvproxy.errors"},
-    "kvproxy.upstreams.routing": set(),
-    "kvproxy.upstreams": {"kvproxy.upstreams.routing", *(f"kvproxy.{package}" for package in (
-        "backends.protocol", "backends.prefix_cache", "backends.admission", "token_bucket",
-        "errors", "generation", "settings", "encryption", "blocks", "demo", "engine", "mirror", "apis", "tiers",
-    ))},
-    "kvproxy.backends": {f"kvproxy.{package}" for package in (
-        "backends.protocol", "backends.prefix_cache", "backends.admission",
-        "errors", "generation", "settings", "encryption", "blocks", "engine", "apis", "tiers", "upstreams",
-    )},
-    "kvproxy.offline.simulate": {"kvproxy.charts", "kvproxy.errors", "kvproxy.blocks", "kvproxy.upstreams.routing"},
-    # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-    "kvproxy.offline": {"kvproxy.index", "kvproxy.backends.protocol", "kvproxy.offline.simulate", *(
-        f"kvproxy.{package}" for package in (
-            "upstreams", "generation", "errors", "settings", "blocks", "mirror", "apis", "exchange", "flow", "responses",
-            "charts",
-    ))},
-    "kvproxy.http": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
-        "backends.protocol", "backends.prefix_cache", "backends", "upstreams",
-        "errors", "generation", "settings", "blocks", "apis", "exchange", "flow", "tiers", "responses", "clients", "journal",
-        "data_folder", "redaction", "rules", "quotas", "telemetry", "trace", "units",
-    ))},
-    # Access to a proxy for its operator: over HTTP, or through its files.
-    "kvproxy.proxy_client": {"kvproxy.index", *(f"kvproxy.{package}" for package in (
-        "errors", "settings", "checks", "apis", "flow", "journal", "offline", "redaction",
-    ))},
-    "kvproxy.commands": {"kvproxy.index", "kvproxy", *(f"kvproxy.{package}" for package in (
-        "errors", "extras", "settings", "checks", "apis", "upstreams", "http", "clients", "journal", "offline",
-        "offline.simulate", "proxy_client", "units", "backup", "charts",
-    ))},
-}  # fmt: skip
+# Package: our packages that it may import, besides itself. The longest name that matches a module counts.
+ALLOWED_IMPORTS = """
+index:
+# The library's names are imported at their first use.
+kvproxy: blocks index library offline.simulate settings
+responses: encryption errors index redaction settings
+library: index responses settings
+errors:
+clients: errors settings
+units:
+charts:
+data_folder: errors
+backup: data_folder errors settings
+generation:
+token_bucket:
+extras: errors
+exchange: apis index quotas settings trace
+quotas: errors settings token_bucket
+trace:
+rules: apis errors index settings
+encryption: errors settings
+redaction: errors index settings
+settings: errors units
+checks: blocks demo encryption engine errors index reachable settings stored tiers
+reachable: errors settings
+stored: errors index settings
+blocks: errors
+demo: errors
+engine: blocks demo encryption errors generation settings tiers
+tiers: blocks encryption errors settings
+mirror: blocks errors settings
+apis: errors generation index settings units
+# The flow uses only these two modules of the backends.
+backends.protocol: apis errors generation
+backends.prefix_cache: apis blocks errors mirror tiers
+journal: apis errors exchange index settings
+telemetry: apis errors exchange index journal settings trace
+flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal quotas responses settings
+backends.admission: errors
+upstreams.routing:
+upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
+    generation mirror settings tiers token_bucket upstreams.routing
+backends: apis backends.admission backends.prefix_cache backends.protocol blocks encryption engine errors generation
+    settings tiers upstreams
+offline.simulate: blocks charts errors upstreams.routing
+# Replays request logs through the flow, with the tokenizer of mirrored upstreams.
+offline: apis backends.protocol blocks charts errors exchange flow generation index mirror offline.simulate responses
+    settings upstreams
+http: apis backends backends.prefix_cache backends.protocol blocks clients data_folder errors exchange flow generation
+    index journal quotas redaction responses rules settings telemetry tiers trace units upstreams
+# Access to a proxy for its operator: over HTTP, or through its files.
+proxy_client: apis checks errors flow index journal offline redaction settings
+commands: apis backup charts checks clients errors extras http index journal offline offline.simulate proxy_client
+    settings units upstreams
+"""
+
+
+def _read(table: str) -> dict[str, set[str]]:
+    """Return the allowed packages by package, with full names."""
+    lines = re.sub(r"^#.*\n", "", table.strip(), flags=re.MULTILINE).replace("\n    ", " ").splitlines()
+    found = {}
+    for line in lines:
+        package, _, allowed = line.partition(":")
+        found["kvproxy" if package == "kvproxy" else f"kvproxy.{package}"] = {
+            f"kvproxy.{each}" for each in allowed.split()
+        }
+    return found
+
+
+ALLOWED = _read(ALLOWED_IMPORTS)
 NO_TORCH = tuple(
     f"kvproxy.{package}."
     for package in (

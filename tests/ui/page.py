@@ -1,5 +1,6 @@
 """The dashboard in a headless Chromium: Debian's browser and its driver."""
 
+import base64
 import contextlib
 import shutil
 import time
@@ -89,9 +90,9 @@ class Page:
         actions.move_to_element_with_offset(node, x - size["width"] // 2, y - size["height"] // 2).perform()
 
     @contextlib.contextmanager
-    def wide(self, width: int) -> Iterator[None]:
-        """Give the page a width in pixels."""
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    def wide(self, width: int, height: int = 900) -> Iterator[None]:
+        """Give the page a size in pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         try:
             yield
@@ -108,9 +109,17 @@ class Page:
         told = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         return [message for message in told if "Failed to load resource" not in message]
 
+    def settle(self) -> None:
+        """Wait for two frames, so that charts are drawn."""
+        script = (
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 200)))"
+        )
+        self.driver.execute_async_script(script)
+
     def shot(self, path: Path) -> None:
-        """A picture of what can be seen."""
-        self.driver.save_screenshot(str(path))
+        """Save a WebP picture of the visible part."""
+        picture = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 75})
+        path.write_bytes(base64.b64decode(picture["data"]))
 
 
 @contextlib.contextmanager

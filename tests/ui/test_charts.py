@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import sqlite3
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 from selenium.webdriver.common.action_chains import ActionChains
 
 from kvproxy.http.services import Services
@@ -19,6 +21,9 @@ from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 from tests.ui.conftest import ask
 from tests.ui.page import Page
+from tests.ui.screenshots import PICTURES, SCHEMES, WIDTHS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 READY = {"overview": ".bars li", "matches": ".match", "journal": ".row[id]", "pool": ".legend li", "stored": ".row[id]"}
 CHARTS = ["Requests over time by layer", "Hit rates over time", "Time to first byte over time"]
@@ -97,6 +102,22 @@ def test_marks_of_time_are_round(page: Page, hour: tuple[str, Services]) -> None
     marks = [text for text in page.driver.execute_async_script(script) if ":" in text]
     assert len(marks) >= 6
     assert all(mark[-1] in "05" for mark in marks), marks
+
+
+def test_times_are_written_in_one_unit_with_three_figures(page: Page, url: str) -> None:
+    page.open(url)
+    script = "const done = arguments[1]; import(new URL('format.js', document.baseURI)).then((m) => done(arguments[0].map(m.ms)))"
+    written = page.driver.execute_async_script(script, [0.5, 12, 123, 1_000, 9_990, 12_000])
+    assert written == ["0.50 ms", "12.0 ms", "123 ms", "1.00 s", "9.99 s", "12.0 s"]
+
+
+def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
+    guide = (DOCS / "dashboard.md").read_text()
+    for (name, _, _), (size, (width, height)), scheme in itertools.product(PICTURES, WIDTHS.items(), SCHEMES):
+        file = f"images/dashboard-{name}-{size}-{scheme}.webp"
+        assert f"({file}#gh-{scheme}-mode-only)" in guide
+        with Image.open(DOCS / file) as picture:
+            assert picture.size == (width, height)
 
 
 def test_dragging_zooms_in_and_a_double_click_out(page: Page, hour: tuple[str, Services]) -> None:

@@ -77,7 +77,7 @@ export class TimeChart {
     });
     const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const plot = new uPlot({
-      width: this.box.clientWidth || 300, height: HEIGHT, legend: { show: false }, padding: [8, 10, 0, 0],
+      width: this.box.clientWidth || 300, height: HEIGHT, legend: { show: false }, padding: [8, 18, 0, 0],
       series: [{}, ...(this.stacked ? this.series.map(bar).reverse() : this.series.map(line))],
       scales: { x: { range: () => [this.#start, this.#start + this.spans * this.#step] }, y: this.kind.scale },
       axes: [{ ...axis, values: times, space: 70, size: 28 }, { ...axis, size: 56, space: 36, ...this.kind.axis, grid: { ...axis.grid, filter: this.kind.lines ?? ((plot, marks) => marks) } }],

@@ -18,7 +18,7 @@ export const decimal = (value, digits = 3) => (value === null || value === undef
 /** Milliseconds: three figures that count. */
 export function ms(value) {
   if (value === null || value === undefined) return NONE;
-  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1_000) return `${(value / 1000).toFixed(value >= 10_000 ? 1 : 2)} s`;
   if (value >= 100) return `${WHOLE.format(value)} ms`;
   return `${value.toFixed(value >= 10 ? 1 : 2)} ms`;
 }

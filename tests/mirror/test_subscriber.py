@@ -224,36 +224,22 @@ async def test_a_new_connection_to_the_same_process_needs_one_replay(sockets: So
         assert (subscriber.status().restarts, subscriber.status().losses, mirror.complete) == (0, 0, True)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "sockets"),
-    [
-        ("tcp://host:5557", ["tcp://host:5557"]),
-        ("tcp://host:5557-5557", ["tcp://host:5557"]),
-        ("tcp://*:5557-5559", ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]),
-        ("tcp://host:65535", ["tcp://host:65535"]),
-        ("ipc:///run/events", ["ipc:///run/events"]),
-        ("inproc://events", ["inproc://events"]),
-    ],
-)
-def test_an_endpoint_expands_to_its_sockets(endpoint: str, sockets: list[str]) -> None:
-    assert expand_endpoint(endpoint) == sockets
+def test_an_endpoint_expands_to_its_sockets() -> None:
+    assert expand_endpoint("tcp://host:5557-5557") == ["tcp://host:5557"]
+    assert expand_endpoint("tcp://*:5557-5559") == ["tcp://*:5557", "tcp://*:5558", "tcp://*:5559"]
+    for single in ("tcp://host:5557", "tcp://host:65535", "ipc:///run/events", "inproc://events"):
+        assert expand_endpoint(single) == [single]
 
 
 @pytest.mark.parametrize(
     ("endpoints", "message"),
     [
-        (
-            ["", "host:5557", "tcp://host", "udp://host:1", "ipc://", "tcp://host:5557-"],
-            "is not an endpoint: use tcp://",
-        ),
-        (
-            ["tcp://host:5558-5557", "tcp://host:65536", "tcp://host:65535-65536", "tcp://host:1000-2024"],
-            "invalid range of ports",
-        ),
+        ("|host:5557|tcp://host|udp://host:1|ipc://|tcp://host:5557-", "is not an endpoint: use tcp://"),
+        ("tcp://host:5558-5557|tcp://host:65536|tcp://host:65535-65536|tcp://host:1000-2024", "invalid range of ports"),
     ],
 )
-def test_an_invalid_endpoint_is_refused(endpoints: list[str], message: str) -> None:
-    for endpoint in endpoints:
+def test_an_invalid_endpoint_is_refused(endpoints: str, message: str) -> None:
+    for endpoint in endpoints.split("|"):
         with pytest.raises(ValueError, match=message):
             expand_endpoint(endpoint)
 

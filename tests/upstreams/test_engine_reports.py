@@ -10,10 +10,8 @@ import httpx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
@@ -26,8 +24,9 @@ from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTA
 from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
 from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
+from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 VLLM = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="demo"} 2.0
@@ -142,13 +141,10 @@ def test_missing_events_are_a_problem_after_computed_prompts() -> None:
     engine.monitor.add_computed(2000, reported=True)
     engine.check()
     assert len(engine.check(GRACE_SECONDS + 1)) == 1
-
-
-def test_a_wrong_topic_is_named() -> None:
-    engine = Monitored(kv_topic="kv@")
-    engine.monitor.add_computed(2000, reported=True)
-    engine.check()
-    assert "begin with 'kv@'" in engine.check(GRACE_SECONDS + 1)[0]
+    wrong = Monitored(kv_topic="kv@")
+    wrong.monitor.add_computed(2000, reported=True)
+    wrong.check()
+    assert "begin with 'kv@'" in wrong.check(GRACE_SECONDS + 1)[0]
 
 
 def test_another_hash_algorithm_or_seed_is_a_problem() -> None:
@@ -196,15 +192,13 @@ def test_frequent_wrong_predictions_are_a_problem() -> None:
 def proxy(tmp_path: Path) -> Iterator[str]:
     """Run a proxy in front of a server with metrics."""
 
-    async def page(request: Request) -> Response:
-        return PlainTextResponse(VLLM)
-
     async def answer(request: Request) -> Response:
+        if request.url.path == "/metrics":
+            return PlainTextResponse(VLLM)
         usage = {"prompt_tokens": 2000, "prompt_tokens_details": {"cached_tokens": 1500}}
         return JSONResponse({"choices": [], "usage": usage})
 
-    app = Starlette(routes=[Route("/metrics", page), Route("/v1/chat/completions", answer, methods=["POST"])])
-    with run_app(app) as url:
+    with run_upstream(answer) as url:
         options = load_settings(
             data=tmp_path, upstream=url, cache={"enabled": False}, routing={"metrics_interval": 0.05}
         )
@@ -230,7 +224,7 @@ def test_metrics_are_shown_with_their_age(proxy: str) -> None:
 
 def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.upstreams.engine_reports.mirror_monitor.GRACE_SECONDS", 0.1)
-    with run_app(Starlette(routes=[])) as url:
+    with run_plain_upstream() as url:
         server = {"url": url, "kv_events": "tcp://127.0.0.1:9"}
         settings = load_settings(data=tmp_path, upstreams=[server], routing={"metrics_interval": 0.05})
         with run_proxy(settings) as (proxy, _):

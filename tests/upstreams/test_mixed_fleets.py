@@ -47,13 +47,10 @@ def test_both_kinds_are_shown(mixed: Mixed) -> None:
     assert 'kvproxy_upstream_cached_blocks{upstream="' + mixed.vllm in metrics
 
 
-def test_requests_follow_their_prefix_with_llama_cpp_first(mixed: Mixed) -> None:
+def test_requests_follow_their_prefix_and_a_reset_empties_all(mixed: Mixed) -> None:
     for question in "abc":
         mixed.ask(IN_VLLM + question).raise_for_status()
     assert mixed.engine.got == [IN_VLLM + question for question in "abc"]
-
-
-def test_a_reset_empties_all(mixed: Mixed) -> None:
     assert mixed.get("/blocks/queue") == []
     assert httpx.get(f"{mixed.url}/admin/blocks/pins").status_code == 409
     done = mixed.post("/blocks/reset").json()

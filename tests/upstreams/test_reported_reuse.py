@@ -5,15 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from kvproxy.apis.sse import event
 from kvproxy.settings import load_settings
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 DELTA: dict[str, Any] = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "ok"}}]}
@@ -32,6 +30,8 @@ STREAMS: dict[str, tuple[str, list[bytes], tuple[int, int] | None]] = {
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def answer(request: Request) -> Response:
+        if request.method != "POST":
+            return Response()
         body = await request.json()
         if not body.get("stream"):
             return JSONResponse({"usage": {"prompt_tokens": 5, "prompt_cache_hit_tokens": 5}})
@@ -44,8 +44,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    app = Starlette(routes=[Route(path, answer, methods=["POST"]) for path in (CHAT, MESSAGES)])
-    with run_app(app) as upstream:
+    with run_upstream(answer) as upstream:
         settings = load_settings(
             data=tmp_path_factory.mktemp("reported"),
             upstream=upstream,

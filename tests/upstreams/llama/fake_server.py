@@ -1,7 +1,7 @@
 """A fake llama-server with routes and slots. Each letter is a token."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,12 +56,13 @@ class Llama:
         errors: uses of a slot or a model that must not happen.
     """
 
-    def __init__(self, slots: int = 2, *, lists_slots: bool = True, saves: bool = True, context: int = 100_000) -> None:
+    def __init__(
+        self, slots: int = 2, *, lists_slots: bool = True, saves: bool = True, adapters: Sequence[str] = ()
+    ) -> None:
         self.model = "one"
         self.files: dict[str, File] = {}
-        self.lists_slots, self.saves, self.context = lists_slots, saves, context
+        self.lists_slots, self.saves, self.adapters = lists_slots, saves, list(adapters)
         self.ignores_restores = self.clears_idle = False
-        self.adapters: list[str] = []
         self.paused = self.delays_saves = False
         self.computed = 0
         self.bodies: list[bytes] = []
@@ -105,7 +106,7 @@ class Llama:
             )
         rows = []
         for slot in self.slots:
-            row: dict[str, Any] = {"id": slot.id, "n_ctx": self.context, "is_processing": slot.busy}
+            row: dict[str, Any] = {"id": slot.id, "n_ctx": 100_000, "is_processing": slot.busy}
             if slot.task is not None:
                 row |= {"id_task": slot.task, "n_prompt_tokens": len(slot.tokens)}
             rows.append(row)
@@ -167,8 +168,6 @@ class Llama:
         self.bodies.append(raw)
         body = orjson.loads(raw)
         prompt = [ord(each) for each in body.get("prompt") or template(body["messages"])]
-        if len(prompt) >= self.context:
-            return JSONResponse({"error": {"code": 400, "message": "exceeds the available context size"}}, 400)
         wanted = body.get("id_slot")
         while (slot := self._slot(-1 if wanted is None else wanted, prompt)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

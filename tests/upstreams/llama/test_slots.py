@@ -148,17 +148,24 @@ def test_restores_stop_after_failures(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("server", "fix"), [(Llama(lists_slots=False), "--slots"), (Llama(saves=False), "--slot-save-path")]
+    ("server", "fix"),
+    [
+        (Llama(lists_slots=False), "--slots"),
+        (Llama(saves=False), "--slot-save-path"),
+        (Llama(adapters=["one.gguf"]), "LoRA"),
+    ],
 )
-def test_a_server_without_the_routes_works_and_gets_advice(tmp_path: Path, server: Llama, fix: str) -> None:
-    with llama(tmp_path, server) as (_, running):
-        chat = conversation("one")
-        running.turn(chat, "hello") if server.lists_slots else running.ask(chat).raise_for_status()
+def test_a_server_whose_slots_cannot_be_saved_works_and_gets_advice(tmp_path: Path, server: Llama, fix: str) -> None:
+    with llama(tmp_path, server, save_after=0.0) as (_, running):
+        for number in range(4):
+            chat = conversation(str(number))
+            running.turn(chat, "hello") if server.lists_slots else running.ask(chat).raise_for_status()
         assert fix in running.status()["advice"][0]
         assert running.status()["notes"] == []
         with pytest.raises(Advised, match=fix):
             check_proxy(running.url, None)
         assert server.files == {}
+        assert not server.adapters or server.actions == []
 
 
 def test_doctor_only_warns_of_possible_improvements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,16 +187,6 @@ def test_a_deleted_file_is_forgotten(tmp_path: Path) -> None:
         assert running.turn(chats[0], "again") == 0
         assert running.turn(chats[0], "and again") > 100
         until(lambda: chats[0] and running.status()["slots"]["saved"] == 3)
-
-
-def test_slots_with_adapters_are_not_saved(tmp_path: Path) -> None:
-    server = Llama()
-    server.adapters = ["one.gguf"]
-    with llama(tmp_path, server, save_after=0.0) as (_, running):
-        for number in range(4):
-            running.turn(conversation(str(number)), "hello")
-        assert "LoRA" in running.status()["advice"][0]
-        assert server.actions == []
 
 
 def test_a_busy_slot_is_not_used_and_waiting_is_bounded(tmp_path: Path) -> None:
@@ -302,7 +299,7 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
                     server.restart(choose.choice(["one", "two"]))
                 case 1:
                     body = {"messages": chat, "id_slot": choose.randrange(2)}
-                    httpx.post(f"{_own(running.status())}/v1/chat/completions", json=body).raise_for_status()
+                    httpx.post(f"{running.status()['url']}/v1/chat/completions", json=body).raise_for_status()
                 case 2:
                     del chat[max(1, len(chat) - 4) :]
                 case 3:
@@ -314,7 +311,3 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
             # Other clients may leave unknown contents, so the reuse may be higher.
             assert reused == predicted if found["complete"] else reused >= predicted, step
             assert server.errors == []
-
-
-def _own(status: dict[str, str]) -> str:
-    return status["url"]

@@ -122,17 +122,15 @@ def _check_database(folder: Path, entries: Sequence[Entry], finding: Finding) ->
             continue
         served += found is not None
         for each in (found, by_id):
-            assert each is None or _same(each, entry), f"{each} is served for {entry}"
+            assert each is None or _content(each) == _content(entry), f"{each} is served for {entry}"
     store.close()
     finding.counts["all served"] += served == len(entries)
     finding.counts["some served"] += 0 < served < len(entries)
     finding.counts["none served"] += served == 0
 
 
-def _same(one: Entry, other: Entry) -> bool:
-    return (one.key, one.namespace, one.tenant, one.prompt, one.response) == (
-        (other.key, other.namespace, other.tenant, other.prompt, other.response)
-    )
+def _content(entry: Entry) -> tuple[object, ...]:
+    return entry.key, entry.namespace, entry.tenant, entry.prompt, entry.response
 
 
 def _check_chunks(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:

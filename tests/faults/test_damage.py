@@ -59,12 +59,8 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     connection.close()
     data = path.read_bytes()
     start = (page - 1) * size
-    index = (
-        data[start : start + size]
-        .replace(b"1" * 40, b"x" * 40)
-        .replace(b"2" * 40, b"1" * 40)
-        .replace(b"x" * 40, b"2" * 40)
-    )
+    one, two = b"1" * 40, b"2" * 40
+    index = two.join(part.replace(two, one) for part in data[start : start + size].split(one))
     path.write_bytes(data[:start] + index + data[start + size :])
     store = SqliteStore(path)
     assert store.find("1" * 40) is None

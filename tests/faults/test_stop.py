@@ -1,7 +1,6 @@
 """SIGTERM while answers stream: those that end in time end well, the others with an error, and the process with success."""
 
 import asyncio
-import json
 import signal
 import threading
 import time
@@ -10,22 +9,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from kvproxy.apis.sse import event
 from kvproxy.index.store import SqliteStore
-from tests.faults.proxies import ask, proxy_process, stored
+from tests.faults.proxies import ANSWER, ask, proxy_process, stored
 from tests.polling import until
-from tests.servers import run_app
+from tests.servers import run_upstream
 
 
-def event(text: str, reason: str | None = None) -> bytes:
+def part(text: str, reason: str | None = None) -> bytes:
     delta = {"role": "assistant", "content": text}
-    return (
-        b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}).encode() + b"\n\n"
-    )
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
 
 class Upstream:
@@ -36,16 +32,17 @@ class Upstream:
         self.never = threading.Event()
 
     async def chat(self, request: Request) -> Response:
-        asked = json.loads(await request.body())
+        if request.method != "POST":
+            return Response()
+        asked = await request.json()
         for_ever = "for ever" in asked["messages"][0]["content"]
         if not asked.get("stream"):
-            whole = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
-            return Response(json.dumps({"choices": [whole]}), media_type="application/json")
+            return JSONResponse(ANSWER)
 
         async def parts() -> AsyncIterator[bytes]:
-            yield event("one")
+            yield part("one")
             await asyncio.to_thread(self.never.wait if for_ever else self.more.wait)
-            yield event("two", "stop") + b"data: [DONE]\n\n"
+            yield part("two", "stop") + b"data: [DONE]\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
 
@@ -53,7 +50,7 @@ class Upstream:
 @pytest.fixture
 def upstream() -> Iterator[tuple[str, Upstream]]:
     server = Upstream()
-    with run_app(Starlette(routes=[Route("/v1/chat/completions", server.chat, methods=["POST"])])) as url:
+    with run_upstream(server.chat) as url:
         yield url, server
         # The threads that wait for it are to end with the test.
         server.never.set()
@@ -75,8 +72,8 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
                     httpx.AsyncClient(timeout=60) as client,
                     client.stream("POST", f"{proxy.url}/v1/chat/completions", json=body) as answer,
                 ):
-                    async for part in answer.aiter_raw():
-                        read += part
+                    async for each in answer.aiter_raw():
+                        read += each
                         begun.release()
                 return read
 
@@ -92,8 +89,8 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
 
         read, code = asyncio.run(streams())
     assert code == 0
-    assert all(each == event("one") + event("two", "stop") + b"data: [DONE]\n\n" for each in read[:4])
-    assert all(each.startswith(event("one")) and b"error" in each and b"[DONE]" not in each for each in read[4:])
+    assert all(each == part("one") + part("two", "stop") + b"data: [DONE]\n\n" for each in read[:4])
+    assert all(each.startswith(part("one")) and b"error" in each and b"[DONE]" not in each for each in read[4:])
     said = log.read_text()
     assert "Traceback" not in said
     assert "ERROR" not in said
@@ -119,7 +116,7 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
         assert "the rules were not reloaded" in log.read_text()
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "for ever"}]}
         sent = client.build_request("POST", f"{proxy.url}/v1/chat/completions", json=body)
-        assert next(client.send(sent, stream=True).iter_raw()) == event("one")
+        assert next(client.send(sent, stream=True).iter_raw()) == part("one")
         for _ in range(2):
             proxy.process.send_signal(signal.SIGINT)
             time.sleep(0.02)

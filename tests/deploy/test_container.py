@@ -1,6 +1,5 @@
 """The image is built and run: it answers from a read-only system as a user without rights, and keeps what it stored."""
 
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -8,7 +7,9 @@ import pytest
 
 from tests.deploy.container import Containers
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.ports import free_port
+from tests.processes import answers
 
 TAG = "kvproxy-under-test"
 
@@ -32,17 +33,6 @@ def upstream() -> Iterator[str]:
         yield url
 
 
-def wait(containers: Containers, name: str, port: int) -> None:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-            return
-        except httpx.TransportError:
-            assert time.monotonic() < end, containers("logs", name)
-            time.sleep(0.1)
-
-
 def ask(port: int) -> str:
     body = {"model": "plain", "messages": [{"role": "user", "content": "Does the image answer?"}]}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
@@ -54,7 +44,7 @@ def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: s
     port = free_port()
     arguments = ("--upstream", upstream, "--open", "--port", str(port))
     containers.run(TAG, "first", *arguments, volume=TAG)
-    wait(containers, "first", port)
+    until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
     assert "stored" in ask(port)
     assert "; hit" in ask(port)
     assert containers("exec", "first", "id", "-u") == "8484"
@@ -69,7 +59,7 @@ def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: s
     assert containers.inspect("first")["State"]["ExitCode"] == 0
 
     containers.run(TAG, "second", *arguments, volume=TAG)
-    wait(containers, "second", port)
+    until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
     assert "; hit" in ask(port)
     assert "Does the image answer?" in containers("exec", "second", "kvproxy", "cache", "ls", "--data", "/data")
     containers("kill", "second")

@@ -6,7 +6,6 @@ A second nginx forwards everything with one kept connection to one proxy, and bu
 import contextlib
 import json
 import random
-import re
 import socket
 import ssl
 import subprocess
@@ -18,21 +17,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
+from kvproxy.apis.sse import event
 from tests.commands.run import ROOT
+from tests.http.test_request_framing import PROBES, responses, statuses
 from tests.index.conftest import empty, postgres
+from tests.polling import until
 from tests.ports import free_port
-from tests.processes import Serving, serve
-from tests.servers import run_app
+from tests.processes import Serving, answers, serve
+from tests.servers import run_upstream
 
 __all__ = ["postgres"]
-
-
-PROBES = ("/health", "/metrics", "/props")
 
 
 class Upstream:
@@ -42,7 +39,9 @@ class Upstream:
         self.asked: list[str] = []
         self.others: list[tuple[str, bytes]] = []
 
-    async def other(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        if request.url.path == "/v1/chat/completions":
+            return await self.chat(request)
         body = await request.body()
         if request.url.path not in PROBES:
             self.others.append((request.url.path, body))
@@ -52,18 +51,15 @@ class Upstream:
         body = json.loads(await request.body())
         self.asked.append(body["messages"][-1]["content"])
         if body.get("stream"):
-            return StreamingResponse(
-                iter([event("Ye"), event("s.", "stop"), b"data: [DONE]\n\n"]), media_type="text/event-stream"
-            )
+            parts = [part("Ye"), part("s.", "stop"), event(b"[DONE]")]
+            return StreamingResponse(iter(parts), media_type="text/event-stream")
         choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
         return JSONResponse({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
 
 
-def event(text: str, reason: str | None = None) -> bytes:
+def part(text: str, reason: str | None = None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
-    return (
-        b"data: " + json.dumps({"id": "1", "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
-    )
+    return event({"id": "1", "object": "chat.completion.chunk", "choices": [choice]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +80,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     subprocess.run([*made, "-keyout", str(key), "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
     with contextlib.ExitStack() as opened:
-        routes = [
-            Route("/v1/chat/completions", upstream.chat, methods=["POST"]),
-            Route("/{path:path}", upstream.other, methods=["GET", "POST"]),
-        ]
-        app = Starlette(routes=routes)
-        address = opened.enter_context(run_app(app))
+        address = opened.enter_context(run_upstream(upstream.answer))
         proxies = []
         for name in ("a", "b"):
             port = free_port()
@@ -103,7 +94,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         trusting = ssl.create_default_context(cafile=str(folder / "cert.pem"))
         client = opened.enter_context(httpx.Client(verify=trusting, timeout=60))
         url = f"https://localhost:{port}"
-        until(lambda: client.get(f"{url}/health").status_code == 200)
+        until(lambda: is_up(client, url))
         yield Site(url, proxies, upstream, client)
 
 
@@ -122,14 +113,10 @@ def configured(folder: Path, proxies: list[Serving], port: int) -> Path:
     return path
 
 
-def until(holds: object) -> None:
-    end = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if callable(holds) and holds():
-                return
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def is_up(client: httpx.Client, url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return client.get(f"{url}/health").is_success
+    return False
 
 
 def ask(site: Site, url: str, question: str, **more: object) -> httpx.Response:
@@ -175,7 +162,7 @@ def bare(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     )
     process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(path)])
     try:
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200)
+        until(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield port
     finally:
         process.terminate()
@@ -200,11 +187,11 @@ def test_no_body_becomes_a_request_behind_nginx(site: Site, bare: int, offer: by
         time.sleep(0.1)
         with contextlib.suppress(ConnectionError):
             client.sendall(body[10:])
-        answer = read(client)
+        answer = responses(client)
     for number in range(3):
         assert httpx.get(f"http://127.0.0.1:{bare}/v1/next/{number}").json() == {}
     refused = b"websocket" in offer
-    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"501" if refused else b"200"]
+    assert statuses(answer) == [b"501" if refused else b"200"]
     seen = [] if refused else [("/v1/other", inner)]
     assert site.upstream.others[before:] == [*seen, *((f"/v1/next/{number}", b"") for number in range(3))]
 
@@ -233,16 +220,6 @@ def test_no_broken_upload_becomes_a_request_behind_nginx(site: Site, bare: int) 
     paths = [path for path, _ in site.upstream.others[before:]]
     assert [path for path in paths if path.startswith("/v1/next")] == [f"/v1/next/{number}" for number in range(60)]
     assert {path for path in paths if not path.startswith("/v1/next")} <= {"/v1/upload"}
-
-
-def read(client: socket.socket) -> bytes:
-    """Everything that arrives until the connection is silent for a second or closed."""
-    got = b""
-    client.settimeout(1.0)
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        while part := client.recv(65_536):
-            got += part
-    return got
 
 
 def test_nginx_goes_on_when_one_is_killed(site: Site) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
+from kvproxy.clients import digest
 from kvproxy.settings import load_settings
+from tests import polling
 from tests.ports import free_port
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -32,17 +32,12 @@ vllm:prefix_cache_hits_total 40
 KEY = "kvp-" + "k" * 40
 
 
-async def chat(request: Request) -> Response:
+async def respond(request: Request) -> Response:
+    if request.url.path == "/metrics":
+        return PlainTextResponse(FIGURES)
     choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
     return JSONResponse({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
-
-
-async def figures(request: Request) -> Response:
-    return PlainTextResponse(FIGURES)
-
-
-ROUTES = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/metrics", figures)]
 
 
 def ask(url: str, question: str, **headers: str) -> int:
@@ -53,10 +48,8 @@ def ask(url: str, question: str, **headers: str) -> int:
 @pytest.fixture(scope="module")
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """One with the embedded engine and a client, and one in front of an upstream."""
-    import hashlib
-
     folder = tmp_path_factory.mktemp("proxies")
-    client = {"name": "search", "key_sha256": hashlib.sha256(KEY.encode()).hexdigest()}
+    client = {"name": "search", "key_sha256": digest(KEY)}
     embedded = load_settings(
         data=folder / "embedded",
         engine={"num_blocks": 256},
@@ -66,7 +59,7 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     )
     with contextlib.ExitStack() as opened:
         first, _ = opened.enter_context(run_proxy(embedded))
-        upstream = opened.enter_context(run_app(Starlette(routes=ROUTES)))
+        upstream = opened.enter_context(run_upstream(respond))
         front = load_settings(data=folder / "front", upstream=upstream, routing={"metrics_interval": 0.2})
         second, _ = opened.enter_context(run_proxy(front))
         yield [first, second]
@@ -108,15 +101,14 @@ def answer(prometheus: str, query: str) -> list[Any]:
     return found
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 60
-    while True:
+def until(holds: Callable[[], bool]) -> None:
+    def is_true() -> bool:
         # Until it is ready, Prometheus answers with words.
         with contextlib.suppress(httpx.TransportError, ValueError):
-            if holds():
-                return
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
+            return holds()
+        return False
+
+    polling.until(is_true, interval=0.2)
 
 
 def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus: str) -> None:
@@ -130,7 +122,7 @@ def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus:
             assert ask(front, question) == 200
         assert ask(embedded, "x" * 5000, authorization=f"Bearer {KEY}") == 413
 
-    until(lambda: len(answer(prometheus, "up == 1")) == 2, "both are scraped")
+    until(lambda: len(answer(prometheus, "up == 1")) == 2)
     panels = json.loads((DEPLOY / "grafana/kvproxy.json").read_text())["panels"]
     queries = {
         panel["title"]: target["expr"]
@@ -148,15 +140,7 @@ def test_every_query_of_the_dashboard_finds_data(proxies: list[str], prometheus:
             if not any(row["value"][1] != "NaN" for row in answer(prometheus, query))
         ]
 
-    last: list[str] = []
-
-    def all_tell() -> bool:
-        last[:] = silent()
-        return not last
-
-    with contextlib.suppress(AssertionError):
-        until(all_tell, "some tell nothing")
-    assert last == []
+    until(lambda: not silent())
 
 
 def test_every_alert_is_evaluated_and_none_fires_on_a_proxy_that_is_well(prometheus: str) -> None:
@@ -164,7 +148,7 @@ def test_every_alert_is_evaluated_and_none_fires_on_a_proxy_that_is_well(prometh
         groups = httpx.get(f"{prometheus}/api/v1/rules").json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    until(lambda: len(rules()) == 8 and all(rule["health"] == "ok" for rule in rules()), "rules are evaluated")
+    until(lambda: len(rules()) == 8 and all(rule["health"] == "ok" for rule in rules()))
     firing = {rule["name"] for rule in rules() if rule["state"] == "firing"}
     assert firing == set()
 

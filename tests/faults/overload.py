@@ -12,16 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from tests.benchmarks.servers import resident_mib
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.proxies import ANSWER, CHAT, chat, proxy_process
 from tests.processes import Serving
-from tests.servers import run_app
+from tests.servers import run_upstream
 
 _HEAD = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 _CHAT_HEAD = _HEAD % CHAT.encode()
@@ -47,15 +45,13 @@ Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[s
 def upstream() -> Iterator[str]:
     """Run a server that answers chat requests at once, and other requests with a bomb."""
 
-    async def complete(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         await request.body()
-        return JSONResponse(ANSWER)
-
-    async def bomb(request: Request) -> Response:
+        if request.url.path in (CHAT, "/health"):
+            return JSONResponse(ANSWER)
         return Response(_BOMB, media_type="application/json", headers={"content-encoding": "gzip"})
 
-    chats = [Route(CHAT, complete, methods=["POST"]), Route("/health", complete)]
-    with run_app(Starlette(routes=[*chats, Route("/{path:path}", bomb, methods=["GET", "POST"])])) as url:
+    with run_upstream(answer) as url:
         yield url
 
 

@@ -14,14 +14,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import h11
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding
-from tests.servers import run_app, run_proxy
+from tests.servers import run_proxy, run_upstream
 
 Seen = tuple[bytes, bytes, bytes]
 """Method, target, and body."""
@@ -223,11 +221,8 @@ def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
     """Send mutated streams, and compare the requests that the upstream sees with the reference parse."""
     finding = Finding("smuggled requests", rounds)
     upstream = _Upstream()
-    app = Starlette(
-        routes=[Route("/{path:path}", upstream.answer, methods=["GET", "POST", "PUT", "DELETE", "OPTIONS"])]
-    )
     streams = [stream(number, random.Random(f"{seed}/{number}")) for number in range(rounds)]
-    with finding.timed(), tempfile.TemporaryDirectory() as folder, run_app(app) as url:
+    with finding.timed(), tempfile.TemporaryDirectory() as folder, run_upstream(upstream.answer) as url:
         settings = load_settings(data=Path(folder), upstream=url, cache={"semantic": False})
         with run_proxy(settings) as (proxy, _):
             closed = asyncio.run(_attack(urlsplit(proxy).port or 0, streams, seed, advance))

@@ -16,14 +16,13 @@ from typing import Any
 import aiohttp
 import httpx
 import orjson
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from kvproxy.apis.sse import event
 from tests.faults.harness import Advance, Finding
 from tests.faults.proxies import CHAT
-from tests.servers import run_app
+from tests.servers import run_upstream
 
 _CONNECTIONS = 32
 _GROWTH = {"memory in KiB": 60_000, "descriptors": 8, "threads": 8}
@@ -39,25 +38,25 @@ def upstream() -> Iterator[str]:
     """Run a server that answers at once, and whose streams pause."""
 
     async def chat(request: Request) -> Response:
+        if request.method != "POST":
+            return Response()
         body = orjson.loads(await request.body())
         if not isinstance(body["messages"], list):
             return Response(b'{"error": {"message": "messages is not a list"}}', 400)
         text = {"role": "assistant", "content": "An answer to " + body["messages"][-1]["content"]}
         if not body.get("stream"):
             choice = {"index": 0, "message": text, "finish_reason": "stop"}
-            return Response(
-                orjson.dumps({"object": "chat.completion", "choices": [choice]}), media_type="application/json"
-            )
+            return JSONResponse({"object": "chat.completion", "choices": [choice]})
         return StreamingResponse(parts(text), media_type="text/event-stream")
 
     async def parts(text: dict[str, str]) -> AsyncIterator[bytes]:
         for delta, reason in ((text, None), ({"content": " and more"}, None), ({}, "stop")):
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
-            yield b"data: " + orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + b"\n\n"
+            yield event({"object": "chat.completion.chunk", "choices": [choice]})
             await asyncio.sleep(0.001)
-        yield b"data: [DONE]\n\n"
+        yield event(b"[DONE]")
 
-    with run_app(Starlette(routes=[Route(CHAT, chat, methods=["POST"])])) as url:
+    with run_upstream(chat) as url:
         yield url
 
 

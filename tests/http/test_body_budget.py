@@ -19,7 +19,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body_bytes": 2**20}
+    limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body_bytes": 500_000}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("budget")
         settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
@@ -46,6 +46,17 @@ def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(url: str, many:
     answer = httpx.post(url + PATH, content=chat("Hi", documents=many))
     assert answer.status_code == 413
     assert "limits.items" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/admin/explain"])
+def test_a_body_beyond_the_limit_is_refused(url: str, announced: bool, path: str) -> None:
+    data = chat("x" * 600_000)
+    parts = (data[start : start + 1000] for start in range(0, len(data), 1000))
+    answer = httpx.post(url + path, content=data if announced else parts)
+    assert answer.status_code == 413
+    assert "limits.body_bytes" in answer.json()["error"]["message"]
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_a_long_text_is_no_item(url: str) -> None:

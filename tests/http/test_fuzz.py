@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build
 from kvproxy.settings import load_settings
 from tests.http.wild import Script, Seen, Wild, observe
+from tests.polling import until
 from tests.servers import run_app, until_stored
 
 EXAMPLES = int(os.environ.get("KVPROXY_FUZZ_EXAMPLES", "60"))
@@ -69,18 +69,8 @@ class Bench:
         return int(self.services.answerer.store.stats()["entries"])
 
     def nothing_is_left(self) -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            left = (
-                len(self.services.answerer.shared_requests),
-                self.wild.open,
-                len(asyncio.all_tasks(self._loop)) - self._tasks,
-            )
-            if left <= (0, 0, 0) and left[2] <= 0:
-                return
-            time.sleep(0.005)
-        tasks = "\n".join(map(repr, asyncio.all_tasks(self._loop)))
-        raise AssertionError(f"left over (flights, connections, tasks): {left}\n{tasks}")
+        until(lambda: not self.services.answerer.shared_requests and not self.wild.open, interval=0.005)
+        until(lambda: len(asyncio.all_tasks(self._loop)) <= self._tasks, interval=0.005)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +126,9 @@ def scripts(draw: st.DrawFn, name: str, stream: bool) -> tuple[Script, bool]:
     if end == "reset" and len(body) > 100_000:
         # How much of a large body a reset destroys on its way is the kernel's affair.
         end = "close"
-    head = b"HTTP/1.1 %d Any\r\nContent-Type: %s\r\nX-Vendor: a\r\nX-Vendor: b\r\nSet-Cookie: s=1\r\n"
     # An idle connection is kept for the next request, which is no leak; here each is to be used once.
-    head += b"Connection: close\r\n"
-    head = head % (status, kind)
+    head = b"HTTP/1.1 %d Any\r\nContent-Type: %s\r\nConnection: close\r\n" % (status, kind)
+    head += b"X-Vendor: a\r\nX-Vendor: b\r\nSet-Cookie: s=1\r\n"
     size = draw(st.sampled_from([1, 7, 100, 100_000])) if len(body) < 3_000 else 65_536
     if end == "hang":
         # The client's patience must last for all parts on a slow machine too.
@@ -215,20 +204,13 @@ def test_many_at_once_some_of_which_leave(bench: Bench, seed: int) -> None:
     chance = random.Random(seed)
     cases = [_random_case(chance) for _ in range(60)]
 
-    async def all_of_them() -> list[Seen]:
-        return await asyncio.gather(
-            *(
-                observe(
-                    bench.proxy,
-                    PATHS[name],
-                    request_of(name, stream, number),
-                    number,
-                    patience=chance.choice([0.05, 0.3, 1.0]),
-                    leave_after=chance.choice([None, 1, 200, 5_000]),
-                )
-                for name, stream, number in ((name, stream, bench.add(script)) for name, stream, script in cases)
-            )
-        )
+    async def client(name: str, stream: bool, number: int) -> None:
+        body, patience = request_of(name, stream, number), chance.choice([0.05, 0.3, 1.0])
+        leave_after = chance.choice([None, 1, 200, 5_000])
+        await observe(bench.proxy, PATHS[name], body, number, patience, leave_after)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(client(name, stream, bench.add(script)) for name, stream, script in cases))
 
     asyncio.run(all_of_them())
     bench.nothing_is_left()
@@ -245,12 +227,8 @@ def _random_case(chance: random.Random) -> tuple[str, bool, Script]:
     cut = body[: chance.choice([len(body), len(body) // 2])]
     size = chance.choice([10, 100, 1_000])
     pieces = [cut[start : start + size] for start in range(0, len(cut), size)]
-    parts = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces]
-    return (
-        name,
-        stream,
-        Script((head, *parts, b"0\r\n\r\n"), chance.choice([0, 0.01]), chance.choice(["close", "hang", "reset"])),
-    )
+    parts = (head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n")
+    return name, stream, Script(parts, chance.choice([0, 0.01]), chance.choice(["close", "hang", "reset"]))
 
 
 def test_a_stream_that_never_ends_is_read_no_faster_than_its_client_takes_it(bench: Bench) -> None:

@@ -1,15 +1,10 @@
 """Large requests and answers: they arrive whole, or are refused, and hold nobody else up."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.settings import load_settings
-from tests.servers import run_proxy
 from tests.statuses import makes_entry
 
 
@@ -26,29 +21,6 @@ def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -
     assert len(answer.content) > 300_000
     assert makes_entry(answer.headers["cache-status"])
     assert len(answer.json()["choices"][0]["prompt_logprobs"]) == answer.json()["usage"]["prompt_tokens"]
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A proxy that takes bodies of 10,000 bytes."""
-    data: Path = tmp_path_factory.mktemp("narrow")
-    with run_proxy(
-        load_settings(
-            data=data, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body_bytes": 10_000}
-        )
-    ) as (url, _):
-        yield url
-
-
-@pytest.mark.parametrize("announced", [True, False])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/admin/explain"])
-def test_a_body_beyond_the_limit_is_refused(narrow: str, announced: bool, path: str) -> None:
-    data = b'{"model": "' + b"x" * 20_000 + b'"}'
-    content = data if announced else (data[start : start + 1000] for start in range(0, len(data), 1000))
-    answer = httpx.post(f"{narrow}{path}", content=content)
-    assert answer.status_code == 413
-    assert "limits.body_bytes" in answer.json()["error"]["message"]
-    assert httpx.get(f"{narrow}/health").status_code == 200
 
 
 def test_a_prompt_of_megabytes_holds_nobody_up(demo: tuple[str, Services]) -> None:

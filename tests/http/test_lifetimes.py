@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -134,30 +133,6 @@ def test_the_deadline_frees_the_blocks_of_the_embedded_engine(demo: tuple[str, S
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     until(lambda: httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0)
     assert services.answerer.backend.admission.active == 0  # type: ignore[attr-defined]
-
-
-def test_requests_that_hang_hold_nobody_else_up(hanging: tuple[str, Hanging], tmp_path: Path) -> None:
-    """They take every connection to their upstream, and more wait for one; the caches and the operator are served."""
-    settings = load_settings(
-        data=tmp_path, upstream=hanging[0], cache={"semantic": False}, forward={"max_connections": 60}
-    )
-    with run_proxy(settings) as (url, services), contextlib.ExitStack() as stack:
-        assert httpx.post(f"{url}/v1/chat/completions", json=chat("known")).status_code == 200
-        admission = services.built.fleet.available()[0].client.admission  # type: ignore[union-attr]
-        for number in range(68):
-            body = json.dumps(chat(f"hang {number}")).encode()
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)))
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-            client.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        until(lambda: admission.waiting == 8, 60)
-        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-        assert httpx.get(f"{url}/admin/cache", timeout=60).status_code == 200
-        known = httpx.post(f"{url}/v1/chat/completions", json=chat("known"), timeout=60)
-        assert "hit" in known.headers["cache-status"]
-        stack.close()
-        # As soon as they leave, there is room again.
-        assert httpx.post(f"{url}/v1/chat/completions", json=chat("new"), timeout=60).status_code == 200
-        until(lambda: (admission.active, admission.waiting) == (0, 0), 60)
 
 
 def test_a_stop_lets_streams_go_on_and_takes_no_new_requests(hanging: tuple[str, Hanging], tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def question(text: object) -> dict[str, object]:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
 def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slow], path: str) -> None:
     url, server = slow
+    server.gate.set()
+    httpx.post(f"{url}/v1/chat/completions", json=question("known"))
+    server.gate.clear()
 
     async def all_of_them() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -64,7 +67,11 @@ def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slo
             waiting = set(asked)
             while len(waiting) > 7:
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            assert (await client.get(f"{url}/health")).status_code == 200
+            # The caches and the operator are served.
+            known = await client.post(f"{url}/v1/chat/completions", json=question("known"))
+            assert "hit" in known.headers["cache-status"]
+            for served in ("/health", "/admin/cache"):
+                assert (await client.get(url + served)).status_code == 200
             # The four that were let in are on their way to the upstream.
             await asyncio.to_thread(until, lambda: server.inside == 4)
             server.gate.set()

@@ -61,8 +61,3 @@ def test_nothing_else_is_served(url: str, path: str) -> None:
 def test_other_pages_may_not_load_it(url: str) -> None:
     foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     assert httpx.get(f"{url}/ui/app.js", headers=foreign).status_code == 403
-
-
-def test_what_is_private_needs_the_token(url: str) -> None:
-    assert httpx.get(f"{url}/admin/log").status_code == 401
-    assert httpx.get(f"{url}/admin/log", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
-from kvproxy.blocks.view import list_blocks
 from tests.blocks.driver import begin, decode, hit_tokens, serve
 from tests.reference.integrity import check_integrity
 
@@ -17,22 +15,6 @@ def fork(manager: KVCacheManager, parent: CacheRequest, id: str) -> CacheRequest
     child = CacheRequest(id, [])
     manager.fork(parent, child)
     return child
-
-
-def test_a_prompt_of_full_blocks_recomputes_its_last_block() -> None:
-    manager = KVCacheManager(10, 4)
-    serve(manager, "a", range(8))
-    assert (hit_tokens(manager, range(8)), hit_tokens(manager, range(9))) == (4, 8)
-
-
-def test_a_refused_allocation_changes_nothing() -> None:
-    manager = KVCacheManager(4, 4)
-    begin(manager, "a", range(8))
-    before = list_blocks(manager)
-    request = CacheRequest("b", range(100, 108))
-    assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) is None
-    assert list_blocks(manager) == before
-    assert manager.num_queried_tokens == 8
 
 
 def test_a_request_that_skips_reads_is_cached() -> None:
@@ -49,18 +31,6 @@ def test_delayed_blocks_are_cached_once_they_are_loaded() -> None:
     assert hit_tokens(manager, range(9)) == 0
     manager.cache_blocks(request, 8)
     assert hit_tokens(manager, range(9)) == 8
-
-
-def test_events_report_stored_removed_and_cleared_blocks() -> None:
-    manager = KVCacheManager(4, 4, record_events=True)
-    serve(manager, "a", range(8))
-    serve(manager, "b", range(100, 112))
-    events = manager.take_events()
-    assert [len(event.hashes) for event in events if isinstance(event, BlockStored)] == [2, 3]
-    assert sum(isinstance(event, BlockRemoved) for event in events) == 2
-    assert manager.take_events() == []
-    assert manager.reset_prefix_cache()
-    assert manager.take_events() == [AllBlocksCleared()]
 
 
 @pytest.mark.parametrize("blocks", [0, 1])

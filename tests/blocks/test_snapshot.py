@@ -43,7 +43,7 @@ class Subscriber:
 
 
 @pytest.mark.parametrize("groups", [None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)]])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.DataObject) -> None:
     manager = KVCacheManager(24, 2, groups=groups, keep_tokens=True, record_events=True)

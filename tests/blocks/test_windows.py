@@ -117,19 +117,6 @@ def test_random_traffic_keeps_every_invariant(specs: list[GroupSpec]) -> None:
     assert manager.num_hit_tokens > 0
 
 
-def test_a_window_holds_no_more_than_it_reaches() -> None:
-    manager = KVCacheManager(100, groups=[GroupSpec("sliding_window", 4, 8)])
-    request = CacheRequest("a", range(8))
-    manager.allocate_slots(request, 8, manager.get_computed_blocks(request))
-    request.num_computed_tokens = 8
-    for token in range(200):
-        request.append(token)
-        assert manager.allocate_slots(request, 1) is not None
-        request.num_computed_tokens += 1
-        assert manager.stats().used <= 4
-    assert manager.get_block_ids("a")[0][0] == 0
-
-
 def hybrid(kept: CachedWindows, num_blocks: int = 200) -> KVCacheManager:
     return KVCacheManager(num_blocks, groups=[GroupSpec("sliding_window", 4, 9, kept), GroupSpec("full", 4)])
 

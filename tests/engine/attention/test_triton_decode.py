@@ -134,12 +134,6 @@ def test_a_launch_does_not_grow_with_what_a_step_was_captured_for(
     assert grids == [(rows, 8, launched), (rows, 32)]
 
 
-def test_sdpa_is_right_on_the_same_cases() -> None:
-    for heads, lengths in ((Heads(8, 2, 64), [33, 5, 300]), (Heads(3, 3, 80), [1, 17])):
-        output, exact = attend(SdpaDecode(), heads, lengths, shared=1)
-        assert error(output, exact) < TOLERANCE[torch.float32]
-
-
 @settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["full", "sliding_window", "chunked_local"]),

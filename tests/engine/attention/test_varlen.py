@@ -85,31 +85,26 @@ def check(
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=4),
-    st.integers(1, 7),
-    st.integers(0, 2),
-    st.sampled_from([None, 0.4]),
-)
-def test_packed_prompts_equal_plain_attention(
-    shape: list[tuple[int, int]], block_size: int, shared: int, scaling: float | None
-) -> None:
-    check(shape, block_size, shared, ScoreOptions(scaling))
-
-
-@settings(deadline=None)
-@given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=3),
     st.integers(1, 7),
     st.sampled_from(["full", "sliding_window", "chunked_local"]),
     st.integers(1, 50),
     st.sampled_from([None, 0.5, 30.0]),
     st.booleans(),
+    st.integers(0, 2),
 )
-def test_limited_attention_capped_scores_and_sinks(
-    shape: list[tuple[int, int]], block_size: int, kind: GroupKind, reach: int, cap: float | None, has_sinks: bool
+def test_packed_prompts_equal_plain_attention(
+    shape: list[tuple[int, int]],
+    block_size: int,
+    kind: GroupKind,
+    reach: int,
+    cap: float | None,
+    has_sinks: bool,
+    shared: int,
 ) -> None:
-    scores = ScoreOptions(0.4, cap, torch.randn(4) if has_sinks else None)
-    check(shape, block_size, 0, scores, LayerGroup(0, kind, reach))
+    """Also with limited attention, capped scores, sinks, and shared blocks."""
+    scores = ScoreOptions(0.4 if shared else None, cap, torch.randn(4) if has_sinks else None)
+    check(shape, block_size, shared, scores, LayerGroup(0, kind, reach))
 
 
 @pytest.mark.parametrize("group", [LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)], ids=str)

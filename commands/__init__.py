@@ -112,4 +112,6 @@ def _print_usage_error(error: typer.TyperException) -> None:
     context: typer.Context | None = getattr(error, "ctx", None)
     if message:  # Without arguments, the help is printed already.
         path = "kvproxy" if context is None else context.command_path
-        typer.echo(f"{path}: {message.rstrip('.')} ({path} --help lists the options)", err=True)
+        typer.echo(
+            f"{path}: {message.rstrip('.').replace('Value error, ', '')} ({path} --help lists the options)", err=True
+        )

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age
+from kvproxy.commands.formatting import age, moment
 from kvproxy.commands.options import Data, duration_option, size_option
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, print_note, sentence
 from kvproxy.commands.tables import table
 from kvproxy.units import format_bytes
 
@@ -46,10 +46,13 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
 
     Example: kvproxy keys add search-team --requests-per-minute 600
     """
-    from kvproxy.clients import add_client
+    from kvproxy.clients import add_client, all_clients
     from kvproxy.settings import load_settings
 
-    key = add_client(load_settings(data=data), name, **asdict(limits))
+    settings = load_settings(data=data)
+    key = add_client(settings, name, **asdict(limits))
+    if len(all_clients(settings)) == 1:
+        print_note("the first client: from now on, a proxy of this data folder rejects requests without a key")
     return sentence({"name": name, "key": key}, key)
 
 
@@ -77,10 +80,11 @@ def ls(data: Data = None) -> Output:
             client.concurrent_requests,
             None if client.stored_bytes is None else format_bytes(client.stored_bytes),
             None if client.name not in used else f"{age(used[client.name])} ago",
+            None if client.previous_key_expires is None else moment(client.previous_key_expires),
         )
         for client in clients
     )
-    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used")
+    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used", "Old key until?")
     return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key")
 
 

@@ -118,7 +118,7 @@ def serve(
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.server import serve as run
 
-    run(settings, _print_json if as_json else _banner)
+    run(settings, _print_json if as_json or settings.log.format == "json" else _banner)
 
 
 def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:

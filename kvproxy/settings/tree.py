@@ -240,7 +240,8 @@ def _settings_error(first: Mapping[str, Any]) -> SettingsError:
 
 
 def _similar(path: SettingPath) -> str:
-    names = sorted(_setting_names(Settings))
+    settings = set(_setting_names(Settings))
+    names = sorted(settings | {name.rpartition(".")[0] for name in settings} - {""})
     wanted = ".".join(part for part in path if isinstance(part, str))
     section = wanted.rpartition(".")[0]
     # A setting of another section has the same last name.

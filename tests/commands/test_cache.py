@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -228,3 +229,15 @@ def test_soft_removals_in_a_running_proxy(demo: Demo) -> None:
     assert result("cache", "rm", entry["id"], "--dry-run", url=url) == {"would_remove": 1, "ids": [entry["id"]]}
     assert result("cache", "rm", entry["id"], "--soft", url=url) == {"removed": 1}
     assert "hit" not in ask(url, "What is a soft removal?", "For another test.").headers["cache-status"]
+
+
+def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_one(tmp_path: Path) -> None:
+    first, second = (kvproxy("keys", "add", name, "--data", tmp_path) for name in ("one", "two"))
+    assert first.stdout.startswith("kvp-")
+    assert "rejects requests without a key" in first.stderr
+    assert second.stderr == ""
+    kvproxy("keys", "rotate", "two", "--grace", "7d", "--data", tmp_path)
+    rows = [line.split("\t") for line in kvproxy("keys", "ls", "--data", tmp_path).stdout.splitlines()]
+    assert [row[-1] for row in rows[:2]] == ["Old key until", "-"]
+    ends = datetime.fromisoformat(rows[2][-1]).timestamp()
+    assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)

@@ -8,9 +8,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from kvproxy.settings import load_settings
-from tests.commands.test_warm import Upstream
+from tests.commands.upstream import Upstream
 from tests.plain_upstream import run_recording_upstream
-from tests.servers import run_app, run_proxy, until_stored
+from tests.servers import run_proxy, until_stored
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "control-the-cache.md"
 URL = "http://127.0.0.1:8484"
@@ -20,7 +20,7 @@ RESULT = re.compile(r'fwd=uri-miss|fwd=request|hit(?:; detail="\w+)?')
 def test_the_code_prints_what_its_comments_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     shown = [RESULT.findall(line.partition("#")[2]) for block in blocks for line in block.splitlines()]
-    with run_app(Upstream().app()) as upstream, run_proxy(load_settings(data=tmp_path, upstream=upstream)) as (url, _):
+    with Upstream().run() as upstream, run_proxy(load_settings(data=tmp_path, upstream=upstream)) as (url, _):
         exec("\n".join(blocks).replace(URL, url), {})
     printed = capsys.readouterr().out.splitlines()
     expected = [each for line in shown for each in line]

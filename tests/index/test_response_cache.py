@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,21 @@ async def test_the_synchronous_cache_works_in_a_running_loop_as_in_a_notebook(tm
     with open_cache(tmp_path / "r.db", EXACT) as cache:
         assert cache.set("a", "b")
         assert cache.get("a") == CachedAnswer("b", "a", None)
+
+
+def forget(result: object) -> None:
+    assert not hasattr(result, "answer")
+    del result
+    gc.collect()
+
+
+@pytest.mark.parametrize("call", ["get", "set", "delete", "close"])
+async def test_a_forgotten_await_is_reported_and_its_result_unusable(tmp_path: Path, call: str) -> None:
+    async with open_async_cache(tmp_path / "r.db", EXACT) as cache:
+        given = {"get": ("a",), "set": ("a", "b"), "delete": ("a",), "close": ()}[call]
+        with pytest.warns(RuntimeWarning, match=f"coroutine 'AsyncCache.{call}' was never awaited"):
+            forget(getattr(cache, call)(*given))
+        assert await cache.get("a") is None
 
 
 def test_public_methods_are_those_of_the_page() -> None:

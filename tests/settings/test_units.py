@@ -67,6 +67,8 @@ def test_units_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_misspelt_setting_gets_a_suggestion() -> None:
     with pytest.raises(SettingsError, match=r"did you mean port\?"):
         load_settings(portt=1)
+    with pytest.raises(SettingsError, match=r"did you mean journal\?"):
+        load_settings(journl={"text": "all"})
     for flags in ({"ttl": 1}, {"cache": {"tlt": 1}}, {"limits": {"ttl": 1}}):
         with pytest.raises(SettingsError, match=r"did you mean cache\.ttl\?"):
             load_settings(**flags)

@@ -12,23 +12,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index:
+index errors units charts generation token_bucket trace upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
 responses: encryption errors index redaction settings
 library: index responses settings
-errors:
 clients: errors settings
-units:
-charts:
 data_folder: errors
 backup: data_folder errors settings
-generation:
-token_bucket:
 extras: errors
 exchange: apis index quotas settings trace
 quotas: errors settings token_bucket
-trace:
 rules: apis errors index settings
 encryption: errors settings
 redaction: errors index settings
@@ -49,7 +43,6 @@ journal: apis errors exchange index settings
 telemetry: apis errors exchange index journal settings trace
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal quotas responses settings
 backends.admission: errors
-upstreams.routing:
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing
 backends: apis backends.admission backends.prefix_cache backends.protocol blocks encryption engine errors generation
@@ -67,19 +60,16 @@ commands: apis backup charts checks clients errors extras http index journal off
 """
 
 
-def _read(table: str) -> dict[str, set[str]]:
-    """Return the allowed packages by package, with full names."""
+def _read(table: str) -> Iterator[tuple[str, set[str]]]:
     lines = re.sub(r"^#.*\n", "", table.strip(), flags=re.MULTILINE).replace("\n    ", " ").splitlines()
-    found = {}
     for line in lines:
-        package, _, allowed = line.partition(":")
-        found["kvproxy" if package == "kvproxy" else f"kvproxy.{package}"] = {
-            f"kvproxy.{each}" for each in allowed.split()
-        }
-    return found
+        packages, _, allowed = line.partition(":")
+        for package in packages.split():
+            name = package if package == "kvproxy" else f"kvproxy.{package}"
+            yield name, {f"kvproxy.{each}" for each in allowed.split()}
 
 
-ALLOWED = _read(ALLOWED_IMPORTS)
+ALLOWED = dict(_read(ALLOWED_IMPORTS))
 NO_TORCH = tuple(
     f"kvproxy.{package}."
     for package in (

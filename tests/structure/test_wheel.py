@@ -1,13 +1,11 @@
 """The wheel contains only the package, and a proxy from it loads no model library."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -82,15 +80,6 @@ def test_wheel_and_sdist_contain_the_package_and_nothing_else(built: Path, wheel
     with tarfile.open(archive) as opened:
         packed = {name.split("/", 1)[-1] for name in opened.getnames()}
     assert packed >= NEEDED | {"LICENSE", "README.md", "pyproject.toml"}
-
-
-def test_the_wheel_requires_the_dependencies_of_the_project(wheel: Path) -> None:
-    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
-    asked = set(re.findall(r"^Requires-Dist: ([\w.-]+)", zipfile.ZipFile(wheel).read(metadata).decode(), re.M))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = [line for lines in project["optional-dependencies"].values() for line in lines]
-    wanted = {re.match(r"[\w.-]+", line)[0] for line in [*project["dependencies"], *optional]}  # type: ignore[index]
-    assert asked == wanted
 
 
 def test_a_proxy_from_the_wheel_loads_no_model_library(wheel: Path, tmp_path: Path) -> None:

@@ -55,29 +55,22 @@ def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
 
 
 def test_questions_with_exact_hits_only_are_never_served() -> None:
-    foreign = [
-        Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
-        Pair("Comment puis-je ouvrir la fenêtre ?", "Comment puis-je fermer la fenêtre ?", False),
-        Pair("How do I open the window\U000e0041?", "How do I open the window?", False),
-    ]
-    pairs = [Pair("How do I open the window?", "How do I open the window?", True), *foreign]
-    every = calibrate(pairs, HashEmbedder(), OverlapVerifier(), Levels(0.1, 0.01, 0.1), guards=())
-    english = calibrate(pairs, HashEmbedder(), OverlapVerifier(), Levels(0.1, 0.01, 0.1), guards=(), languages=("en",))
-    for name, curve in english.curves.items():
-        assert curve[0].served == 1
-        assert every.curves[name][0].served > 1
-
-
-def test_texts_that_the_embedder_cannot_read_are_never_served() -> None:
     class Short(HashEmbedder):
         def reads(self, text: str) -> bool:
-            return len(text) < 20
+            return len(text) < 50
 
-    long = "how to open a cache of blocks"
-    pairs = [Pair(long, long, True), Pair("how to open", long, True), Pair("how to open", "how to open", True)]
-    result = calibrate(pairs, Short(), OverlapVerifier(), LEVELS)
-    assert {point.served for curve in result.curves.values() for point in curve} <= {0, 1}
-    assert all(curve[0].served == 1 for curve in result.curves.values())
+    same = Pair("How do I open the window?", "How do I open the window?", True)
+    foreign = [
+        Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
+        Pair("How do I open the window\U000e0041?", same.b, False),
+        Pair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
+    ]
+    levels = Levels(0.1, 0.01, 0.1)
+    every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, guards=())
+    english = calibrate([same, *foreign], Short(), OverlapVerifier(), levels, guards=(), languages=("en",))
+    for name, curve in english.curves.items():
+        assert curve[0].served == 1
+        assert every.curves[name][0].served == 3
 
 
 def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:

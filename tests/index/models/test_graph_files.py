@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.models.minilm.files import KEPT, GraphFiles, digest_of
 from kvproxy.index.models.minilm.graph import probe_graph
 
@@ -138,12 +137,3 @@ def test_a_digest_covers_names_shapes_and_values() -> None:
         digest_of({"a": one, "b": one}, "x", ""),
     ]
     assert len({same, *others}) == len(others) + 1
-
-
-def test_vectors_are_the_same_with_and_without_files(tmp_path: Path) -> None:
-    texts = ["What is a block?", "word " * 40]
-    without, first, second = (
-        MiniLMEmbedder(files=GraphFiles(folders)).embed(texts) for folders in ([], [tmp_path], [tmp_path])
-    )
-    assert (without == first).all()
-    assert (without == second).all()

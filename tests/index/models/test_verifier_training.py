@@ -1,17 +1,24 @@
-"""The training script of the adapter, with sixty pairs."""
+"""Training the adapter of the verifier: its pairs, its calibration, and the script with sixty pairs."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvproxy.index.evaluation.labelled_pairs import Pair
 from kvproxy.index.models.minilm.files import GraphFiles
 from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port
 from training.verifier import train
+from training.verifier.implied import implied
+from training.verifier.quality import fit_scaling, most_served, reliability
+from training.verifier.splits import cluster_sizes, hold_out, split_clusters
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 
@@ -48,3 +55,93 @@ def test_a_small_training_writes_an_adapter_that_scores(
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
     verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
+
+
+EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
+
+
+@given(EDGES, st.integers(0, 5))
+def test_no_question_is_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
+    pairs = [Pair(str(one), str(other), True) for one, other in edges]
+    parts = split_clusters(pairs, (0.2, 0.3), seed)
+    texts = [{text for pair in part for text in (pair.a, pair.b)} for part in parts]
+    assert not texts[0] & texts[1]
+    assert not texts[0] & texts[2]
+    assert not texts[1] & texts[2]
+    assert sorted(repr(pair) for part in parts for pair in part) == sorted(map(repr, pairs))
+
+
+def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
+    rng = random.Random(1)
+    pairs = [Pair(f"q{rng.randrange(5000)}", f"q{rng.randrange(5000)}", bool(n % 2)) for n in range(2000)]
+    parts = hold_out(pairs)
+    assert parts == hold_out(pairs)
+    assert len(parts.calibrate) == pytest.approx(100, abs=20)
+    assert len(parts.report) == pytest.approx(140, abs=20)
+
+
+def test_a_cluster_contains_all_connected_questions() -> None:
+    pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
+    assert cluster_sizes(pairs) == [3, 3, 1, 3]
+
+
+def test_implied_pairs_follow_from_labelled_ones() -> None:
+    labelled = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
+    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied(labelled)}
+    assert found == {("a", "c", True), ("a", "x", False), ("a", "y", False), ("b", "x", False)} | {
+        ("b", "y", False),
+        ("c", "y", False),
+    }
+    assert implied(labelled, largest=2) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
+def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], seed: int) -> None:
+    truth = random.Random(seed).choices(range(3), k=9)
+    labelled = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
+    for pair in implied(labelled):
+        assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
+        assert Pair(pair.a, pair.b, pair.same) not in labelled
+
+
+SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
+
+
+def test_a_fit_recovers_the_scaling_and_the_weight_of_the_cosine() -> None:
+    rng = np.random.default_rng(1)
+    logits, cosines = rng.normal(0, 3, 20_000), rng.uniform(0.5, 1, 20_000)
+    same = rng.random(20_000) < PlattScaling(0.6, -3.0, 4.0).probabilities(logits, cosines)
+    found = fit_scaling(logits, same, cosines)
+    assert abs(found.slope - 0.6) < 0.03
+    assert abs(found.cosine - 4.0) < 0.4
+    for part in reliability(found.probabilities(logits, cosines), same):
+        assert abs(part.said - part.was) < 0.05
+    assert fit_scaling(logits, same).cosine == 0
+
+
+def test_probabilities_rise_with_the_logits_and_stay_between_0_and_1() -> None:
+    chance = PlattScaling(2, 1).probabilities(np.linspace(-100, 100, 50, dtype=np.float32))
+    assert chance.dtype == np.float32
+    assert (np.diff(chance) >= 0).all()
+    assert ((chance >= 0) & (chance <= 1)).all()
+
+
+@given(SCORED, st.sampled_from([0.0, 0.05, 0.3, 0.5]))
+def test_the_chosen_level_serves_the_most_within_the_wrong_share(
+    scored: list[tuple[float, bool]], allowed: float
+) -> None:
+    scores, same = (np.array(column) for column in zip(*scored, strict=True))
+    if not same.any():
+        return
+    found = most_served(scores, same, allowed)
+    naive = []
+    for level in set(scores.tolist()):
+        served = [right for score, right in scored if score >= level]
+        if served.count(False) <= allowed * len(served):
+            naive.append((len(served), level))
+    assert found.served == max(naive, default=(0, 0))[0]
+    if found.served:
+        assert found.level == max(naive)[1]
+        served = [right for score, right in scored if score >= found.level]
+        assert found.hit_rate == served.count(True) / same.sum()
+        assert found.wrong_share == served.count(False) / len(served)

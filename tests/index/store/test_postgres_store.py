@@ -16,6 +16,7 @@ from kvproxy.index.store.postgres.database import display_name
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
+from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.servers import run_proxy
 
@@ -58,8 +59,10 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
         with psycopg.connect(empty_postgres, autocommit=True) as connection:
             connection.execute(f"alter schema {change}")
 
-    settings = load_settings(data=tmp_path, store=empty_postgres, engine={"num_blocks": 128})
-    with run_proxy(settings) as (url, _):
+    with (
+        run_plain_upstream() as upstream,
+        run_proxy(load_settings(data=tmp_path, store=empty_postgres, upstream=upstream)) as (url, _),
+    ):
 
         def ask() -> str:
             headers = {"cache-control": "confirm"}

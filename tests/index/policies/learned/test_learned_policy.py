@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned import policy as learned
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
@@ -41,24 +39,6 @@ def observation(generator: random.Random, namespace: str = "n") -> Observation:
         generator.random() < 0.2,
         repeat=generator.random() < 0.3,
     )
-
-
-@settings(deadline=None, max_examples=12)
-@given(st.integers(0, 10**6), st.integers(0, 40), st.integers(0, 40))
-def test_a_snapshot_and_later_observations_equal_the_whole_log(seed: int, before: int, after: int) -> None:
-    generator = random.Random(seed)
-    log = [observation(generator) for _ in range(before + after)]
-    whole, half = Learner.new(Prior(), 0.02), Learner.new(Prior(), 0.02)
-    for each in log:
-        whole.learn(each)
-    for each in log[:before]:
-        half.learn(each)
-    again = Learner.from_json(half.to_json(), 0.02)
-    assert again is not None
-    for each in log[before:]:
-        again.learn(each)
-    assert again.to_json() == whole.to_json()
-    assert (again.level.limit, again.level.factor) == (whole.level.limit, whole.level.factor)
 
 
 def memory_policy() -> LearnedPolicy:

@@ -78,30 +78,6 @@ def test_log_probabilities_usage_and_several_choices_are_merged() -> None:
     assert whole["usage"] == {"prompt_tokens": 1}
 
 
-@pytest.mark.parametrize(
-    ("api", "event"),
-    [
-        ("chat", {"error": {"message": "x"}}),
-        ("chat", (b"error", {"choices": []})),
-        ("messages", {"type": "error"}),
-        ("messages", (b"error", {"type": "message_start", "message": {}})),
-        ("responses", {"type": "error"}),
-        ("responses", (b"error", {"type": "response.created"})),
-    ],
-)
-def test_an_error_event_raises(api: ApiName, event: Any) -> None:
-    with pytest.raises(ValueError, match="error"):
-        together(api, event)
-
-
-def test_chunks_have_no_result_before_the_end() -> None:
-    assert together("chat", chunk({"content": "a"}, finish_reason="stop")) is None
-    # `is_storable` rejects the missing finish reason.
-    whole = together("chat", chunk({"content": "a"}), DONE)
-    assert whole is not None
-    assert not APIS["chat"].is_storable(whole, {})
-
-
 def block(index: int, kind: str, **fields: Any) -> JsonObject:
     return {"type": "content_block_start", "index": index, "content_block": {"type": kind, **fields}}
 

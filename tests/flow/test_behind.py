@@ -80,15 +80,6 @@ def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
         assert f'key="{entry.id}"' in first
 
 
-def test_who_asks_to_know_waits_and_is_told(
-    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    when(monkeypatch, PendingWrite, "stored", go)
-    with held_proxy(tmp_path, go) as (url, services, _):
-        assert "fwd=uri-miss; stored" in status(url, QUESTION, "confirm")
-        assert services.answerer.store.count() == 1
-
-
 def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +168,7 @@ def test_an_operator_finds_the_key_that_a_client_was_told(
         assert key in told.text
 
 
-def test_a_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
+def test_an_answer_or_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
@@ -186,6 +177,9 @@ def test_a_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
         when(monkeypatch, PendingWrite, "stored", go)
         assert ask(url, FAR, "confirm", stream=True).text.endswith("data: [DONE]\n\n")
         assert services.answerer.store.count() == 2
+        go.clear()
+        assert "fwd=uri-miss; stored" in status(url, "when does the next train to Oslo leave", "confirm")
+        assert services.answerer.store.count() == 3
 
 
 def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(

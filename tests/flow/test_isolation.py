@@ -82,10 +82,7 @@ CHANGES: dict[str, Change] = {
     "model": _model,
     "system prompt": _system,
     "earlier turns": _earlier_turns,
-    "tools": _option("tools"),
-    "response format": _option("response_format"),
-    "sampling": _option("temperature"),
-    **{name: _option(name) for name in OPTIONS if name not in ("tools", "response_format", "temperature")},
+    **{name: _option(name) for name in OPTIONS},
 }
 
 

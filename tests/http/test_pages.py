@@ -73,10 +73,10 @@ def test_a_foreign_page_reaches_nothing(
     assert len(reached[1]) == before
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_other_requests_do(url: str) -> None:
+    for headers in (
         {},
+        {"origin": url},
         {"origin": "https://chat.example.org"},
         {"host": "llm.example.org"},
         {"host": "kvproxy:8484"},
@@ -85,29 +85,12 @@ def test_a_foreign_page_reaches_nothing(
         {"host": "[::1]:8484"},
         {"sec-fetch-site": "same-origin"},
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
-    ],
-)
-def test_others_do(url: str, headers: dict[str, str]) -> None:
-    assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+    ):
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200, headers
 
 
-def test_a_page_of_the_same_origin_does(url: str) -> None:
-    assert httpx.get(f"{url}/v1/models", headers={"origin": url}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("authority", "public"),
-    [
-        ("evil.example", True),
-        ("EVIL.example.:80", True),
-        ("localhost:8484", False),
-        ("a.localhost", False),
-        ("kvproxy", False),
-        ("10.0.0.1:80", False),
-        ("[fe80::1]:80", False),
-        ("box.home.arpa", False),
-        ("local.evil.example", True),
-    ],
-)
-def test_names_that_anybody_could_register(authority: str, public: bool) -> None:
-    assert is_public_name(host_of(authority)) == public
+def test_names_that_anybody_could_register() -> None:
+    for authority in ("evil.example", "EVIL.example.:80", "local.evil.example"):
+        assert is_public_name(host_of(authority))
+    for authority in ("localhost:8484", "a.localhost", "kvproxy", "10.0.0.1:80", "[fe80::1]:80", "box.home.arpa"):
+        assert not is_public_name(host_of(authority))

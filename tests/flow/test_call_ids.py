@@ -66,7 +66,7 @@ def test_conversations_with_other_ids_have_the_same_key(build: Callable[..., dic
     assert same not in (exact(three, four, four), exact(one, one, one), exact(one, two, three))
     assert exact(three, four, three, "13 degrees") != same
     # An id that a text mentions stays.
-    assert exact(one, two, one, f"see {one}") != exact(three, two, three, f"see {three}")
+    assert exact(one, two, one, f"see {one}") != exact(three, two, three, f"see {one}")
 
 
 def renamed(value: Any, names: dict[str, str]) -> Any:

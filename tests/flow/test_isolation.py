@@ -11,7 +11,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.keys import cache_key, tenant_of
 
-PAIRS = 4_000
+PAIRS = 3_000
 Body = dict[str, Any]
 Change = Callable[[Body, random.Random], None]
 

@@ -118,7 +118,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
 
     with proxy(tmp_path, learned) as (url, services, model):
         waiting = 0
-        for number in range(60):
+        for number in range(40):
             model.answers[question(number)] = f"About the {words[number % 5]}."
             if "fwd=" in ask(url, question(number)).headers["cache-status"]:
                 compared(services, waiting)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
@@ -45,6 +45,7 @@ BODIES: dict[ApiName, Any] = {
 
 
 @pytest.mark.parametrize("api", BODIES)
+@settings(max_examples=20)
 @given(day=st.integers(10, 28), other=st.integers(10, 28))
 def test_a_stripped_span_makes_requests_equal_and_a_moved_one_stands_last(api: ApiName, day: int, other: int) -> None:
     one, two = (asked(BODIES[api](f"Be kind. Today is 2026-11-{each}. Be brief."), api) for each in (day, other))

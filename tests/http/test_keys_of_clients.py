@@ -80,7 +80,10 @@ def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tupl
     }
 
 
-def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
+def test_a_key_that_was_taken_back_is_noticed(
+    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_CHECK_SECONDS", 0.2)
     found = settings(tmp_path, seen[0])
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
@@ -91,7 +94,7 @@ def test_a_key_that_was_taken_back_is_noticed(tmp_path: Path, seen: tuple[str, l
         assert post(url, x_api_key=two).status_code == 200
         # A file that cannot be read lets nobody else in.
         clients_file(tmp_path).write_text("{")
-        time.sleep(1.1)
+        time.sleep(0.3)
         assert post(url, x_api_key=two).status_code == 200
         assert post(url).status_code == 401
 
@@ -161,7 +164,7 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(tmp_path: Path, seen: tu
         # Neither key reaches the upstream, and both are the same tenant.
         assert post(url, x_api_key=old).headers["cache-status"].startswith("kvproxy; hit")
         assert not {old, new} & {value for headers in seen[1] for value in headers.values()}
-        until(lambda: post(url, x_api_key=old).status_code == 401)
+        until(lambda: post(url, x_api_key=old).status_code == 401, interval=0.3)
         assert post(url, x_api_key=new).status_code == 200
         newest = rotate_key(found, "one", grace=0)
         until(lambda: post(url, x_api_key=new).status_code == 401)

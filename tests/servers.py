@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from kvproxy.http.routes import EVERY_METHOD
 from kvproxy.http.server import make_server
 from kvproxy.http.services import Services, build
-from kvproxy.settings import Settings
+from kvproxy.settings import Settings, load_settings
 from tests.polling import until
 
 
@@ -100,3 +101,8 @@ def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services
     services = build(settings)
     with run_server(make_server(services), port) as url:
         yield url, services
+
+
+def run_front(data: Path, upstream: str, **settings: Any) -> contextlib.AbstractContextManager[tuple[str, Services]]:
+    """Run a proxy in front of an upstream, which serves equal requests only; yield its URL and its services."""
+    return run_proxy(load_settings(data=data, upstream=upstream, cache={"semantic": False}, **settings))

@@ -11,12 +11,11 @@ import httpx
 import pytest
 
 from kvproxy.index.store import SqliteStore
-from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy
 from tests.faults.proxies import ask, stored
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_who_reads_slowly_holds_a_megabyte_of_entries_and_not_all(tmp_path: Path
 def test_clients_that_stall_while_they_export_hold_nobody(tmp_path: Path) -> None:
     with (
         run_plain_upstream() as upstream,
-        run_proxy(load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})) as (url, services),
+        run_front(tmp_path, upstream) as (url, services),
         contextlib.ExitStack() as clients,
     ):
         for number in range(10):

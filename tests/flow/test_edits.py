@@ -19,7 +19,7 @@ from kvproxy.flow.edits import edited
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.plain_upstream import run_plain_upstream
-from tests.servers import run_proxy
+from tests.servers import run_front
 from tests.statuses import makes_entry
 
 DATE = EditSettings(name="date", action="strip", pattern=r"Today is (\d{4}-\d\d-\d\d)", lead="Today is ")
@@ -88,7 +88,7 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     edit = {"name": "date", "action": "strip", "pattern": r"Today is (\d{4}-\d\d-\d\d)"}
     with (
         run_plain_upstream() as upstream,
-        run_proxy(load_settings(data=tmp_path, upstream=upstream, edits=[edit], cache={"semantic": False})) as (url, _),
+        run_front(tmp_path, upstream, edits=[edit]) as (url, _),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
 

@@ -16,7 +16,7 @@ from kvproxy.settings import RedactionSettings, load_settings
 from tests.flow.proxies import explain
 from tests.plain_upstream import ANSWER, run_plain_upstream
 from tests.polling import until
-from tests.servers import run_proxy
+from tests.servers import run_front, run_proxy
 from tests.statuses import makes_entry
 
 MAIL = r"[\w.]+@[\w.]+"
@@ -87,14 +87,12 @@ def test_a_proxy_stores_no_redacted_text_and_never_matches_what_differs_in_it(tm
 
 def test_a_failing_function_costs_the_cache_and_shows_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     redaction = {"function": "tests.flow.test_redaction:failing"}
-    with run_plain_upstream() as upstream:
-        settings = load_settings(data=tmp_path, upstream=upstream, redaction=redaction, cache={"semantic": False})
-        with run_proxy(settings) as (url, _):
-            for _ in range(2):
-                answer = ask(url, "a secret question")
-                assert answer.status_code == 200
-                assert "hit" not in answer.headers["cache-status"]
-                assert not makes_entry(answer.headers["cache-status"])
+    with run_plain_upstream() as upstream, run_front(tmp_path, upstream, redaction=redaction) as (url, _):
+        for _ in range(2):
+            answer = ask(url, "a secret question")
+            assert answer.status_code == 200
+            assert "hit" not in answer.headers["cache-status"]
+            assert not makes_entry(answer.headers["cache-status"])
     assert "redaction.function failed (ValueError)" in caplog.text
     assert "secret" not in caplog.text
 

@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 SAMPLE = {"temperature": 0.7}
 
@@ -19,8 +18,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     rule = {"name": "replays", "model": "replayed", "sampled_requests": "replay"}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("sampled")
-        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, rules=[rule])
-        with run_proxy(settings) as (found, _):
+        with run_front(data, upstream, rules=[rule]) as (found, _):
             yield found
 
 

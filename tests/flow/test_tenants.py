@@ -15,7 +15,7 @@ from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
 from tests.requests import api_request
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_proxy, run_upstream
 from tests.statuses import makes_entry
 
 SYSTEM = "You are the agent of a company whose secrets nobody may guess. " * 8
@@ -60,7 +60,7 @@ def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
     with (
         run_upstream(answer) as upstream,
-        run_proxy(load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})) as (url, _),
+        run_front(tmp_path, upstream) as (url, _),
     ):
         yield url, headers
 

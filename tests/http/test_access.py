@@ -13,7 +13,7 @@ from kvproxy.http.admin import ROUTES
 from kvproxy.http.app import create_app
 from kvproxy.http.services import build
 from kvproxy.settings import Settings, load_settings
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 
 def settings(data: Path, **fields: object) -> Settings:
@@ -136,11 +136,9 @@ def test_the_admin_token_stays_here(tmp_path: Path) -> None:
         seen.append(dict(request.headers))
         return JSONResponse({})
 
-    with run_upstream(answer) as url:
-        found = load_settings(data=tmp_path, upstream=url, cache={"semantic": False}, forward={"chain": True})
-        with run_proxy(found) as (proxy, _):
-            headers = {"x-kvproxy-admin-token": "secret", "x-kvproxy-tags": "a"}
-            httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
-            httpx.get(f"{proxy}/v1/files", headers=headers)
+    with run_upstream(answer) as url, run_front(tmp_path, url, forward={"chain": True}) as (proxy, _):
+        headers = {"x-kvproxy-admin-token": "secret", "x-kvproxy-tags": "a"}
+        httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
+        httpx.get(f"{proxy}/v1/files", headers=headers)
     assert [headers for headers in seen if "x-kvproxy-tags" in headers]
     assert not [headers for headers in seen if "x-kvproxy-admin-token" in headers]

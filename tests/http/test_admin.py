@@ -8,9 +8,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 Pair = tuple[httpx.Client, list[str]]
 
@@ -24,14 +23,12 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         asked.append(request.url.path)
         return JSONResponse(WHOLE)
 
-    with run_upstream(answer) as target:
-        settings = load_settings(data=tmp_path, upstream=target, cache={"semantic": False})
-        with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
-            for model, question in [("m", "one"), ("m", "two"), ("other", "one")]:
-                body = {"model": model, "messages": [{"role": "user", "content": question}]}
-                assert client.post("/v1/chat/completions", json=body).status_code == 200
-            asked.clear()
-            yield client, asked
+    with run_upstream(answer) as target, run_front(tmp_path, target) as (url, _), httpx.Client(base_url=url) as client:
+        for model, question in [("m", "one"), ("m", "two"), ("other", "one")]:
+            body = {"model": model, "messages": [{"role": "user", "content": question}]}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        asked.clear()
+        yield client, asked
 
 
 def entries(client: httpx.Client) -> int:

@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, connected, responses
-from tests.servers import run_connections, run_proxy
+from tests.servers import run_connections, run_front
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 HEADS = [
@@ -34,7 +33,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def test_the_connection_serves_the_next_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         run_connections(serve) as upstream,
-        run_proxy(load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})) as (url, _),
+        run_front(tmp_path, upstream) as (url, _),
     ):
         for number, head in enumerate(HEADS):
             with connected(httpx.URL(url).port or 0) as client:

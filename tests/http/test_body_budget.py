@@ -9,10 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 PATH = "/v1/chat/completions"
 
@@ -22,8 +21,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     limits = {"items": 1000, "in_flight_bytes": 2**20, "in_flight_items": 1500, "body_bytes": 500_000}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("budget")
-        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
-        with run_proxy(settings) as (found, _):
+        with run_front(data, upstream, limits=limits) as (found, _):
             yield found
 
 

@@ -16,11 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from kvproxy.settings import load_settings
 from tests.http.test_request_framing import until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_app, run_proxy, run_upstream
+from tests.servers import run_app, run_front, run_upstream
 
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
@@ -72,8 +71,7 @@ def upstream() -> Iterator[tuple[str, Upstream]]:
 
 @contextmanager
 def proxy(data: Path, upstream: str, **limits: float) -> Iterator[Proxy]:
-    settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
-    with run_proxy(settings) as (url, services):
+    with run_front(data, upstream, limits=limits) as (url, services):
         yield httpx.URL(url).port or 0, services
 
 

@@ -14,11 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.http.services import Services
-from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.processes import answers
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 
@@ -64,7 +63,7 @@ def hanging() -> Iterator[tuple[str, Hanging]]:
 def proxy(hanging: tuple[str, Hanging], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     data = tmp_path_factory.mktemp("proxy")
     limits = {"request_seconds": 0.5, "choices": 4}
-    with run_proxy(load_settings(data=data, upstream=hanging[0], cache={"semantic": False}, limits=limits)) as running:
+    with run_front(data, hanging[0], limits=limits) as running:
         yield running
 
 
@@ -137,10 +136,8 @@ def test_the_deadline_frees_the_blocks_of_the_embedded_engine(demo: tuple[str, S
 
 def test_a_stop_lets_streams_go_on_and_takes_no_new_requests(hanging: tuple[str, Hanging], tmp_path: Path) -> None:
     """After the drain time, requests end with an error, and a client that does not read is waited for no longer."""
-    limits = {"drain_seconds": 0.5}
-    settings = load_settings(data=tmp_path, upstream=hanging[0], cache={"semantic": False}, limits=limits)
     with contextlib.ExitStack() as running, ThreadPoolExecutor() as threads:
-        url, _ = running.enter_context(run_proxy(settings))
+        url, _ = running.enter_context(run_front(tmp_path, hanging[0], limits={"drain_seconds": 0.5}))
         hung = threads.submit(httpx.post, f"{url}/v1/rerank", json=chat("hang"), timeout=60)
         until(lambda: hanging[1].inside > 0)
         with (

@@ -12,9 +12,8 @@ import pytest
 from kvproxy.http.services import Services
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
-from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 Running = tuple[httpx.Client, Services]
 
@@ -28,14 +27,16 @@ def ask(client: httpx.Client, question: str, **fields: object) -> httpx.Response
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     data: Path = tmp_path_factory.mktemp("log")
     prices = {"prices": {"m": {"input": 2.0, "output": 4.0}}}
-    with run_plain_upstream() as upstream:
-        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, journal=prices)
-        with run_proxy(settings) as (url, services), httpx.Client(base_url=url) as client:
-            for question in ("one", "two", "one", "one"):
-                assert ask(client, question).status_code == 200
-            ask(client, "one", model="other")
-            services.answerer.journal.latest(1)
-            yield client, services
+    with (
+        run_plain_upstream() as upstream,
+        run_front(data, upstream, journal=prices) as (url, services),
+        httpx.Client(base_url=url) as client,
+    ):
+        for question in ("one", "two", "one", "one"):
+            assert ask(client, question).status_code == 200
+        ask(client, "one", model="other")
+        services.answerer.journal.latest(1)
+        yield client, services
 
 
 def records(services: Services) -> Sequence[Record]:
@@ -155,24 +156,18 @@ def test_new_records_come_as_events_and_none_is_missed(running: Running) -> None
 
 def test_the_stream_ends_when_the_proxy_stops(tmp_path: Path) -> None:
     """It has no end of its own: a stop would wait for it as long as for a request."""
-    with run_plain_upstream() as upstream:
-        limits = {"drain_seconds": 60.0}
-        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, limits=limits)
-        with httpx.Client() as client:
-            with run_proxy(settings) as (url, _):
-                response = client.send(client.build_request("GET", f"{url}/admin/log/live"), stream=True)
-                told = events(response)
-                assert next(told)[0] == "hello"
-                began = time.monotonic()
-            assert list(told) == []
-            assert time.monotonic() - began < 30
-            response.close()
+    with run_plain_upstream() as upstream, httpx.Client() as client:
+        with run_front(tmp_path, upstream, limits={"drain_seconds": 60.0}) as (url, _):
+            response = client.send(client.build_request("GET", f"{url}/admin/log/live"), stream=True)
+            told = events(response)
+            assert next(told)[0] == "hello"
+            began = time.monotonic()
+        assert list(told) == []
+        assert time.monotonic() - began < 30
+        response.close()
 
 
 def test_without_a_journal_the_fix_is_named(tmp_path: Path) -> None:
-    settings = load_settings(
-        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, journal={"enabled": False}
-    )
-    with run_proxy(settings) as (url, _):
+    with run_front(tmp_path, "http://127.0.0.1:9", journal={"enabled": False}) as (url, _):
         answer = httpx.get(f"{url}/admin/log")
     assert (answer.status_code, "journal.enabled" in answer.text) == (404, True)

@@ -11,10 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +24,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return JSONResponse(WHOLE)
 
     data: Path = tmp_path_factory.mktemp("metrics")
-    with run_upstream(answer) as upstream:
-        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False})
-        with run_proxy(settings) as (proxy, _):
-            yield proxy
+    with run_upstream(answer) as upstream, run_front(data, upstream) as (proxy, _):
+        yield proxy
 
 
 def counted(url: str) -> dict[tuple[str, str], float]:

@@ -14,9 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import event
 from kvproxy.http.services import Services
-from kvproxy.settings import load_settings
 from tests.polling import until, until_async
-from tests.servers import run_proxy, run_upstream, until_stored
+from tests.servers import run_front, run_upstream, until_stored
 from tests.statuses import makes_entry
 
 MESSAGE = {"role": "assistant", "content": "Hello there"}
@@ -106,10 +105,12 @@ class Odd:
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Services, Odd]]:
     server = Odd()
     data: Path = tmp_path_factory.mktemp("odd")
-    with run_upstream(server.answer) as target:
-        settings = load_settings(data=data, upstream=f"{target}/v1", cache={"semantic": False})
-        with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
-            yield client, services, server
+    with (
+        run_upstream(server.answer) as target,
+        run_front(data, f"{target}/v1") as (url, services),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client, services, server
 
 
 def question(model: str, **fields: Any) -> dict[str, Any]:

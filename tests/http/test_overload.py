@@ -16,7 +16,7 @@ from kvproxy.settings import load_settings
 from tests.http.test_request_framing import connected, post, statuses, until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
-from tests.servers import run_app, run_proxy
+from tests.servers import run_app, run_front, run_proxy
 
 
 class Slow:
@@ -38,16 +38,12 @@ class Slow:
 def slow(tmp_path: Path) -> Iterator[tuple[str, Slow]]:
     server = Slow()
     routes = [Route("/health", lambda request: Response()), Route("/{path:path}", server.answer, methods=["POST"])]
-    with run_app(Starlette(routes=routes)) as upstream:
-        settings = load_settings(
-            data=tmp_path,
-            upstream=upstream,
-            cache={"semantic": False},
-            forward={"max_connections": 4},
-            limits={"queue_size": 3, "queue_seconds": 60.0},
-        )
-        with run_proxy(settings) as (url, _):
-            yield url, server
+    limits = {"queue_size": 3, "queue_seconds": 60.0}
+    with (
+        run_app(Starlette(routes=routes)) as upstream,
+        run_front(tmp_path, upstream, forward={"max_connections": 4}, limits=limits) as (url, _),
+    ):
+        yield url, server
 
 
 def question(text: object) -> dict[str, object]:
@@ -124,11 +120,8 @@ def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None
 
 
 def test_a_body_that_trickles_in_is_given_up(tmp_path: Path) -> None:
-    settings = load_settings(
-        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, limits={"body_seconds": 0.3}
-    )
-
-    with run_proxy(settings) as (url, _), connected(httpx.URL(url).port or 0) as client:
+    slow = run_front(tmp_path, "http://127.0.0.1:9", limits={"body_seconds": 0.3})
+    with slow as (url, _), connected(httpx.URL(url).port or 0) as client:
         client.sendall(post(b"/v1/chat/completions", b"x" * 100)[:-90])
         answer = until_closed(client)
     assert statuses(answer) == [b"408"]

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.http.access.hosts import host_of, is_public_name
-from kvproxy.settings import load_settings
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 ROUTES = [
@@ -43,10 +42,7 @@ def reached() -> Iterator[tuple[str, list[str]]]:
 def url(tmp_path_factory: pytest.TempPathFactory, reached: tuple[str, list[str]]) -> Iterator[str]:
     data: Path = tmp_path_factory.mktemp("pages")
     access = {"origins": ["https://chat.example.org"], "hosts": ["llm.example.org"]}
-    settings = load_settings(
-        data=data, upstream=reached[0], cache={"semantic": False}, forward={"api_key": "operators"}, access=access
-    )
-    with run_proxy(settings) as (proxy, _):
+    with run_front(data, reached[0], forward={"api_key": "operators"}, access=access) as (proxy, _):
         yield proxy
 
 

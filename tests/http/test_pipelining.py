@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvproxy.http.connections.protocol import MOST_PIPELINED
-from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
 from tests.polling import until
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 SLOW = post(b"/v1/slow", b"abc")
 
@@ -59,7 +58,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     upstream = Upstream()
     with run_upstream(upstream.answer) as url:
         data = tmp_path_factory.mktemp("pipelining")
-        with run_proxy(load_settings(data=data, upstream=url, cache={"semantic": False})) as (proxy, _):
+        with run_front(data, url) as (proxy, _):
             yield Stack(httpx.URL(proxy).port or 0, upstream)
 
 

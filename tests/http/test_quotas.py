@@ -22,12 +22,11 @@ from kvproxy.flow.quota_charges import estimate
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.quotas import Quotas
-from kvproxy.settings import load_settings
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.token_bucket import TokenBucket, duration
 from tests.http.test_request_framing import connected, post, until_closed
 from tests.polling import until
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 from tests.statuses import makes_entry
 
 USED = {"prompt_tokens": 30, "completion_tokens": 20}
@@ -93,10 +92,7 @@ def run(data: Path, **limits: object) -> Iterator[Proxy]:
     with (
         pytest.MonkeyPatch.context() as patch,
         run_upstream(upstream.answer) as url,
-        run_proxy(load_settings(data=data, upstream=url, cache={"semantic": False}, limits=limits)) as (
-            proxy,
-            services,
-        ),
+        run_front(data, url, limits=limits) as (proxy, services),
     ):
         patch.setattr("kvproxy.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
         patch.setattr("kvproxy.http.access.clients._CHECK_SECONDS", 0.0)

@@ -12,9 +12,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"Hi %d?"}]}'
 INNER = b"GET /admin/cache?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -54,8 +53,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     limits = {"body_bytes": 4096, "body_seconds": 1.0}
     with run_upstream(recorder.answer) as upstream:
         data = tmp_path_factory.mktemp("framing")
-        settings = load_settings(data=data, upstream=upstream, cache={"semantic": False}, limits=limits)
-        with run_proxy(settings) as (url, _):
+        with run_front(data, upstream, limits=limits) as (url, _):
             yield Stack(httpx.URL(url).port or 0, recorder)
 
 

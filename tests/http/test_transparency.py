@@ -11,8 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.settings import load_settings
-from tests.servers import run_connections, run_proxy, run_upstream
+from tests.servers import run_connections, run_front, run_upstream
 from tests.statuses import makes_entry
 
 VECTORS: dict[str, Any] = {"object": "list", "model": "e", "data": [{"index": 0, "embedding": [0.1, 0.25]}]}
@@ -55,7 +54,7 @@ def target(recorder: Recorder) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def proxy(target: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data: Path = tmp_path_factory.mktemp("transparent")
-    with run_proxy(load_settings(data=data, upstream=target, cache={"semantic": False})) as (url, _):
+    with run_front(data, target) as (url, _):
         yield url
 
 
@@ -104,7 +103,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
     with (
         run_connections(echo) as target,
-        run_proxy(load_settings(data=tmp_path, upstream=target, cache={"semantic": False})) as (url, _),
+        run_front(tmp_path, target) as (url, _),
     ):
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -145,10 +144,7 @@ def test_a_configured_key_replaces_the_clients_and_none_is_logged(
     target: str, recorder: Recorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    settings = load_settings(
-        data=tmp_path, upstream=target, cache={"semantic": False}, forward={"api_key": "configured"}
-    )
-    with run_proxy(settings) as (url, _):
+    with run_front(tmp_path, target, forward={"api_key": "configured"}) as (url, _):
         for path, sent, expected in (
             ("/v1/embeddings", {"authorization": "Bearer mine"}, {"authorization": "Bearer configured"}),
             ("/v1/embeddings", {}, {"authorization": "Bearer configured"}),
@@ -169,9 +165,10 @@ def test_a_request_is_tried_again_only_while_nothing_was_sent(tmp_path: Path) ->
     async def close_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tries.append(await reader.readuntil(b"\r\n\r\n"))
 
-    with run_connections(close_at_once) as upstream:
-        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False}, forward={"retries": 5})
-        with run_proxy(settings) as (proxy, _):
-            answer = httpx.post(f"{proxy}/v1/embeddings", json={"model": "e", "input": "x"})
+    with (
+        run_connections(close_at_once) as upstream,
+        run_front(tmp_path, upstream, forward={"retries": 5}) as (proxy, _),
+    ):
+        answer = httpx.post(f"{proxy}/v1/embeddings", json={"model": "e", "input": "x"})
     assert answer.status_code == 502
     assert len([head for head in tries if b"/v1/embeddings" in head]) == 1

@@ -6,8 +6,7 @@ import httpx
 import pytest
 
 from kvproxy.http import ui
-from kvproxy.settings import load_settings
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 STATIC = Path(ui.__file__).parent / "static"
 
@@ -15,14 +14,8 @@ STATIC = Path(ui.__file__).parent / "static"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     client = {"name": "alice", "key_sha256": "0" * 64}
-    settings = load_settings(
-        data=tmp_path_factory.mktemp("ui"),
-        upstream="http://127.0.0.1:9",
-        cache={"semantic": False},
-        admin_token="secret",
-        clients=[client],
-    )
-    with run_proxy(settings) as (found, _):
+    data = tmp_path_factory.mktemp("ui")
+    with run_front(data, "http://127.0.0.1:9", admin_token="secret", clients=[client]) as (found, _):
         yield found
 
 

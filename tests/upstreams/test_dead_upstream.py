@@ -10,24 +10,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 
 def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    settings = load_settings(
-        data=tmp_path, upstream=url, cache={"semantic": False}, routing={"health_interval": 0.05, "health_timeout": 1.0}
-    )
+    routing = {"health_interval": 0.05, "health_timeout": 1.0}
 
     def lines(text: str) -> int:
         return sum(text in message for message in caplog.messages)
 
-    with caplog.at_level(logging.INFO, "kvproxy"), run_proxy(settings) as (proxy, services):
+    with caplog.at_level(logging.INFO, "kvproxy"), run_front(tmp_path, url, routing=routing) as (proxy, services):
         until(lambda: httpx.get(f"{proxy}/ready").status_code == 503)
         assert url in httpx.get(f"{proxy}/ready").json()["error"]
         assert url in httpx.get(f"{proxy}/health").json()["outage"]

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
+from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.upstreams.client import UpstreamClient
 from tests.plain_upstream import WHOLE
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_front, run_upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -41,8 +41,11 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url = seen[0].replace("http://", "http://user:SECRET@")
-    settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False})
-    with caplog.at_level(logging.DEBUG), run_proxy(settings) as (proxy, _), httpx.Client(base_url=proxy) as asking:
+    with (
+        caplog.at_level(logging.DEBUG),
+        run_front(tmp_path, url) as (proxy, _),
+        httpx.Client(base_url=proxy) as asking,
+    ):
         for client in ({}, {"authorization": "Bearer mine"}, {"x-api-key": "mine", "api-key": "mine"}):
             assert asking.post("/v1/chat/completions", json=BODY, headers=client).status_code == 200
         told = [asking.get(path).text for path in ("/health", "/ready", "/metrics", "/admin/upstreams", "/admin/cache")]
@@ -54,8 +57,7 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
 
 
 def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
-    settings = load_settings(data=tmp_path, upstream="http://user:SECRET@127.0.0.1:9", cache={"semantic": False})
-    with run_proxy(settings) as (proxy, services):
+    with run_front(tmp_path, "http://user:SECRET@127.0.0.1:9") as (proxy, services):
         down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)
         assert (down.status_code, services.answerer.store.count()) == (502, 0)
         assert "cannot reach the upstream" in down.json()["error"]["message"]

@@ -67,7 +67,7 @@ class NaiveTrace:
             "named": 0,
         }
         found: list[int] = []
-        for name in self.chain(request)[: (len(tokens) - 1) // self.size]:
+        for name in self.hashes(request)[: (len(tokens) - 1) // self.size]:
             if name not in self.copies:
                 break
             found.append(self.copies[name][0])
@@ -103,7 +103,7 @@ class NaiveTrace:
             self.holders[block] = 1
             request["table"].append(block)
         request["computed"] += count
-        chain = self.chain(request)
+        chain = self.hashes(request)
         while request["named"] < min(request["computed"], len(request["tokens"])) // self.size:
             block, name = request["table"][request["named"]], chain[request["named"]]
             self.names[block] = name
@@ -112,7 +112,7 @@ class NaiveTrace:
             request["named"] += 1
         return True
 
-    def chain(self, request: dict[str, Any]) -> list[bytes]:
+    def hashes(self, request: dict[str, Any]) -> list[bytes]:
         names, parent = [], self.none
         for start in range(0, len(request["tokens"]) - self.size + 1, self.size):
             end = start + self.size
@@ -139,10 +139,14 @@ class NaiveTrace:
         del self.live[request["id"]]
 
     def report(self, request: dict[str, Any], status: str, hit: int, first: int) -> None:
-        chain, table = self.chain(request), request["table"]
+        table, hashes = [] if status == "rejected" else self.table(request), self.hashes(request)
         line = {"id": request["id"], "st": status, "prompt": request["prompt"], "hit": hit, "ids0": first}
-        line |= {"ids": crc(table) if table else 0, "nblk": len(table), "hash": chain[-1].hex() if chain else ""}
+        line |= {"ids": crc(table) if table else 0, "nblk": len(table), "hash": hashes[-1].hex() if hashes else ""}
         self.lines.append(json.dumps(line, separators=(",", ":")))
+
+    def table(self, request: dict[str, Any]) -> list[int]:
+        ids: list[int] = request["table"]
+        return ids
 
     def reset(self) -> None:
         if len(self.free) == self.num_blocks - 1:

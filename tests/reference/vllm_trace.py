@@ -103,12 +103,9 @@ class VLLMTrace(NaiveTrace):
         self.manager.free(request["vllm"])
         del self.live[request["id"]]
 
-    def report(self, request: dict[str, Any], status: str, hit: int, first: int) -> None:
-        table = [] if status == "rejected" else self.table(request)
-        hashes = request["vllm"].block_hashes
-        line = {"id": request["id"], "st": status, "prompt": request["prompt"], "hit": hit, "ids0": first}
-        line |= {"ids": crc(table) if table else 0, "nblk": len(table), "hash": hashes[-1].hex() if hashes else ""}
-        self.lines.append(json.dumps(line, separators=(",", ":")))
+    def hashes(self, request: dict[str, Any]) -> list[bytes]:
+        hashes: list[bytes] = request["vllm"].block_hashes
+        return hashes
 
     def reset(self) -> None:
         self.manager.reset_prefix_cache()

@@ -6,12 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from kvproxy.apis.codecs import CODECS
-from kvproxy.engine.models.loader import prepare_model
 from kvproxy.http.services import Services
-from tests.engine.models import LetterTokenizer, random_model
+from tests.engine.models import load, random_model
 
 PROMPT = "What is a block? A block is a run of tokens. What is a block?"
 
@@ -168,7 +166,7 @@ def test_sampling_defaults_come_from_the_model(
 ) -> None:
     model = random_model("llama")
     model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
-    recommended = prepare_model("m", model, LetterTokenizer(), torch.device("cpu")).default_sampling_params
+    recommended = load(model).default_sampling_params
     found = CODECS["chat"].decode({"messages": []} | said, recommended).sampling
     assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.models.loader import load_model, prepare_model
+from kvproxy.engine.models.loader import load_model
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.random_engine import generate, load_random, random_model, random_tokens
 from tests.benchmarks.timing import interleave, report
-from tests.engine.models import LetterTokenizer
+from tests.engine.models import load
 
 SHARED, SUFFIX = 1024, 64
 ROWS = (1, 8, 32)
@@ -71,7 +71,7 @@ def decode(name: str, rounds: int) -> None:
         prompts = [random_tokens(prompt) for _ in range(rows)]
 
         def engine(prompts: list[list[int]] = prompts, rows: int = rows) -> None:
-            loaded = prepare_model("random", model, LetterTokenizer(), torch.device("cpu"))
+            loaded = load(model)
             settings = EngineSettings(num_blocks=rows * 16 + 8, block_size=16, max_num_seqs=64)
             generate(EngineCore(loaded, settings), prompts, answer)
 

@@ -10,9 +10,9 @@ import torch
 
 from kvproxy.engine import attention
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.models.loader import LoadedModel, prepare_model
+from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
-from tests.engine.models import LetterTokenizer
+from tests.engine.models import load
 
 _NUMBERS = itertools.count()
 _DRAW = random.Random(0)
@@ -37,7 +37,7 @@ def random_model() -> Any:
 
 
 def load_random() -> LoadedModel:
-    return prepare_model("random", random_model(), LetterTokenizer(), torch.device("cpu"))
+    return load(random_model())
 
 
 def submit(engine: EngineCore, prompts: Iterable[list[int]], grammar: Grammar | None = None, **sampling: Any) -> None:

@@ -67,7 +67,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
     table = list(range(1, 30))
     for start, end in ((0, 128), (128, 300), (300, 399), (399, 400)):
         span = TokenSpan(tokens[start:end], start, [table])
-        step = build_input_batch(pool, *(([], [span]) if end - start == 1 else ([span], [])), backends)
+        step = build_input_batch(pool, loaded.groups, *(([], [span]) if end - start == 1 else ([span], [])), backends)
         output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, input_batch=step)
     ours, theirs = (float((logits.float() - exact).norm() / exact.norm()) for logits in (output.logits[0, -1], plain))
     figures = {

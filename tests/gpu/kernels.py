@@ -1,42 +1,22 @@
 """The attention backends on a device, compared with attention computed token by token in float64."""
 
+from functools import partial
+
 import torch
 
 from kvproxy.engine.attention import triton_decode, varlen
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, PrefillBackend, ScoreOptions
+from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.attention.varlen import VarlenPrefill
-from kvproxy.engine.scheduler.output import TokenSpan
-from kvproxy.engine.worker.input_batch import decode_block_table
 from tests.gpu.check import Check, Figures, Missed, NotHere
-from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
+from tests.gpu.paged import TOLERANCE, Heads, decode_error, prefill_error
 
 _HEADS = [Heads(8, 8, 32), Heads(8, 2, 64), Heads(4, 1, 80), Heads(6, 2, 96), Heads(32, 8, 128), Heads(16, 1, 256)]
 _LENGTHS = [[1], [16, 17, 15], [127, 128, 129, 1000], [8191, 8193], [20_000, 5]]
 _PASTS = [[(0, 1)], [(0, 300), (0, 17)], [(64, 1), (5, 200), (0, 33)], [(8000, 128), (0, 256), (1023, 1025)]]
 _SMALL = 4
 """Cases that the interpreter takes; it is thousands of times slower."""
-
-
-def triton_float32(device: torch.device) -> Figures:
-    return _decodes(TritonDecode(), torch.float32, device)
-
-
-def triton_float16(device: torch.device) -> Figures:
-    return _decodes(TritonDecode(), torch.float16, device)
-
-
-def triton_bfloat16(device: torch.device) -> Figures:
-    return _decodes(TritonDecode(), torch.bfloat16, device)
-
-
-def varlen_bfloat16(device: torch.device) -> Figures:
-    return _prefills(VarlenPrefill(), torch.bfloat16, device)
-
-
-def varlen_float16(device: torch.device) -> Figures:
-    return _prefills(VarlenPrefill(), torch.float16, device)
 
 
 def sdpa(device: torch.device) -> Figures:
@@ -58,27 +38,10 @@ def _decodes(backend: DecodeBackend, dtype: torch.dtype, device: torch.device) -
     for heads in _HEADS if device.type == "cuda" else _HEADS[:_SMALL]:
         for number, lengths in enumerate(_LENGTHS if device.type == "cuda" else _LENGTHS[:2]):
             for block_size in (16, 5) if number < 2 and heads.head_dim < 80 else (16,):
-                found = _decode_error(backend, heads, lengths, block_size, dtype, device)
+                found = decode_error(backend, heads, lengths, block_size, dtype, device, shared=2)
                 count += 1
                 worst = _judge(worst, found, dtype, f"{heads}, lengths {lengths}, blocks of {block_size}")
     return {"cases": str(count), "worst error": f"{worst:.1e}", "allowed": f"{TOLERANCE[dtype]:.0e}"}
-
-
-def _decode_error(
-    backend: DecodeBackend, heads: Heads, lengths: list[int], block_size: int, dtype: torch.dtype, device: torch.device
-) -> float:
-    blocks = sum(-(-length // block_size) for length in lengths) + 2
-    tables = random_tables(lengths, block_size, blocks, shared=2)
-    pool = poisoned_pool(heads, blocks, block_size, dtype, device)
-    fill(pool, tables, lengths)
-    if not backend.supports_capture:
-        pool.data.nan_to_num_()
-    query = torch.randn(len(lengths), heads.heads, heads.head_dim, device=device).to(dtype)
-    spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
-    ends = torch.tensor(lengths, device=device)
-    attend = backend.prepare(decode_block_table(spans, block_size, device), ends, pool)
-    output = attend(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
-    return error(output, expected_rows(query, pool, spans))
 
 
 def _prefills(backend: PrefillBackend, dtype: torch.dtype, device: torch.device) -> Figures:
@@ -88,32 +51,10 @@ def _prefills(backend: PrefillBackend, dtype: torch.dtype, device: torch.device)
             raise NotHere(reason)
         for shape in _PASTS if heads.head_dim <= 128 else _PASTS[:3]:
             for scaling in (None, 0.2):
-                found = _prefill_error(backend, heads, shape, dtype, device, scaling)
+                found = prefill_error(backend, heads, shape, 16, dtype, device, scores=ScoreOptions(scaling))
                 count += 1
                 worst = _judge(worst, found, dtype, f"{heads}, past and new tokens {shape}, scaling {scaling}")
     return {"cases": str(count), "worst error": f"{worst:.1e}", "allowed": f"{TOLERANCE[dtype]:.0e}"}
-
-
-def _prefill_error(
-    backend: PrefillBackend,
-    heads: Heads,
-    shape: list[tuple[int, int]],
-    dtype: torch.dtype,
-    device: torch.device,
-    scaling: float | None,
-) -> float:
-    lengths = [past + count for past, count in shape]
-    blocks = sum(-(-length // 16) for length in lengths) + 2
-    tables = random_tables(lengths, 16, blocks)
-    pool = poisoned_pool(heads, blocks, 16, dtype, device)
-    fill(pool, tables, lengths)
-    spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
-    rows = sum(count for _, count in shape)
-    query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
-    slots = torch.tensor([slot for span in spans for slot in span.slot_mapping(16)], device=device)
-    key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
-    output = backend.prepare(spans, pool)(query, (key, value), pool.layer(0), ScoreOptions(scaling))
-    return error(output, expected_rows(query, pool, spans, ScoreOptions(scaling)))
 
 
 def _judge(worst: float, found: float, dtype: torch.dtype, case: str) -> float:
@@ -128,10 +69,10 @@ def _short(dtype: torch.dtype) -> str:
 
 
 CHECKS = (
-    Check("decode kernels, float32", 90, triton_float32, interpreted=True),
-    Check("decode kernels, float16", 90, triton_float16, interpreted=True),
-    Check("decode kernels, bfloat16", 90, triton_bfloat16, interpreted=True),
-    Check("FlashAttention prefill, bfloat16", 40, varlen_bfloat16),
-    Check("FlashAttention prefill, float16", 40, varlen_float16),
+    Check("decode kernels, float32", 90, partial(_decodes, TritonDecode(), torch.float32), interpreted=True),
+    Check("decode kernels, float16", 90, partial(_decodes, TritonDecode(), torch.float16), interpreted=True),
+    Check("decode kernels, bfloat16", 90, partial(_decodes, TritonDecode(), torch.bfloat16), interpreted=True),
+    Check("FlashAttention prefill, bfloat16", 40, partial(_prefills, VarlenPrefill(), torch.bfloat16)),
+    Check("FlashAttention prefill, float16", 40, partial(_prefills, VarlenPrefill(), torch.float16)),
     Check("SDPA fallback", 60, sdpa),
 )

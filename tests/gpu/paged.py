@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, PrefillBackend, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.output import TokenSpan
+from kvproxy.engine.worker.input_batch import decode_block_table
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error allowed, |output - exact| / |exact| over a whole tensor; the 16-bit ones round their output."""
 
@@ -96,3 +98,75 @@ def _seen(at: torch.Tensor, key: torch.Tensor, group: LayerGroup) -> torch.Tenso
 def error(output: torch.Tensor, exact: torch.Tensor) -> float:
     """|output - exact| / |exact|; NaN where the output has any."""
     return float((output.double() - exact).norm() / exact.norm())
+
+
+def decode_error(
+    backend: DecodeBackend,
+    heads: Heads,
+    lengths: list[int],
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    *,
+    shared: int = 0,
+    scores: ScoreOptions = DEFAULT_SCORES,
+    group: LayerGroup = FULL_ATTENTION,
+) -> float:
+    """Error of a step that decodes one token of sequences with these lengths."""
+    tables, pool = _paged(heads, lengths, block_size, dtype, device, shared)
+    if not backend.supports_capture:
+        pool.data.nan_to_num_()
+    query = torch.randn(len(lengths), heads.heads, heads.head_dim, device=device).to(dtype)
+    spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
+    exact = expected_rows(query, pool, spans, scores, group)
+    _forget_out_of_reach(spans, block_size, group)
+    new = (torch.full((len(lengths), heads.kv_heads, heads.head_dim), float("nan"), device=device),) * 2
+    attend = backend.prepare(
+        decode_block_table(spans, block_size, device), torch.tensor(lengths, device=device), pool, group
+    )
+    output = attend(query, new, pool.layer(0), scores)
+    assert output.dtype == dtype
+    return error(output, exact)
+
+
+def prefill_error(
+    backend: PrefillBackend,
+    heads: Heads,
+    shape: list[tuple[int, int]],
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    *,
+    shared: int = 0,
+    scores: ScoreOptions = DEFAULT_SCORES,
+    group: LayerGroup = FULL_ATTENTION,
+) -> float:
+    """Error of a step that computes prompts of (past, new) tokens."""
+    lengths = [past + count for past, count in shape]
+    tables, pool = _paged(heads, lengths, block_size, dtype, device, shared)
+    spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
+    rows = sum(count for _, count in shape)
+    query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
+    slots = torch.tensor([slot for span in spans for slot in span.slot_mapping(block_size)], device=device)
+    key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
+    exact = expected_rows(query, pool, spans, scores, group)
+    _forget_out_of_reach(spans, block_size, group)
+    return error(backend.prepare(spans, pool, group)(query, (key, value), pool.layer(0), scores), exact)
+
+
+def _paged(
+    heads: Heads, lengths: list[int], block_size: int, dtype: torch.dtype, device: torch.device, shared: int
+) -> tuple[list[list[int]], KVPool]:
+    blocks = sum(-(-length // block_size) for length in lengths) + 2
+    tables = random_tables(lengths, block_size, blocks, shared)
+    pool = poisoned_pool(heads, blocks, block_size, dtype, device)
+    fill(pool, tables, lengths)
+    return tables, pool
+
+
+def _forget_out_of_reach(spans: Sequence[TokenSpan], block_size: int, group: LayerGroup) -> None:
+    """The engine has block 0 where no row of a span reaches."""
+    for span in spans:
+        (table,) = span.block_tables
+        out_of_reach = group.first_visible(span.start) // block_size
+        table[:out_of_reach] = [0] * out_of_reach

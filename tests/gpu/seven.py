@@ -19,9 +19,7 @@ def model(device: torch.device) -> Any:
     """The random model, made on the device, as the engine loads one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from kvproxy.engine import attention
-    from kvproxy.engine.models.loader import prepare_model
-    from tests.engine.models import LetterTokenizer
+    from tests.engine.models import load
 
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 22 << 30:
         raise NotHere("a 7B model takes 22 GiB of free GPU memory")
@@ -47,8 +45,7 @@ def model(device: torch.device) -> Any:
     finally:
         torch.set_default_dtype(before)
     made.generation_config.eos_token_id = None
-    attention.register()
-    return prepare_model("7B", made, LetterTokenizer(), device)
+    return load(made, device)
 
 
 def free() -> None:

@@ -79,7 +79,7 @@ class _TraceReplay(NaiveTrace):
     def results(self) -> list[str]:
         pool, stats = self.manager.pool, self.manager.stats()
         self.free = [block.id for block in pool.free_queue]
-        self.copies = dict.fromkeys(pool.cached_blocks, [])
+        self.copies = {key: [] for key in pool.cached_blocks}
         self.queries, self.hits = stats.queries, stats.hits
         self.stored, self.removed, self.cleared = pool.num_stored, pool.num_evictions, pool.num_resets
         return super().results()

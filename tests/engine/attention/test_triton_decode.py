@@ -8,48 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.single_type_manager import GroupKind
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, ScoreOptions
+from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
 from kvproxy.engine.attention.sdpa import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode
-from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.scheduler.output import TokenSpan
-from kvproxy.engine.worker.input_batch import decode_block_table
-from tests.gpu.paged import TOLERANCE, Heads, error, expected_rows, fill, poisoned_pool, random_tables
-
-CPU = torch.device("cpu")
-
-
-def attend(
-    backend: DecodeBackend,
-    heads: Heads,
-    lengths: list[int],
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    *,
-    shared: int = 0,
-    width: int = 0,
-    scores: ScoreOptions = DEFAULT_SCORES,
-    group: LayerGroup = FULL_ATTENTION,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a backend gives for sequences of these lengths, and what is exact."""
-    blocks = sum(-(-length // block_size) for length in lengths) + 2
-    tables = random_tables(lengths, block_size, blocks, shared)
-    pool = poisoned_pool(heads, blocks, block_size, dtype, CPU)
-    fill(pool, tables, lengths)
-    if not backend.supports_capture:
-        pool.data.nan_to_num_()
-    query = torch.randn(len(lengths), heads.heads, heads.head_dim).to(dtype)
-    for each, length in zip(tables, lengths, strict=True):
-        # The engine has block 0 where a row does not reach.
-        out_of_reach = group.first_visible(length - 1) // block_size
-        each[:out_of_reach] = [0] * out_of_reach
-    spans = [TokenSpan([0], length - 1, [table]) for table, length in zip(tables, lengths, strict=True)]
-    table, ends = decode_block_table(spans, block_size, CPU), torch.tensor(lengths)
-    if width > table.shape[1]:
-        table = torch.nn.functional.pad(table, (0, width - table.shape[1]), value=blocks - 1)
-    new = (torch.full((len(lengths), heads.kv_heads, heads.head_dim), float("nan")),) * 2
-    output = backend.prepare(table, ends, pool, group)(query, new, pool.layer(0), scores)
-    return output, expected_rows(query, pool, spans, scores, group)
+from kvproxy.engine.models.layer_groups import LayerGroup
+from tests.gpu.paged import CPU, TOLERANCE, Heads, decode_error, poisoned_pool
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -65,16 +28,13 @@ def attend(
     ],
 )
 def test_kernels_equal_plain_attention(heads: Heads, block_size: int, lengths: list[int], dtype: torch.dtype) -> None:
-    output, exact = attend(TritonDecode(), heads, lengths, block_size, dtype)
-    assert output.dtype == dtype
-    assert error(output, exact) < TOLERANCE[dtype]
+    assert decode_error(TritonDecode(), heads, lengths, block_size, dtype) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("lengths", [[127], [128], [129], [1023, 1], [1024, 300], [1025], [2000]])
 def test_stretches_are_merged(lengths: list[int]) -> None:
     for most in (1, 2, 8):
-        output, exact = attend(TritonDecode(most), Heads(2, 1, 16), lengths)
-        assert error(output, exact) < TOLERANCE[torch.float32]
+        assert decode_error(TritonDecode(most), Heads(2, 1, 16), lengths) < TOLERANCE[torch.float32]
 
 
 @settings(max_examples=8, deadline=None)
@@ -89,10 +49,10 @@ def test_stretches_are_merged(lengths: list[int]) -> None:
 def test_any_shape(
     heads: tuple[int, int], head_dim: int, block_size: int, lengths: list[int], shared: int, scaling: float | None
 ) -> None:
-    output, exact = attend(
+    found = decode_error(
         TritonDecode(4), Heads(*heads, head_dim), lengths, block_size, shared=shared, scores=ScoreOptions(scaling)
     )
-    assert error(output, exact) < TOLERANCE[torch.float32]
+    assert found < TOLERANCE[torch.float32]
 
 
 def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
@@ -149,5 +109,5 @@ def test_limited_attention_capped_scores_and_sinks(
     group = LayerGroup(0, kind, reach)
     scores = ScoreOptions(0.4, cap, torch.randn(4) if has_sinks else None)
     for backend in (TritonDecode(4, min_split=16), SdpaDecode()):
-        output, exact = attend(backend, Heads(4, 2, 8), lengths, block_size, scores=scores, group=group)
-        assert error(output, exact) < TOLERANCE[torch.float32]
+        found = decode_error(backend, Heads(4, 2, 8), lengths, block_size, scores=scores, group=group)
+        assert found < TOLERANCE[torch.float32]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvproxy.proxy_client.warm_requests import WarmRequest, WarmSource
 
 _LISTED_ERRORS = 20
+_LISTED_LINES = 5
 _SAMPLING = ("temperature", "max_tokens")
 
 
@@ -70,7 +71,7 @@ def warm(
 
     Example: kvproxy warm questions.txt --concurrency 8 --rate 20
 
-    Example: kvproxy warm questions.txt --temperature 0 --body 'seed=1' --header 'X-Forwarded-User: ann'
+    Example: kvproxy warm questions.txt --temperature 0 --body 'seed=1' --header 'Remote-User: ann'
 
     Example: kvproxy warm --cache --top 200 --refresh
 
@@ -163,7 +164,7 @@ def _parse_headers(given: list[str]) -> dict[str, str]:
         name, separator, value = each.partition(":")
         if not name.strip() or not separator:
             raise typer.BadParameter(
-                f"use NAME:VALUE, such as 'X-Forwarded-User: ann', instead of {each!r}", param_hint="--header"
+                f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
             )
         headers[name.strip().lower()] = value.strip()
     return headers
@@ -233,7 +234,12 @@ def _print(report: "WarmReport") -> None:
             ("Failed", len(report.errors)),
         ]
     )
-    for error in report.errors[:_LISTED_ERRORS]:
-        print_note(f"line {error.line}: {error.message}")
-    if len(report.errors) > _LISTED_ERRORS:
-        print_note(f"and {len(report.errors) - _LISTED_ERRORS:,} more errors: list all with --json")
+    lines: dict[str, list[int]] = {}
+    for error in report.errors:
+        lines.setdefault(error.message, []).append(error.line)
+    for message, found in list(lines.items())[:_LISTED_ERRORS]:
+        more = f" and {len(found) - _LISTED_LINES:,} more" if len(found) > _LISTED_LINES else ""
+        shown = ", ".join(map(str, sorted(found)[:_LISTED_LINES]))
+        print_note(f"{'line' if len(found) == 1 else 'lines'} {shown}{more}: {message}")
+    if len(lines) > _LISTED_ERRORS:
+        print_note(f"and {len(lines) - _LISTED_ERRORS:,} more errors: list all with --json")

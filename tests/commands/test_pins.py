@@ -74,9 +74,11 @@ def test_pin_errors_are_one_line(url: str) -> None:
         return done.returncode, done.stderr
 
     code, message = failed("pin", "x", "never seen before")
-    assert (code, "nothing of this prompt is cached" in message) == (3, True)
+    assert (code, "no full block of this prompt is cached" in message) == (3, True)
     assert failed("pin", "x", "--leaf", "ffffffffffffffffff")[0] == 3
     assert failed("unpin", "nothing")[0] == 3
+    # warm --keep names pins after paths.
+    assert "no pin 'folder/questions.txt:1'" in failed("unpin", "folder/questions.txt:1")[1]
     assert "is not a duration" in failed("pin", "x", "--leaf", "0", "--ttl", "-1")[1]
     assert kvproxy("blocks", "pin", "x", "prompt", "--leaf", "0", url=url).returncode == 2
 

@@ -89,7 +89,9 @@ async def pin(request: Request) -> Response:
     asked = None if leaf else await read_request(request)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
-        raise NotFound("nothing of this prompt is cached: send it once, then pin it")
+        raise NotFound(
+            "no full block of this prompt is cached: send it once, then pin it; a shorter prompt than a block cannot be pinned"
+        )
     return reply({"name": name, "tokens": tokens, "ttl": ttl})
 
 
@@ -130,7 +132,7 @@ ROUTES = [
     Route("/blocks/tiers/{name}", clear, methods=["DELETE"]),
     Route("/blocks/pins", pins, methods=["GET"]),
     Route("/blocks/pins", pin, methods=["POST"]),
-    Route("/blocks/pins/{name}", unpin, methods=["DELETE"]),
+    Route("/blocks/pins/{name:path}", unpin, methods=["DELETE"]),
     Route("/blocks", blocks, methods=["GET"]),
     Route("/blocks/queue", queue, methods=["GET"]),
     Route("/blocks/chains", chains, methods=["GET"]),

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvproxy.index.evaluation.replay import ReplayObservations, replay
@@ -20,7 +19,7 @@ from kvproxy.settings import CacheSettings
 from tests.index.policies.learned.test_replay import cluster_stream
 from tests.reference.memory_observations import MemoryObservations
 
-Cosines = Callable[[list[dict[str, str]]], np.ndarray]
+Cosine = Callable[[dict[str, str]], float]
 
 
 DATA = Path(__file__).parents[1] / "data"
@@ -58,26 +57,21 @@ def embedder() -> Embedder:
 
 
 @pytest.fixture(scope="module")
-def cosines(embedder: Embedder) -> Cosines:
-    """Return a function from pairs to cosines by the packaged embedder."""
-    known: dict[str, np.ndarray] = {}
-
-    def of(pairs: list[dict[str, str]]) -> np.ndarray:
-        new = sorted({pair[side] for pair in pairs for side in "ab"} - set(known))
-        known.update(zip(new, embedder.embed(new) if new else (), strict=True))
-        found: np.ndarray = np.array([known[pair["a"]] @ known[pair["b"]] for pair in pairs])
-        return found
-
-    return of
+def cosine(embedder: Embedder) -> Cosine:
+    """Return the cosine of a pair by the packaged embedder."""
+    vector = functools.cache(lambda text: embedder.embed([text])[0])
+    return lambda pair: float(vector(pair["a"]) @ vector(pair["b"]))
 
 
-def share_served(policy: Policy, pairs: list[dict[str, str]], cosines: Cosines) -> float:
+def share_served(policy: Policy, pairs: list[dict[str, str]], cosine: Cosine) -> float:
     """Return the share of pairs that a policy serves. Guards and verifier do not depend on the order of a pair."""
-    accepted = [
-        policy.decide(pair["a"], [Neighbour(pair["b"], cosine, "a")]).chosen is not None
-        for pair, cosine in zip(pairs, cosines(pairs).tolist(), strict=True)
-    ]
-    return sum(accepted) / len(accepted)
+    served = 0
+    for pair in pairs:
+        # A vetoed pair must not be served whatever its cosine is.
+        is_vetoed = any(guard.vetoes(pair["a"], pair["b"]) for guard in GUARDS)
+        near = Neighbour(pair["b"], 1.0 if is_vetoed else cosine(pair), "a")
+        served += policy.decide(pair["a"], [near]).chosen is not None
+    return served / len(pairs)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ def share_served(policy: Policy, pairs: list[dict[str, str]], cosines: Cosines) 
     ids=["new", "learned"],
 )
 def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
-    has_learned: bool, near_misses: float, rewordings: float, embedder: Embedder, cosines: Cosines
+    has_learned: bool, near_misses: float, rewordings: float, embedder: Embedder, cosine: Cosine
 ) -> None:
     policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
     if has_learned:
@@ -98,12 +92,13 @@ def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
     assert isinstance(policy, LearnedPolicy)
     assert policy.status("").serves is has_learned
     for pairs in (PAIRS, FURTHER):
-        assert share_served(policy, pairs, cosines) <= near_misses
-    assert share_served(policy, REWORDINGS, cosines) >= rewordings
+        assert share_served(policy, pairs, cosine) <= near_misses
+    assert share_served(policy, REWORDINGS, cosine) >= rewordings
 
 
-def test_the_cosine_alone_would_serve_near_misses(cosines: Cosines) -> None:
-    assert sum(cosines(PAIRS) >= 0.95) > 50
+def test_the_cosine_alone_would_serve_near_misses(cosine: Cosine) -> None:
+    some = PAIRS[::4]
+    assert sum(cosine(pair) >= 0.95 for pair in some) > 0.1 * len(some)
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)

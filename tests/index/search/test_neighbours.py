@@ -103,7 +103,7 @@ def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) ->
     store.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 60),
     small=st.sampled_from([5, 1000]),

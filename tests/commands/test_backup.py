@@ -71,15 +71,12 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "a.tar"
 
 
-def test_clients_and_settings_are_restored(tmp_path: Path, archive: Path) -> None:
+def test_clients_and_settings_are_restored_and_replaced_on_demand(tmp_path: Path, archive: Path) -> None:
     restored = restore_backup(settings(tmp_path / "b"), archive)
     assert set(restored.files) == {"clients.json", "kvproxy.toml"}
     assert [client.name for client in all_clients(settings(tmp_path / "b"))] == ["alice"]
     assert load_settings(data=tmp_path / "b").port == 8500
-
-
-def test_existing_files_are_kept_without_replace(tmp_path: Path, archive: Path) -> None:
-    target = settings(tmp_path / "b")
+    target = settings(tmp_path / "c")
     add_client(target, "bob")
     with pytest.raises(InvalidRequest, match=r"clients\.json would be overwritten: give --replace"):
         restore_backup(target, archive)

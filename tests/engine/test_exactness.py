@@ -1,7 +1,5 @@
 """Greedy output equals `model.generate` token for token: cold, with hits, in tiny pools, among cancellations."""
 
-import random
-
 import pytest
 
 from kvproxy.blocks.manager import KVCacheManager
@@ -50,24 +48,6 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
             assert stats.evictions > (30 if kept == "all" else 10)
 
 
-def test_cancellations_leave_the_others_exact() -> None:
-    prompts, expected = prompts_of("llama")
-    chance = random.Random(5)
-    driven = Driven(num_blocks=60, max_num_batched_tokens=24, max_num_seqs=6)
-    asked = {f"{turn}.{number}": number for turn in range(4) for number in range(len(prompts))}
-    for id, number in asked.items():
-        driven.submit(id, prompts[number])
-    doomed = {id for id in asked if chance.random() < 0.4}
-    remaining = list(doomed)
-    while driven.engine.has_work:
-        if remaining and chance.random() < 0.5:
-            driven.engine.abort(remaining.pop())
-        driven.step()
-    for id in asked.keys() - doomed:
-        assert driven.tokens[f"{id}#0"] == expected[asked[id]]
-    assert driven.engine.manager.stats().used == 0
-
-
 def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
     prompts, expected = prompts_of("llama")
     driven = Driven(max_num_batched_tokens=128)
@@ -80,14 +60,3 @@ def test_several_answers_share_the_prompt_and_each_is_exact() -> None:
     whole = -(-(len(prompts[0]) + ANSWER) // 4)
     own = -(-ANSWER // 4) + 1
     assert most <= whole + 2 * own
-
-
-def test_sampling_with_a_seed_does_not_depend_on_the_batch() -> None:
-    prompts, _ = prompts_of("llama")
-    drawn = []
-    for others in (0, 5):
-        driven = Driven(num_blocks=400, max_num_batched_tokens=256)
-        driven.submit("s", prompts[0], 8, temperature=1.0, seed=3, top_k=5)
-        driven.answers(prompts[1 : 1 + others], "other")
-        drawn.append(driven.tokens["s#0"])
-    assert drawn[0] == drawn[1]

@@ -120,11 +120,6 @@ def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest
     driven.engine.close()
 
 
-def test_chunks_that_are_no_whole_blocks_are_refused() -> None:
-    with pytest.raises(SettingsError, match="use 8"):
-        Driven(tiers={"host": "1MiB", "chunk_tokens": 10})
-
-
 def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
     for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
         with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise the limit"):

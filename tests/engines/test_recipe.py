@@ -21,14 +21,12 @@ import pytest
 from tests.engines.conftest import Table
 from tests.engines.running import await_health
 from tests.ports import free_port
-from tests.tour.test_tour import BLOCK, Step, normal, written
+from tests.tour.test_tour import BLOCK, MARK, ROOT, Step, commands, normal, trimmed, written
 
 pytestmark = pytest.mark.engines
-ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "docs/recipes/in-front-of-vllm.md"
 START = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 PORTS = ("8000", "5557", "5558", "8484")
-MARK = "----- end of command -----"
 _COUNTED = [
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:<port>"),
     (re.compile(r"\d+ batches"), "<n> batches"),
@@ -61,16 +59,13 @@ class Recipe:
         with contextlib.ExitStack() as stack:
             for number, command in enumerate(START.findall(self.text)):
                 stack.enter_context(self._server(command, folder, number))
-            commands = [
-                line[2:] for block in BLOCK.findall(self.text) for line in block.splitlines() if line[:2] == "$ "
-            ]
             shell = stack.enter_context(
                 subprocess.Popen(
                     ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT,
                     env=self._variables(folder), text=True,
                 )
             )  # fmt: skip
-            return [Step(command, self._step(shell, command)) for command in commands]
+            return [Step(command, self._step(shell, command)) for command in commands(self.text)]
 
     def _step(self, shell: "subprocess.Popen[str]", command: str) -> str:
         assert shell.stdin is not None
@@ -169,13 +164,9 @@ def refresh(engines: Path) -> None:
     def fill(block: re.Match[str]) -> str:
         lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
         shown = ((line, recipe.with_documented_ports(next(printed).output)) for line in lines)
-        return "```console\n" + "".join(f"{line}\n{_trimmed(output)}" for line, output in shown) + "```"
+        return "```console\n" + "".join(f"{line}\n{trimmed(output)}" for line, output in shown) + "```"
 
     RECIPE.write_text(BLOCK.sub(fill, recipe.text))
-
-
-def _trimmed(output: str) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ def tokens_equal_generate(device: torch.device) -> Figures:
 
 
 def _answers_of(family: str, device: torch.device) -> str:
-    from tests.engine.driven import Driven
+    from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model, reference
 
     model = random_model(family).to(device)
-    prompts = prompts_of()
+    prompts, _ = prompts_of("llama")
     expected = [reference(model, prompt, 12) for prompt in prompts]
     loaded = load(model, device)
     for blocks, guesses in ((400, 0), (40, 0), (400, 3)):
@@ -38,15 +38,6 @@ def _answers_of(family: str, device: torch.device) -> str:
         if guesses and device.type == "cuda" and not runner.is_captured:
             raise Missed(f"{family}: steps with guesses were not captured", {})
     return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner.is_captured else 'no graphs'}"
-
-
-def prompts_of() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    shared = torch.randint(0, 300, (60,), generator=generator).tolist()
-    return [
-        shared[: 10 + 6 * number] + torch.randint(0, 300, (1 + 3 * number,), generator=generator).tolist()
-        for number in range(8)
-    ]
 
 
 def bfloat16_logits(device: torch.device) -> Figures:
@@ -107,11 +98,11 @@ def draws_equal_the_cpus(device: torch.device) -> Figures:
 
 def tiers_round_trip(device: torch.device) -> Figures:
     """Chunks out of the pool into host memory and a disk, and back, with equal answers."""
-    from tests.engine.driven import Driven
+    from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model, reference
 
     model = random_model("llama").to(device)
-    prompts = prompts_of()
+    prompts, _ = prompts_of("llama")
     expected = [reference(model, prompt, 12) for prompt in prompts]
     loaded = load(model, device)
     found: Figures = {}

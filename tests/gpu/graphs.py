@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tests.gpu.check import Check, Figures, Missed, NotHere
-from tests.gpu.engine import prompts_of
 
 
 def replay_equals_eager(device: torch.device) -> Figures:
@@ -58,21 +57,17 @@ def replay_equals_eager(device: torch.device) -> Figures:
 def strict_bfloat16(device: torch.device) -> Figures:
     """Strict answers in bfloat16: the same cold, warm, in company, replayed and eager."""
     from kvproxy.engine.worker.cuda_graphs import no_capture
-    from tests.engine.driven import Driven
+    from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model
 
     loaded = load(random_model("llama").to(torch.bfloat16), device)
+    prompts, _ = prompts_of("llama")
     found: dict[str, list[list[int]]] = {}
     for name, graphs in (("replayed", True), ("eager", False)):
         capture = no_capture if device.type == "cpu" and graphs else None
         driven = Driven(loaded, {}, capture=capture, num_blocks=400, batch_invariant=True, cuda_graphs=graphs)
-        for turn in ("cold", "warm"):
-            for number, prompt in enumerate(prompts_of()):
-                driven.submit(f"{turn}{number}", prompt)
-                if turn == "cold":
-                    driven.run()
-            driven.run()
-            found[f"{name}, {turn}"] = [driven.tokens[f"{turn}{number}#0"] for number in range(len(prompts_of()))]
+        alone = [driven.answers([prompt], f"cold{number}")[0] for number, prompt in enumerate(prompts)]
+        found |= {f"{name}, cold": alone, f"{name}, warm": driven.answers(prompts, "warm")}
     first = found["replayed, cold"]
     wrong = [name for name, answers in found.items() if answers != first]
     if wrong:
@@ -82,7 +77,7 @@ def strict_bfloat16(device: torch.device) -> Figures:
 
 def capture_beside_a_thread(device: torch.device) -> Figures:
     """Steps are captured while another thread allocates and frees on the device, as FAISS does while it builds."""
-    from tests.engine.driven import Driven
+    from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model
 
     if device.type != "cuda":
@@ -105,7 +100,7 @@ def capture_beside_a_thread(device: torch.device) -> Figures:
     finally:
         over.set()
         thread.join()
-    driven.submit("a", prompts_of()[0])
+    driven.submit("a", prompts_of("llama")[0][0])
     driven.run()
     if not driven.engine._runner.is_captured:
         raise Missed("nothing was captured", {})

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.gpu import __main__ as program
-from tests.gpu import bandwidth, first_token, graphs, index, memory, steps
+from tests.gpu import bandwidth, engine, first_token, graphs, index, memory, steps
 from tests.gpu.check import Check, Missed, Result, run_one
 from tests.gpu.scale import FULL
 
 CPU = torch.device("cpu")
 CHECKS = [check for part in (graphs, bandwidth, first_token, steps, memory, index) for check in part.CHECKS]
+CHECKS += [check for check in engine.CHECKS if check.run is engine.bfloat16_logits]
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.rehearsed], ids=lambda check: check.name)

@@ -171,12 +171,12 @@ def filled(text: str) -> str:
 
     def fill(block: re.Match[str]) -> str:
         lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
-        return "```console\n" + "".join(f"{line}\n{_trimmed(next(printed).output)}" for line in lines) + "```"
+        return "```console\n" + "".join(f"{line}\n{trimmed(next(printed).output)}" for line in lines) + "```"
 
     return BLOCK.sub(fill, text)
 
 
-def _trimmed(output: str) -> str:
+def trimmed(output: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 

@@ -9,6 +9,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.policies import make_queue
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.offline.simulate.chains import ChainRequest, simulate
+from tests.blocks.driver import serve
 from tests.reference.integrity import check_integrity
 
 SIZE = 2
@@ -82,9 +83,7 @@ def test_the_pool_hits_what_the_simulation_hits(paths: list[list[int]], capacity
         chain = tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path)))
         requests.append(ChainRequest(chain, len(chain), True))
         # One token more than whole blocks, so that no block is computed twice.
-        request = start(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
-        assert request is not None
-        cache.free(request)
+        serve(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
     hits = cache.num_hit_tokens // SIZE
     assert hits == simulate(requests, capacity, "s3fifo").hits
 
@@ -94,9 +93,7 @@ def test_the_pool_hits_what_the_simulation_hits(paths: list[list[int]], capacity
 def test_blocks_go_in_the_order_of_the_queue(paths: list[list[int]], count: int) -> None:
     cache = manager(13)
     for number, path in enumerate(paths):
-        request = start(cache, str(number), [token for token in path for _ in range(SIZE)])
-        assert request is not None
-        cache.free(request)
+        serve(cache, str(number), [token for token in path for _ in range(SIZE)])
     expected = list(cache.pool.free_queue)[:count]
     assert cache.pool.get_new_blocks(count) == expected
 
@@ -119,15 +116,11 @@ def test_a_hit_on_a_second_copy_counts_for_the_content() -> None:
 def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:
     cache = manager(5)
     for number in range(6):
-        request = start(cache, str(number), [1, 1, 5])
-        assert request is not None
-        cache.free(request)
+        serve(cache, str(number), [1, 1, 5])
     assert cache.reset_prefix_cache()
     assert {block.hash for block in cache.pool.free_queue} == {None}
     for number, tokens in enumerate(([1, 1, 5], [2, 2, 5], [2, 2, 5])):
-        request = start(cache, f"later {number}", tokens)
-        assert request is not None
-        cache.free(request)
+        serve(cache, f"later {number}", tokens)
     victims = [block.hash for block in cache.pool.free_queue if block.hash is not None]
     assert victims[0] == cache.hasher.chain([1, 1], SIZE)[0], "earlier uses still count"
 

@@ -68,12 +68,12 @@ def test_stored_answers_are_served_while_the_upstream_is_away() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_request_causes_a_500_a_traceback_or_a_hang() -> None:
-    findings = fuzz.run(72, 0, lambda: None)
+    findings = fuzz.run(48, 0, lambda: None)
     assert passed(findings)
     for finding in findings:
         assert finding.counts["2xx"]
         assert finding.counts["4xx"]
-        assert finding.rounds >= 18
+        assert finding.rounds >= 12
 
 
 def test_mutants_differ_from_each_other() -> None:

@@ -149,6 +149,9 @@ class Cache:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("this cache is closed: open it again with open_cache")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

@@ -36,7 +36,6 @@ NOT_RUN = {
     "kvproxy": "serves until it is stopped, or needs servers or files of the reader's own",
     "vllm": "a real engine: make test-engines",
     "llama-server": "a real engine: make test-engines",
-    "pipx": "installs a package; tests/structure/test_wheel.py serves from the wheel",
     "pip": "changes the environment that runs the tests; the extras that it names are checked",
     "~/kvproxy-venv/bin/pip": "downloads gigabytes; tests/structure/test_wheel.py serves from the wheel",
     "python3": "makes the reader's virtual environment",

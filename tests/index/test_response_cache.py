@@ -110,6 +110,8 @@ def test_the_synchronous_cache_works_in_threads_and_is_durable(tmp_path: Path) -
         assert [hit and hit.answer for hit in found] == [*(f"answer {number}" for number in range(100)), None]
         assert [cache.delete("question 1"), cache.delete("question 1")] == [True, False]
     cache.close()  # A second time does nothing.
+    with pytest.raises(RuntimeError, match="this cache is closed"):
+        cache.get("question 1")
     with open_cache(tmp_path / "r.db", EXACT) as cache:
         assert [cache.get(f"question {number}") is None for number in (0, 1, 2)] == [False, True, False]
 

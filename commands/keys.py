@@ -10,7 +10,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, moment
 from kvproxy.commands.options import Data, duration_option, size_option
 from kvproxy.commands.output import Output, print_note, sentence
-from kvproxy.commands.tables import table
+from kvproxy.commands.tables import Layout, table
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
@@ -58,7 +58,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
 
 @app.command("ls")
 @command
-def ls(data: Data = None) -> Output:
+def ls(*, layout: Layout, data: Data = None) -> Output:
     """List clients with their limits and last use.
 
     The last use is that of the journal.
@@ -85,7 +85,7 @@ def ls(data: Data = None) -> Output:
         for client in clients
     )
     columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used", "Old key until?")
-    return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key")
+    return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
 
 
 def _last_uses(data: Path) -> dict[str, float]:

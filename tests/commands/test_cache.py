@@ -240,4 +240,8 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     rows = [line.split("\t") for line in kvproxy("keys", "ls", "--data", tmp_path).stdout.splitlines()]
     assert [row[-1] for row in rows[:2]] == ["Old key until", "-"]
     ends = datetime.fromisoformat(rows[2][-1]).timestamp()
+    narrow = kvproxy("keys", "ls", "--data", tmp_path, columns=80)
+    shown = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.stdout.splitlines()]
+    assert max(map(len, shown)) <= 80
+    assert narrow.stderr == "not shown: Old key until (--wide shows all columns)\n"
     assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)

@@ -199,6 +199,7 @@ def load_settings(**flags: Any) -> Settings:
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
+    _check_variables()
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
@@ -209,6 +210,17 @@ def load_settings(**flags: Any) -> Settings:
     except ValueError as error:
         # An environment variable does not contain the JSON of its setting.
         raise SettingsError(f"an environment variable must contain JSON: {error} ({error.__cause__})") from None
+
+
+def _check_variables() -> None:
+    """Reject a misspelt variable of a setting outside the sections; pydantic ignores it."""
+    settings = [name for name in _setting_names(Settings) if "." not in name]
+    known = {*Settings.model_fields, "config", "debug", "url"}
+    for variable in os.environ:
+        name = variable.removeprefix("KVPROXY_").lower()
+        if variable.startswith("KVPROXY_") and "__" not in name and name not in known:
+            for near in difflib.get_close_matches(name, settings, n=1, cutoff=0.7):
+                raise SettingsError(f"there is no setting for {variable}: did you mean KVPROXY_{near.upper()}?")
 
 
 def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:

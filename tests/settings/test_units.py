@@ -64,6 +64,15 @@ def test_units_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings(cache={"ttl": "1x"})
 
 
+@pytest.mark.parametrize(("variable", "near"), [("KVPROXY_PROT", "PORT"), ("KVPROXY_UPSTREAMZ", "UPSTREAMS")])
+def test_a_misspelt_variable_gets_a_suggestion(monkeypatch: pytest.MonkeyPatch, variable: str, near: str) -> None:
+    monkeypatch.setenv("KVPROXY_SERVICE_HOST", "10.0.0.1")  # Of Kubernetes.
+    load_settings()
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SettingsError, match=f"no setting for {variable}: did you mean KVPROXY_{near}?"):
+        load_settings()
+
+
 def test_a_misspelt_setting_gets_a_suggestion() -> None:
     with pytest.raises(SettingsError, match=r"did you mean port\?"):
         load_settings(portt=1)

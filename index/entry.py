@@ -69,7 +69,10 @@ class Entry:
         }
 
     def line(self) -> bytes:
-        """Return the entry as a line of an export. Request and response are copied as bytes, which parsing could change."""
+        """Return the entry as a line of an export.
+
+        The JSON of the request and the response is copied as bytes, because parsing could change it.
+        """
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
         # A line break between tokens of JSON is white space. In a string it is escaped.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
@@ -121,7 +124,10 @@ _MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
 
 
 def _check(name: str, value: Any) -> None:
-    """SQLite compares texts with numbers: an entry with a text as its time would never expire."""
+    """Raise a ValueError unless a field of an import has the right type.
+
+    SQLite compares texts with numbers: an entry with a text as its time would never expire.
+    """
     is_valid = True
     if name in _TEXTS:
         is_required = name in ("id", "key", "namespace")
@@ -136,7 +142,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_unicode(value: str) -> bool:
-    """JSON may contain lone surrogates, which UTF-8 cannot encode."""
+    """Return False for a text with lone surrogates, which JSON allows and UTF-8 cannot encode."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

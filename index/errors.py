@@ -6,7 +6,7 @@ class CacheStoreError(Exception):
 
 
 class StoreDamaged(CacheStoreError):
-    """The file exists but is not a readable store. It is not changed."""
+    """The file exists but is not a readable store. The store leaves it unchanged."""
 
 
 class SchemaVersionError(CacheStoreError):

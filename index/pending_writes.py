@@ -12,8 +12,8 @@ class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        namespace: None if no semantic lookup will find it.
-        entry: the redacted entry; None if redaction forbids storing it.
+        namespace: None if semantic lookups cannot find the entry.
+        entry: resolves to the redacted entry, or to None if redaction forbids storing it.
         task: returns whether the entry was stored.
     """
 
@@ -38,13 +38,13 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """None while redaction runs, and if it was not stored."""
+        """Return the entry's id; None while redaction runs, and if the entry was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
 
     async def entry(self, seconds: float | None = None) -> Entry | None:
-        """Wait for redaction and return the entry; None if it is not stored, or after the timeout in seconds."""
+        """Wait for redaction and return the entry; None if it is not stored, or after a timeout in seconds."""
         if not self._entry.done():
             await asyncio.wait([self._entry], timeout=seconds)
         return self._redacted()
@@ -64,7 +64,7 @@ class PendingWrite:
 
 
 class PendingWrites:
-    """All pending writes. Event loop only."""
+    """All pending writes. Only code on the event loop may use it."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -106,6 +106,6 @@ class PendingWrites:
         return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for the writes that are pending now; timeout in seconds."""
+        """Wait until the writes that are pending now have ended, or until a timeout in seconds."""
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

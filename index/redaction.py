@@ -9,7 +9,7 @@ from kvproxy.index.entry import Entry
 
 
 class RedactionFailed(Exception):
-    """A text must not be stored. The message contains nothing of the text."""
+    """A text must not be stored. The message contains no part of the text."""
 
 
 class Redactor(Protocol):
@@ -20,7 +20,8 @@ class Redactor(Protocol):
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
-    """Redact an entry; None if its answer contains text to redact, since a changed answer would pass for the model's own.
+    """Return the redacted entry; None if its answer contains text to redact, since a changed answer would pass for the
+    model's own.
 
     An entry with a changed question has exact hits only: two questions may differ in nothing but the redacted part.
     """

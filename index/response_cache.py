@@ -36,7 +36,7 @@ class ResponseCache:
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
     async def redact_text(self, text: str) -> str:
-        """Raises RedactionFailed."""
+        """Return the text as it may be stored; raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
     async def is_comparable(self, question: str) -> bool:
@@ -52,7 +52,7 @@ class ResponseCache:
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     def begin(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
-        """Begin to store an entry. From now on it answers equal requests.
+        """Start to store an entry. From now on it answers equal requests.
 
         Args:
             deferred: embed the question later, because its lookup was skipped.

@@ -23,12 +23,13 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Results at one level.
+    """The results of a policy at one level, on all labelled pairs.
 
     Attributes:
-        hit_rate: share of served pairs among the pairs that are the same.
-        wrong_share: share of pairs that are not the same among those served; None without a served pair.
-        hit_interval, wrong_interval: 95% Wilson intervals.
+        level: the setting of the policy: a least cosine or a least probability.
+        hit_rate: share of served pairs among the pairs with the same answer.
+        wrong_share: share of pairs with different answers among the served pairs; None if no pair is served.
+        hit_interval, wrong_interval: 95% Wilson intervals of both shares.
     """
 
     level: float
@@ -41,8 +42,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The configured levels: least cosines of `threshold` and of pairs that the verifier reads, and least probability of
-    `checked`.
+    """The configured levels of the policies.
+
+    Attributes:
+        threshold: least cosine of a hit of `threshold`.
+        checked: least probability of a hit of `checked`.
+        floor: least cosine of the pairs that the verifier reads.
     """
 
     threshold: float
@@ -52,7 +57,14 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Curves and levels by policy. A recommended level of None: no level keeps to the target error."""
+    """The results of all policies, each by the name of the policy.
+
+    Attributes:
+        pairs, same: number of pairs, and of pairs with the same answer.
+        default: the configured level.
+        curves: a point for each level.
+        recommended: the level with the highest hit rate within the target error; None if no level keeps to it.
+    """
 
     pairs: int
     same: int
@@ -83,12 +95,14 @@ def calibrate(
     languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Compute the curves of `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, verifier).
+    """Compute the curves of three policies on labelled pairs.
+
+    The policies are `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, and verifier).
 
     Args:
-        pairs: the second question of each is the cached one.
-        verifier: None leaves `checked` out.
-        target_error: largest upper end of the interval of the wrong share at a recommended level.
+        pairs: the second question of each pair takes the place of the cached one.
+        verifier: None omits `checked`.
+        target_error: highest upper end of `wrong_interval` at a recommended level.
 
     Raises:
         ValueError: there is no pair.
@@ -121,7 +135,7 @@ def calibrate(
 
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
-    """Return cosines; -1 if one of the questions has exact hits only."""
+    """Return the cosine of each pair; -1 if a question may only have exact hits."""
     texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
     vectors = embed(texts, embedder, progress)
     known = {text: can_match(text, embedder, languages) for text in set(texts)}

@@ -14,7 +14,12 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions, whether one answer serves both, and the source of the label."""
+    """Two questions with a label.
+
+    Attributes:
+        same: whether one answer serves both questions.
+        kind: source of the label.
+    """
 
     a: str
     b: str
@@ -23,7 +28,7 @@ class Pair:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """Read a file of lines `{"a", "b", "same"}`; see `read_json_lines`."""
+    """Read pairs from a file with lines `{"a", "b", "same"}`; see `read_json_lines`."""
     return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
 
 

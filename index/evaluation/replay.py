@@ -17,7 +17,12 @@ Same = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in order, their answers, vectors `[n, dim]`, and the truth about equal answers."""
+    """Questions in the order of their arrival.
+
+    Attributes:
+        vectors: of the questions, `[n, dim]`.
+        same: returns whether the answers of two questions, given by index, are truly equal.
+    """
 
     texts: Sequence[str]
     answers: Sequence[str]
@@ -48,7 +53,7 @@ class Outcome:
 
     @property
     def worst(self) -> float:
-        """Largest running share of wrong answers from the 500th served answer on."""
+        """Return the largest running share of wrong answers, from the 500th served answer on."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
@@ -68,7 +73,7 @@ class StoredQuestions:
         self._cosines = np.empty((0, 0), dtype=np.float32)
 
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
-        """Return the places of the nearest stored questions, nearest first, and their cosines."""
+        """Return the indexes of the nearest stored questions, nearest first, and their cosines."""
         if line not in self._block:
             # Computing a block of cosines at once is faster. Later questions are added below.
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
@@ -122,10 +127,10 @@ def replay(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a stream. Questions that are not served are stored, and their answers are compared.
+    """Replay a stream of questions against a policy. The policy learns from questions that it does not serve.
 
     Args:
-        judge: compares answers; None for the truth.
+        judge: compares the answers of two questions, given by index; None compares them without errors.
     """
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)

@@ -35,12 +35,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of the policies on a stream.
+    """The results of the policies on a stream.
 
     Attributes:
-        outcomes: by policy; `threshold` is the best fixed one in hindsight.
-        level: of that threshold; None if no threshold keeps to the bound.
+        outcomes: by name of the policy; `threshold` is the best fixed threshold in hindsight.
+        level: the best fixed threshold; None if no threshold keeps to the bound.
         bound: upper bound of the wrong share that `learned` guarantees at the end.
+        orders: results of `learned` on the stream in random orders.
     """
 
     requests: int
@@ -76,14 +77,14 @@ def _figures(found: Outcome) -> dict[str, Any]:
 
 
 def curve(found: Outcome) -> list[tuple[int, int, int]]:
-    """Return cumulated (requests, served, wrong) for every hundred requests and the end."""
+    """Return the running totals (requests, served, wrong) after every hundred requests and at the end."""
     served, wrong = np.cumsum(found.served), np.cumsum(found.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
 def read_stream(path: Path) -> list[Line]:
-    """Read the lines `{"text", "answer"}` of a file, gzipped if its name ends in `.gz`.
+    """Read a stream from a file with lines `{"text", "answer"}`, gzipped if its name ends in `.gz`.
 
     Raises:
         ImportFailed: a line is invalid, or the file is empty. The message names the line.
@@ -121,7 +122,7 @@ def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, 
 
 
 def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """Return vectors `[n, dim]`. Equal texts are embedded once."""
+    """Return the vectors of texts, `[n, dim]`. Equal texts are embedded once."""
     once = sorted(set(texts), key=len)
     parts = []
     for start in range(0, len(once), _BATCH):
@@ -132,7 +133,7 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """Return the fixed threshold with the highest hit rate within the bound, without guards."""
+    """Return the fixed threshold, without guards, with the highest hit rate within the error bound, and its results."""
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _Nearest(threshold))
@@ -169,7 +170,8 @@ def measure(
     """Replay a stream with `learned`, `checked`, and the best fixed threshold.
 
     Args:
-        judge_error: share of wrong comparisons of the judge.
+        orders: number of random orders in which `learned` replays the stream again.
+        judge_error: share of comparisons of answers that are made wrong on purpose.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

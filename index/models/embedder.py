@@ -21,13 +21,16 @@ class Embedder(Protocol):
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """Words of a tokenizer trained on English only, which reveal other languages; None for other tokenizers."""
+        """Return the words of a tokenizer that was trained on English only; None for any other tokenizer.
+
+        A text with few of these words is not English.
+        """
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return `[len(texts), dim]` float32, each row of length 1."""
+        """Return the vectors of texts: `[len(texts), dim]` float32, each row of length 1."""
 
     def reads(self, text: str) -> bool:
-        """Whether the vector depends on all of a text: it is not too long and has no unknown characters."""
+        """Return whether the vector depends on all of a text: it is short enough and has no unknown characters."""
 
 
 class SentenceEmbedder:
@@ -91,7 +94,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
     Args:
         name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
-        data: stores the graph if the user's cache folder is not writable.
+        data: data folder, which caches the built graph if the user's cache folder is not writable.
 
     Raises:
         EmbedderError: the message names the fix.
@@ -117,7 +120,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Embeds texts, one thread at a time. Any thread may use it."""
+    """Embeds texts and keeps the last vectors. Threads may share it; one at a time uses the embedder."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder
@@ -134,7 +137,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return the vectors of texts as `usable_vectors` does, from the cache as far as it has them."""
+        """Return the vectors of texts like `usable_vectors`; only texts that are not in the cache are embedded."""
         with self._model_lock:
             found = {text: self.cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
@@ -149,7 +152,9 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Return the vector of a text, `[dim]` float32 of length 1. Raises an EmbedderError if there is no usable one."""
+        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError if the text has no
+        usable vector.
+        """
         vector = self.cached(text)
         if vector is None:
             (vector,) = self.vectors([text])

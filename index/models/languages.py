@@ -127,6 +127,7 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
+    """Return whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
     return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
 
 
@@ -134,8 +135,8 @@ def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | N
     """Return whether a text is in one of several languages.
 
     Args:
-        languages: codes, or `*`.
-        vocabulary: of a tokenizer trained on English, which splits most words of other languages.
+        languages: ISO 639-1 codes, or `*` for all languages.
+        vocabulary: words of a tokenizer trained on English, which splits most words of other languages.
     """
     if EVERY in languages:
         return True

@@ -13,9 +13,13 @@ _HOPELESS = 0.55
 
 
 class CheckedPolicy:
-    """Accepts the nearest neighbour whose probability of having the same answer reaches a level.
+    """Serves the nearest neighbour whose probability of having the same answer reaches a level.
 
-    The verifier stops at the first neighbour that is accepted or hopeless.
+    The verifier reads the neighbours in order, until it accepts one or finds one that is far below the level.
+
+    Args:
+        level: least probability of a hit.
+        floor: least cosine of a neighbour that the verifier reads.
     """
 
     name = "checked"

@@ -29,7 +29,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a request. Each can only make the policy stricter."""
+    """Limits that a request sets. They can only make the policy stricter; None keeps the policy's own limit."""
 
     min_similarity: float | None = None
     min_probability: float | None = None
@@ -38,11 +38,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict on one neighbour.
+    """The decision on one neighbour.
 
     Attributes:
+        guard: name of the guard that vetoed.
         score: probability of the verifier, or cosine similarity without a verifier.
-        error: estimated probability that its response is wrong.
+        error: estimated probability that the neighbour's response is wrong.
     """
 
     verdict: Verdict
@@ -56,8 +57,9 @@ class LearningRecord:
     """Inputs of a decision, kept until a fresh response shows whether it was right.
 
     Attributes:
+        place: index of the judged neighbour.
         features, error, checked: see `Observation`.
-        risk: probability of being wrong that a hit charges to the bound.
+        risk: estimated error that serving the neighbour adds to `ServingLevel.risk`.
     """
 
     place: int
@@ -72,8 +74,8 @@ class Ruling:
     """The decisions on all neighbours of a question.
 
     Attributes:
-        chosen: index of the accepted neighbour.
-        chance: share of such requests to forward for learning.
+        chosen: index of the accepted neighbour; None if no neighbour is accepted.
+        chance: share of such requests to forward for exploration.
     """
 
     decisions: list[Decision]
@@ -84,14 +86,15 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class LearningStatus:
-    """State of the learning policy in one namespace.
+    """State of the learned policy in one namespace.
 
     Attributes:
         serves: the policy decides without `checked`.
         level: largest estimated error of a served response.
+        expected_wrong: expected number of wrong responses among the served ones.
         bound: upper bound of the share of wrong hits.
         would_serve: share of recent requests with an acceptable neighbour.
-        doubted: answer classes that may have changed.
+        doubted: number of answer classes that may have changed.
     """
 
     observations: int
@@ -107,7 +110,10 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """State of the learning policy in all namespaces in memory: sums, the mean `would_serve`, and the largest `bound`."""
+    """State of the learned policy in all namespaces in memory.
+
+    Counts are sums, `would_serve` is a mean, and `bound` is the largest bound.
+    """
 
     namespaces: int
     serving: int
@@ -135,9 +141,10 @@ class LearningSummary:
 
 
 class Policy(Protocol):
-    """Decides about all neighbours of a question.
+    """Decides which of a question's neighbours is served.
 
     Attributes:
+        reach: number of neighbours that `decide` needs.
         floor: least cosine similarity of a neighbour that may be served.
     """
 
@@ -148,11 +155,11 @@ class Policy(Protocol):
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> Ruling:
-        """Decide about neighbours, nearest first."""
+        """Decide about all neighbours, which are sorted by similarity, nearest first."""
 
 
 def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return the refusal of a neighbour, or None if it passes."""
+    """Return the refusal of a neighbour that is not similar enough or that a guard vetoes; None if it passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

@@ -7,7 +7,7 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, s
 
 
 class ThresholdPolicy:
-    """Accepts neighbours from a cosine similarity on, unless a guard vetoes."""
+    """Serves the nearest neighbour with at least the cosine similarity `threshold`, unless a guard vetoes it."""
 
     name = "threshold"
     reach = 5

@@ -15,12 +15,12 @@ _WIDER = 4
 
 
 class Decider:
-    """Decides about the neighbours of questions. Any thread may use it.
+    """Finds the neighbours of a question and lets a policy decide about them. Threads may share it.
 
     Args:
-        observations: None if no verdicts are stored.
-        other: creates the policy that a request names; may take long.
-        chance: uniform numbers below 1, for exploration.
+        observations: None if people's verdicts are not stored.
+        other: creates another policy than the configured one, by the name in a request; may take long.
+        chance: returns a uniform random number below 1, for exploration.
     """
 
     def __init__(
@@ -54,9 +54,8 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, reach: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `reach` entries and the nearest `reach` fresh ones, with their cosines.
-
-        Only the nearest is returned if none reaches the floor.
+        """Return the nearest `reach` entries, and at least `reach` entries that are fresh enough, with their
+        cosines.
         """
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:

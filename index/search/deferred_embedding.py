@@ -27,7 +27,7 @@ class DeferredEmbeddings:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Stop after the current entries. The next start embeds the remaining ones."""
+        """Stop after the current entries. The next start of the proxy embeds the remaining entries."""
         self._closed = True
         await self.idle()
 

@@ -17,7 +17,12 @@ SkipReason = Literal["queue-full", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A neighbour, the class of its answer, and the policy's decision."""
+    """A neighbour with the policy's decision on it.
+
+    Attributes:
+        answer: class of the neighbour's answer; empty if unknown.
+        guard, score, error: see `Decision`.
+    """
 
     id: str
     prompt: str
@@ -34,7 +39,7 @@ class PendingObservation:
     """A decision that a fresh response can confirm or refute.
 
     Attributes:
-        candidate: the neighbour whose response was accepted, or came closest to it.
+        candidate: the neighbour that was accepted, or that came closest to acceptance.
         near: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
         chance: probability with which such a request is forwarded.
@@ -49,12 +54,14 @@ class PendingObservation:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a lookup.
+    """The result of a semantic lookup.
 
     Attributes:
         entry: the entry to serve, if any.
+        candidates: neighbours, nearest first.
         chosen: the accepted neighbour. It is not served if the policy explores.
-        skipped: reason to skip the lookup.
+        observation: None if no decision can be confirmed or refuted.
+        skipped: the reason why the lookup was skipped; None if it ran.
     """
 
     entry: Entry | None
@@ -77,7 +84,10 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen neighbour, else the one with the highest score, else the nearest."""
+        """Return the chosen neighbour, else the neighbour with the highest score, else the nearest.
+
+        Candidates with an ignored verdict are omitted.
+        """
         left = [each for each in self.candidates if each.verdict not in ignored]
         scored = max(
             (each for each in left if each.score is not None), key=lambda each: each.score or 0.0, default=None

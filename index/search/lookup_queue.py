@@ -27,7 +27,7 @@ _BACKGROUND_SECONDS = 1.0
 
 
 def model_threads() -> int:
-    """All cores but one, which the event loop needs."""
+    """Return the number of threads: one for each core but one, which the event loop needs."""
     return max(1, (os.cpu_count() or 1) - 1)
 
 
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class _Job(NamedTuple):
-    """A background job. It runs at `due`, a time of `time.monotonic`, even if lookups wait."""
+    """A background job. At the time `due`, on the clock `time.monotonic`, it runs even if lookups wait."""
 
     compute: Callable[[], Any]
     future: "Future[Any]"
@@ -82,7 +82,7 @@ class LookupQueue:
         """Return the result of a lookup.
 
         Args:
-            seconds: timeout; None has no timeout and ignores the bound of the queue.
+            seconds: timeout; with None, the lookup has no timeout and joins a full queue.
 
         Raises:
             QueueFull: too many lookups are waiting.

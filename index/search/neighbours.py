@@ -20,7 +20,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Neighbours:
-    """Vector search. Any thread may use it; methods may raise a CacheStoreError."""
+    """Vector search within namespaces. Threads may share it; methods may raise a CacheStoreError."""
 
     def load(self) -> None: ...
 

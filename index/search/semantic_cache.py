@@ -46,9 +46,9 @@ class SemanticCache:
 
     Args:
         observations: None disables learning.
-        chance: uniform numbers below 1, for exploration.
-        languages: codes of the models' languages; questions in other languages have exact hits only.
-        other_policy: creates the policy that a lookup names.
+        chance: returns a uniform random number below 1, for exploration.
+        languages: ISO 639-1 codes of the models' languages; questions in other languages have exact hits only.
+        other_policy: creates the policy with the name in a request.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SemanticCache:
         return self.decider.policy
 
     def reads(self, text: str) -> bool:
-        """Whether the models read all of a text and know its language; other texts have exact hits only."""
+        """Return whether the models read all of a text and know its language. Other texts have exact hits only."""
         return can_match(text, self._embedder, self._languages)
 
     def knows(self, text: str) -> bool:
@@ -106,7 +106,10 @@ class SemanticCache:
 
         Args:
             limits: make matching stricter, never looser.
-            seconds: timeout, after which the lookup is skipped; None ignores the bound of the queue too.
+            explore: the policy may forward an acceptable request in order to learn.
+            seconds: timeout, after which the lookup is skipped; with None, the lookup also joins a full queue.
+            served: freshness of entries that may be served.
+            policy: name of another policy than the configured one.
         """
         pending = self.pending_writes.in_namespace(namespace)
         request = LookupRequest(namespace, text, limits, explore, served, policy, pending)
@@ -147,7 +150,7 @@ class SemanticCache:
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return a vector `[dim]` float32 of length 1; raises an EmbedderError."""
+        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
         cached = self._embeddings.cached(text)
         return (
             cached

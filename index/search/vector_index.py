@@ -162,7 +162,7 @@ class VectorIndex:
                 self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Unknown numbers are ignored."""
+        """Remove vectors by their numbers; unknown numbers are ignored."""
         with self._lock:
             for number in numbers:
                 if self._removed is not None:
@@ -171,7 +171,7 @@ class VectorIndex:
                     self._dead.add(number)
 
     def search(self, vector: np.ndarray, limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` pairs (number, cosine), nearest first."""
+        """Return at most `limit` pairs (number of the vector, cosine), nearest first."""
         with self._lock:
             return self._segment.search(vector, limit, self._dead)
 

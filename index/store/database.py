@@ -33,7 +33,7 @@ class StoreHealth:
 
     @property
     def failure(self) -> str | None:
-        """Why the last write or the last read failed; None if both worked."""
+        """Return why the last write or the last read failed; None if both worked."""
         return next(iter(self._failures.values()), None)
 
     @contextmanager
@@ -62,19 +62,19 @@ class Database(Protocol):
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """The only writing transaction at a time, committed at the end of the block.
+        """Open a transaction, which is committed at the end of the `with` block. Only one can be open at a time.
 
         Args:
             durable: False skips the flush to disk. A power failure may lose the commit.
         """
 
     def is_in(self, column: str, name: str) -> str:
-        """SQL condition: a column is in the list of the value `:name`, which `array` makes."""
+        """Return the SQL condition that a column is in the list `:name`, a value made by `array`."""
 
     def array(self, values: Sequence[str]) -> Any: ...
 
     def text(self, text: str) -> str:
-        """Remove characters that the database cannot store."""
+        """Return a text without the characters that the database cannot store."""
 
     def vector(self, vector: np.ndarray) -> Any: ...
 

@@ -40,7 +40,7 @@ def fits(capacity: Capacity, tenant: str, size: int) -> bool:
 
 
 def make_room(run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, size: int, now: float) -> float:
-    """Remove entries until one more fits, and return its priority."""
+    """Remove entries until a new entry of `size` bytes fits, and return the new entry's priority."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, size)
     while True:

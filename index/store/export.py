@@ -14,12 +14,12 @@ IMPORT_BATCH = 256
 
 
 def export_lines(store: Store) -> Iterator[bytes]:
-    """Every entry as one line, oldest first."""
+    """Return every entry as a line of JSON, oldest first."""
     return (entry.line() for entry in store.entries())
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export; raises ImportFailed. Of several entries with one key, the last is returned."""
+    """Parse an export. If several entries have one key, only the last is returned. Raises ImportFailed."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
@@ -34,7 +34,10 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries with new keys, and return their number. The next start embeds them."""
+    """Store the entries whose keys are not stored yet, and return their number.
+
+    The next start of the proxy embeds them.
+    """
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

@@ -16,17 +16,22 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A comparison of a cached answer, or the number of answers served without one.
+    """The comparison of a cached answer with a fresh one, or a number of answers that were served without one.
 
     Attributes:
         entry: id of the cached answer; empty without a comparison.
+        right: the answers are equal.
         source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (counts only).
-        accepted: the policy would have served it.
-        features: inputs of the score.
-        chance: probability of a comparison instead of a hit.
-        vetoes: guards that fired between the two questions.
+        accepted: the policy would have served the cached answer.
+        created: seconds since the epoch.
+        answer: class of the cached answer.
+        features, error: inputs and result of the error model before the comparison.
+        chance: probability that such a request is compared instead of served.
+        vetoes: guards that vetoed the match of the two questions.
+        joined: class of the fresh answer.
+        checked: the policy `checked` accepted the cached answer.
         repeat: the questions are equal, so a difference measures the judge and the model.
-        served, risk: answers served since the last observation, and the sum of their expected errors.
+        served, risk: answers served since the last observation, and the sum of their estimated errors.
         number: position in the log, set by the store.
     """
 
@@ -53,7 +58,7 @@ class Observation:
         return cls(entry, right, "user", False, time.time(), namespace)
 
     def row(self) -> dict[str, Any]:
-        """Floats in the JSON column keep their exact value."""
+        """Return the columns of the observation. Floats in the JSON column keep their exact value."""
         details = json.dumps({name: getattr(self, name) for name in _DETAILS})
         return {name: getattr(self, name) for name in _COLUMNS} | {"details": details}
 
@@ -119,7 +124,7 @@ class Observations:
             run.executemany(_INSERT, [each.row() for each in observations])
 
     def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        """Observations of a namespace beyond a number, oldest first."""
+        """Return the observations of a namespace with higher numbers than `number`, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"
@@ -128,7 +133,7 @@ class Observations:
         return [Observation.from_row(row) for row in rows]
 
     def rejected(self, ids: Sequence[str]) -> set[str]:
-        """Entries whose last verdict by a person is negative."""
+        """Return the ids of entries whose last verdict by a person is negative."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
@@ -148,10 +153,10 @@ class Observations:
         return {name: int(value) for name, value in self._database.query(_SUMMARY)[0].items()}
 
     def prune(self, keep: int) -> int:
-        """Delete observations, add them to the totals, and return their number.
+        """Delete old observations, add them to the totals, and return their number.
 
-        A snapshot includes them, or without one they are not among the newest `keep`. People's verdicts and the newest row
-        stay.
+        An observation is old if its namespace's snapshot includes it. Without a snapshot, it is old unless it is among
+        the newest `keep`. People's verdicts and the newest observation stay.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})
@@ -159,7 +164,10 @@ class Observations:
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
     def pruned(self, namespace: str) -> int:
-        """The number up to which observations were deleted. The snapshot has at least this number."""
+        """Return the number up to which a namespace's observations were deleted.
+
+        Its snapshot has at least this number.
+        """
         rows = self._database.query("select pruned from learned where namespace = :namespace", {"namespace": namespace})
         return int(rows[0]["pruned"]) if rows else 0
 

@@ -22,16 +22,16 @@ class EntryCipher(Protocol):
     names: frozenset[str]
 
     def seal(self, clear: bytes, about: bytes) -> bytes:
-        """Encrypt; `about` is authenticated data that `open` requires again."""
+        """Encrypt. `about` is authenticated data, which `open` requires again."""
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Decrypt; raises ValueError."""
+        """Decrypt; raises ValueError if the key is unknown, or if the bytes or `about` differ."""
 
 
 class RowCodec:
     """Converts rows of clear texts into stored rows, and back.
 
-    A row's `sealed` names its key, and is empty without encryption.
+    The column `sealed` of a stored row names its encryption key; it is empty without encryption.
 
     Args:
         cipher: None stores texts without encryption.
@@ -89,7 +89,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """A damaged row stays damaged."""
+    """Return a stored row with an expiry of now and a new checksum. A damaged row stays recognisable as damaged."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 
@@ -109,7 +109,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _about(row: Row, column: str) -> bytes:
-    """Bind a text to its entry and column, so that two texts in the database cannot be exchanged."""
+    """Return data that binds a text to its entry and column, so that two texts in the database cannot be exchanged."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 
 

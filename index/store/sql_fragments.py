@@ -32,7 +32,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
-    """Rows with their questions. A question that cannot be decrypted is logged and skipped."""
+    """Return rows with their questions. A question that cannot be decrypted is logged and skipped."""
     for row in rows:
         try:
             prompt = codec.decrypt(row)["prompt"]

@@ -44,7 +44,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Store(StoreWriter):
-    """The stored responses. Thread-safe. Every method may raise a CacheStoreError."""
+    """The stored responses. Threads may share it. Every method may raise a CacheStoreError."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Store(StoreWriter):
             raise
 
     def failure(self) -> str | None:
-        """Why the store does not work at the moment."""
+        """Return why the store does not work at the moment; None if it works."""
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry is not larger than the capacity and its tenant's limit."""
+        """Return whether an entry is small enough for the store's capacity and for its tenant's limit."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """Return the fresh or stale entry with a key."""
+        """Return the entry with a key, fresh or within its stale periods."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.now()))
         # A damaged index can return another entry.
@@ -97,13 +97,13 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        """The questions of entries, by id. Missing entries are omitted."""
+        """Return the questions of entries by id. Missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.now())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """The class of an answer with the same words."""
+        """Return the class of an answer with the same text; `text` is its `answer_classes.digest`."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -132,7 +132,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, values | bounds)))
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
-        """Entries in the order of their eviction."""
+        """Return entries in the order of their eviction."""
         self.flush()
         # Expired entries first. The inner query sorts ids alone, not whole responses.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
@@ -154,7 +154,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Most bytes first."""
+        """Return the storage by tenant, model, endpoint, or tag, most bytes first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -173,7 +173,9 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
-        """None if the database can evaluate it, since prompts are not encrypted."""
+        """Return the filter for clear prompts; None if prompts are not encrypted, so that the database can filter
+        them.
+        """
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search
@@ -223,7 +225,7 @@ class Store(StoreWriter):
         }
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, oldest first, in pages."""
+        """Return every entry, oldest first. They are read in pages."""
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
@@ -262,7 +264,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Number of entries by encryption key; the empty name counts unencrypted entries."""
+        """Return the number of entries by encryption key; the empty name counts unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 

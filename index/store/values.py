@@ -11,12 +11,12 @@ from kvproxy.index.entry import Entry, Freshness
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Conditions on entries; None matches all.
+    """Conditions on entries; None matches all entries.
 
     Attributes:
-        namespace, key: a prefix of the digest.
-        prompt: a prefix of the prompt.
-        search: a text in the prompt, ignoring case.
+        namespace, key: the digest begins with this text.
+        prompt: the prompt begins with this text.
+        search: the prompt contains this text, ignoring case.
         older_than: age in seconds.
     """
 
@@ -30,7 +30,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """One line for the log, without the words of `prompt` and `search`."""
+        """Return one line for the log, without the words of `prompt` and `search`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
@@ -42,7 +42,7 @@ class EvictionCandidate:
     """An entry in the order of eviction.
 
     Attributes:
-        reason: `low priority` if the eviction policy chooses it.
+        reason: why it is evicted in this place; `low priority` if the eviction policy decides.
     """
 
     entry: Entry
@@ -76,7 +76,7 @@ class NewEntry:
 
     @property
     def size(self) -> int:
-        """Bytes that count against a capacity: request, response, prompt, and vector."""
+        """Return the bytes that count against a capacity: request, response, prompt, and vector."""
         entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
         return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
@@ -97,9 +97,10 @@ RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntry:
-    """An entry that was removed, or not stored.
+    """An entry that was removed, or that was too large to store.
 
     Attributes:
+        numbers: of its vectors.
         why: None if the entry is larger than the capacity.
     """
 
@@ -115,8 +116,8 @@ class WriteResult:
     """The effect of a write.
 
     Attributes:
-        numbers: of the new vectors, by entry; None without a vector. Numbers rise and are never reused.
-        removed: the replaced and evicted entries, and new ones that are not stored.
+        numbers: of the new vectors, one for each entry; None without a vector. Numbers rise and are never reused.
+        removed: the replaced and evicted entries, and new entries that are not stored.
     """
 
     numbers: tuple[int | None, ...]
@@ -125,10 +126,11 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The maximal size of a store in bytes (`NewEntry.size`); None is unlimited.
+    """The maximum size of a store; None is unlimited.
 
     Attributes:
-        of_tenant: returns a tenant's limit. The writing thread calls it.
+        bytes: see `NewEntry.size`.
+        of_tenant: returns a tenant's limit in bytes. The writing thread calls it.
     """
 
     entries: int | None = None

@@ -13,7 +13,7 @@ class WriteBatcher:
     """Collects entries while a transaction runs; they form the next transaction.
 
     Args:
-        write: durable when it returns. Called on one thread at a time.
+        write: stores entries durably. Only one thread at a time calls it.
     """
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
@@ -22,9 +22,10 @@ class WriteBatcher:
         self._running: asyncio.Task[None] | None = None
 
     async def put(self, entry: NewEntry) -> bool:
-        """Write an entry: durable when this returns; raises a CacheStoreError.
+        """Write an entry, which is durable when this returns; raises a CacheStoreError.
 
-        False if it exceeds the capacity, or if an entry of the same transaction evicts it.
+        Returns:
+            False if the entry exceeds the capacity, or if an entry of the same transaction evicts it.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
@@ -49,7 +50,10 @@ class WriteBatcher:
             self._waiting, self._running = [], None
 
     async def _write_batch(self, batch: Sequence[_Pending]) -> bool:
-        """Return False, and resolve no future, if a batch of several entries fails."""
+        """Write a batch and resolve its futures.
+
+        If a batch of several entries fails, return False and resolve no future.
+        """
         try:
             result = await asyncio.to_thread(self._write, [entry for entry, _ in batch])
         except Exception as error:

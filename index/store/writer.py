@@ -46,7 +46,7 @@ _PAGE = 500  # Entries that one transaction encrypts.
 
 
 class StoreWriter:
-    """The writes of a store.
+    """The writes of a response store.
 
     Attributes:
         name: path or URL, without the password.
@@ -135,12 +135,15 @@ class StoreWriter:
         return expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Evict an entry after all unpinned ones, or undo that. A pinned entry expires like any other."""
+        """Protect an entry until all unpinned entries are evicted, or undo that.
+
+        A pinned entry expires like any other.
+        """
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Exclude entries from semantic search: delete their vectors."""
+        """Exclude entries from semantic search: delete their vectors, and return the entries."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -148,9 +151,10 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def classify(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Store the class of an entry's answer, unless the entry was removed. Not flushed to disk.
+        """Store the class of an entry's answer, unless the entry was removed. The commit is not flushed to disk.
 
         Args:
+            name: the class.
             text: digest of the answer without case and punctuation.
         """
         with self.database.transaction(durable=False) as run:
@@ -180,7 +184,7 @@ class StoreWriter:
             resealed += len(rows)
 
     def expire(self) -> list[RemovedEntry]:
-        """Remove some thousand expired entries, and return them."""
+        """Remove up to 2,000 expired entries, and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -228,7 +232,10 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries without one, and return their numbers by id. Not flushed to disk."""
+        """Store vectors of entries that have none, and return the vectors' numbers by entry id.
+
+        The commit is not flushed to disk.
+        """
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"

@@ -33,10 +33,11 @@ _CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder:
-    """Embeds texts. One text is computed on the calling thread, several on a thread pool.
+    """Embeds texts. One text is computed on the calling thread, several texts on a thread pool.
 
     Args:
-        integers: compute in 8 bits; by default if the processor does so exactly. These vectors have another name.
+        integers: compute in 8 bits; None does so if the processor's 8-bit products are exact. The embedder's name
+            depends on it.
     """
 
     dim = WIDTH
@@ -60,7 +61,7 @@ class MiniLMEmbedder:
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return `[len(texts), 384]` float32. A vector does not depend on other texts."""
+        """Return the vectors of texts, `[len(texts), 384]` float32. A vector does not depend on the other texts."""
         if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))

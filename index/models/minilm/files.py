@@ -28,10 +28,10 @@ _log = logging.getLogger("kvproxy")
 
 
 class GraphFiles:
-    """Opens graphs from files, and writes missing ones.
+    """Opens graphs from files, and builds and writes missing graphs.
 
     Args:
-        folders: searched in this order. New files go to the first writable one.
+        folders: searched in this order. New files go to the first writable folder.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -61,7 +61,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the cache in the user's cache folder, or in the data folder if that is not writable."""
+    """Return the graphs of the user's cache folder, or of the data folder if the cache folder is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -116,7 +116,7 @@ def _tidy(folder: Path, kind: str) -> None:
 
 
 def keeps_integers(files: GraphFiles) -> bool:
-    """Return whether products of the largest values are exact.
+    """Return whether this processor's products of the largest 8-bit values are exact.
 
     x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).
     """

@@ -20,12 +20,12 @@ _RUNTIME = "com.microsoft"
 
 
 def builder() -> str:
-    """Digest of this code, so that graphs built by other code are not reused."""
+    """Return a digest of this module's code, so that graphs built by other code are not reused."""
     return file_digest(Path(__file__))
 
 
 class Graph:
-    """Collects nodes and constants. Methods return names of values."""
+    """Collects the nodes and constants of an ONNX graph. Methods return the name of the value that they add."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -45,14 +45,14 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """`inputs` maps names to shapes, all float32."""
+        """Return the graph as an ONNX file; `inputs` maps the names of float32 inputs to their shapes."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """From `tokens`, see `look_up`, to a vector `[1, 384]`."""
+    """Build the embedder: from the input `tokens`, see `look_up`, to a vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -61,7 +61,10 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """`training.verifier.network.CrossEncoder`: from `tokens` and `sides` to a logit `[1, 1]`."""
+    """Build the verifier: from the inputs `tokens` and `sides` to a logit `[1, 1]`.
+
+    It computes `training.verifier.network.CrossEncoder`.
+    """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
@@ -121,13 +124,13 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a matrix `[out, in]` as int8 `[in, out]` and a scale for each output."""
+    """Quantize a matrix `[out, in]`: return it as int8 `[in, out]`, with a scale for each output."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 
 
 def probe_graph() -> bytes:
-    """A product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, for `keeps_integers`."""
+    """Build the product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, which `keeps_integers` tests."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

@@ -16,7 +16,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def check_shipped(path: Path) -> None:
-    """Check the digest of a packaged file. After a training, update the digest here.
+    """Compare a packaged file with its digest in this module. After a training, update the digest.
 
     Raises:
         ValueError: the file is modified. The message names the fix.
@@ -27,7 +27,7 @@ def check_shipped(path: Path) -> None:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Refuse a model whose weights are only available as a pickle; raises ValueError."""
+    """Raise a ValueError if a model's folder has weights in the pickle format only."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
             raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

@@ -78,7 +78,7 @@ def _installed_model() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """xxh3_128 takes 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
+    """Return the xxh3_128 of a file. It takes 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
     import xxhash
 
     with path.open("rb") as file:
@@ -90,16 +90,18 @@ def rounded(tensor: np.ndarray) -> np.ndarray:
 
 
 def lookup_tables(folder: Path) -> Weights:
-    """Return word vectors as a read-only memory map, which processes share, and position and segment vectors."""
+    """Return the word vectors as a read-only memory map, which processes share, and the position and segment
+    vectors.
+    """
     packaged = _packaged_tensors(folder)
     tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
     return {name: table if name == "embeddings.word" else rounded(table) for name, table in tables.items()}
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return float32 weights, rounded to float16.
+    """Return all weights but the word vectors as float32, rounded to float16.
 
-    Query, key, and value of a layer are joined to `qkv`, `[1152, 384]`.
+    The query, key, and value matrices of a layer are joined to one matrix `qkv`, `[1152, 384]`.
     """
     packaged = {name: rounded(tensor) for name, tensor in _packaged_tensors(folder).items()}
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
@@ -170,7 +172,7 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
-    """Sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
+    """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
     tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
     tokens += weights["embeddings.position"][: len(ids)]
     tokens += weights["embeddings.segment"][np.asarray(segments)]
@@ -178,7 +180,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
 
 
 def sides(segments: Sequence[int]) -> np.ndarray:
-    """Rows that average the tokens of each text of a pair, float32 `[1, 2, length]`."""
+    """Return a matrix that averages the tokens of each text of a pair, float32 `[1, 2, length]`."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

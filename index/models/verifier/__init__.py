@@ -27,8 +27,8 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder of the cosines.
-        data: stores the graph if the user's cache folder is not writable.
+        embedder: name of the embedder that computes the cosines passed to `score`.
+        data: data folder, which caches the built graph if the user's cache folder is not writable.
 
     Raises:
         VerifierError: the message names the fix.

@@ -37,14 +37,17 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlattScaling:
-    """The probability is the sigmoid of `slope * logit + cosine * c + offset`, where `c` is the cosine of the embeddings."""
+    """Converts a logit to a probability, the sigmoid of `slope * logit + cosine * c + offset`.
+
+    `c` is the cosine of the two questions' vectors.
+    """
 
     slope: float
     offset: float
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 `[n]` from logits and cosines `[n]`."""
+        """Return the probabilities, float32 `[n]`, of logits and cosines `[n]`."""
         weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
         exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)
@@ -107,7 +110,7 @@ class BuiltInVerifier:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Scores before scaling, float32 `[len(pairs)]`."""
+        """Return the logit of each pair, before the scaling: float32 `[len(pairs)]`."""
         if len(pairs) < 2:
             return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
@@ -119,7 +122,7 @@ class BuiltInVerifier:
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling for an embedder's cosines in any precision, else the one without cosines."""
+    """Return the scaling that was fitted for an embedder's cosines, or one without cosines for an unknown embedder."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**noted.get(family, noted[ALONE]))
@@ -138,7 +141,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Whether enough words are in the vocabulary or are function words."""
+    """Return whether 80% of the words are in the vocabulary or are function words."""
     tokens = words(text)
     if not tokens:
         return True

@@ -18,7 +18,7 @@ from kvproxy.index.policies.guards.verbatim import code_differs, quotes_differ, 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A named veto: `vetoes(question, cached)` is true if one answer must not serve both questions."""
+    """A named veto. `vetoes(question, cached_question)` returns whether one answer must not serve both questions."""
 
     name: str
     vetoes: Callable[[str, str], bool]

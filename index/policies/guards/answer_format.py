@@ -29,7 +29,10 @@ _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern 
 
 
 def form_differs(question: str, cached: str) -> bool:
-    """`explain it in one sentence` and `explain it step by step`, or `explain it`."""
+    """Return whether one question requires a length, style, or format that the other does not.
+
+    For instance `explain it in one sentence` and `explain it step by step`, or `explain it`.
+    """
     return _forms(question) != _forms(cached)
 
 

@@ -23,9 +23,10 @@ _NAMES = frozenset(
 
 
 def case_differs(question: str, cached: str) -> bool:
-    r"""`5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`.
+    r"""Return whether units, codes, or short names differ in letter case.
 
-    Ignores the capital of a sentence's first word, and names in a question without capitals.
+    For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The capital of a sentence's first word is
+    ignored, and so are names in a question without capitals.
     """
     ours, theirs = _forms(question), _forms(cached)
     typed = _is_uniform(question) or _is_uniform(cached)
@@ -48,7 +49,9 @@ class _Form(str):
 
 @of_text
 def _forms(text: str) -> dict[str, frozenset[_Form]]:
-    """Without first words of sentences that are only capitalized."""
+    """Return the spellings of each word by its lower-case form, without first words of sentences that are only
+    capitalized.
+    """
     found: defaultdict[str, set[_Form]] = defaultdict(set)
     starts, before = True, ""
     for token in _TOKEN.findall(text):

@@ -14,7 +14,10 @@ _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def hides_text(text: str) -> bool:
-    """Invisible characters, variation selectors, stacked marks, or words of two alphabets."""
+    """Return whether a text has characters that readers cannot see or distinguish.
+
+    These are invisible characters, variation selectors, stacked marks, and words of two alphabets.
+    """
     if text.isascii() and text.isprintable():
         return False
     run = 0
@@ -27,7 +30,7 @@ def hides_text(text: str) -> bool:
 
 
 def _mixes_alphabets(word: str) -> bool:
-    """Such as a Cyrillic letter in a Latin word."""
+    """Return whether a word has letters of two alphabets, such as a Cyrillic letter in a Latin word."""
     if word.isascii():
         return False
     letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)

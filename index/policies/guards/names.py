@@ -11,14 +11,17 @@ _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
 def names_differ(question: str, cached: str) -> bool:
-    """`weather in Paris` and `weather in Rome`: both texts have the same number of own names."""
+    """Return whether each text has as many names that the other lacks: `weather in Paris` and `weather in Rome`."""
     ours = {name for name in _names(question) if not _mentions(cached, name)}
     theirs = {name for name in _names(cached) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _renamed(question, cached)
 
 
 def _renamed(question: str, cached: str) -> bool:
-    """`Python or something else` and `Java or something else`: the same sentence with other names."""
+    """Return whether two texts are the same sentence with other names.
+
+    For instance `Python or something else` and `Java or something else`.
+    """
     ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached))
     changed = [pair for pair in zip(ours, theirs, strict=False) if _form(pair[0]) != _form(pair[1])]
     if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
@@ -29,14 +32,14 @@ def _renamed(question: str, cached: str) -> bool:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """A name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
+    """Return whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
         _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
     )
 
 
 def _form(word: str) -> str:
-    """The canonical form of a unit: `inr` for `Rs`."""
+    """Return the canonical form of a unit, such as `inr` for `Rs`, or the word itself."""
     return lexicon.UNITS.get(word.lower(), word.lower())
 
 
@@ -57,9 +60,10 @@ def _names(text: str) -> set[str]:
 
 
 def order_differs(question: str, cached: str) -> bool:
-    """`convert miles to kilometres` and `convert kilometres to miles`: the same sentence with swapped words.
+    """Return whether two texts are the same sentence with swapped words.
 
-    Allowed: words around `and` or `or`, and a rearranged sentence such as `which is the best X`, `which X is best`.
+    For instance `convert miles to kilometres` and `convert kilometres to miles`. Words around `and` or `or` may be
+    swapped, and a sentence may be rearranged, such as `which is the best X` and `which X is best`.
     """
     ours, theirs = _content(question), _content(cached)
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
@@ -72,7 +76,7 @@ def order_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _frame(text: str) -> list[str]:
-    """Function words without articles, and an empty string for every other word."""
+    """Return the function words without articles, and an empty string in place of every other word."""
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
     return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 
@@ -87,7 +91,7 @@ def _content(text: str) -> list[str]:
 
 
 def possession_differs(question: str, cached: str) -> bool:
-    """`my boss's car` and `my boss's boss's car`, `my brother's friend` and `my friend's brother`."""
+    """Return whether the owners differ: `my brother's friend` and `my friend's brother`."""
     if {"of"} & {*words(question), *words(cached)}:
         return False
     (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached)

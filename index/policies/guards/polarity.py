@@ -12,7 +12,10 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 @cache
 def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
-    """Read a file of this folder: `opposites.txt`, or `antonyms.txt` with other pairs of WordNet."""
+    """Read the opposites of each word from a file of this folder.
+
+    The file is `opposites.txt`, or `antonyms.txt` with further pairs of WordNet.
+    """
     table: dict[str, set[str]] = {}
     for line in (Path(__file__).parent / name).read_text().splitlines():
         if not line.startswith("#"):
@@ -23,12 +26,14 @@ def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
 
 
 def negation_differs(question: str, cached: str) -> bool:
-    """`does it work` and `does it not work`."""
+    """Return whether one text is negated and the other is not: `does it work` and `does it not work`."""
     return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached)))
 
 
 def opposites(question: str, cached: str) -> bool:
-    """`enable` and `disable`, `regular` and `irregular`."""
+    """Return whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
+    `irregular`.
+    """
     ours, theirs = set(words(question)), set(words(cached))
     ours, theirs = ours - theirs, theirs - ours
     return _has_opposite(ours, theirs) or _has_opposite(theirs, ours) or _differs_in_weak_opposite(question, cached)
@@ -52,7 +57,10 @@ def _opposites_of(word: str) -> frozenset[str]:
 
 
 def _differs_in_weak_opposite(question: str, cached: str) -> bool:
-    """`move it to another bank` and `move it from another bank`: opposites only if nothing else differs."""
+    """Return whether two texts differ in a pair of opposites that counts only if nothing else differs.
+
+    For instance `move it to another bank` and `move it from another bank`.
+    """
     ours, theirs = words(question), words(cached)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
     return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _WEAK_OPPOSITES

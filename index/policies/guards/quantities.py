@@ -12,14 +12,14 @@ _PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
 
 
 def numbers_differ(question: str, cached: str) -> bool:
-    """`port 80` and `port 8080`, `two` and `three`: each text has a number of its own."""
+    """Return whether each text has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
     ours, theirs = _numbers(question), _numbers(cached)
     ours, theirs = ours - theirs, theirs - ours
     return bool((ours or _one(question, cached)) and (theirs or _one(cached, question)) and (ours or theirs))
 
 
 def _one(text: str, other: str) -> bool:
-    """`one` is a number if the other text has another number."""
+    """Return whether the word `one` is a number here: only if the other text has another number."""
     return "one" in words(text) and "one" not in words(other)
 
 
@@ -31,13 +31,13 @@ def _numbers(text: str) -> Counter[str]:
 
 
 def _plain(number: str) -> str:
-    """`30000` for `30k` and `30,000`."""
+    """Return a number's digits, such as `30000` for `30k` and `30,000`."""
     digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
     return digits[:-1] + "000" if digits.endswith("k") else digits
 
 
 def units_differ(question: str, cached: str) -> bool:
-    """`10 miles` and `10 kilometres`, `15%` and `15`."""
+    """Return whether the units of numbers differ: `10 miles` and `10 kilometres`, `15%` and `15`."""
     ours, theirs = _units(question), _units(cached)
     if _percents(question) != _percents(cached) and _numbers(question) == _numbers(cached):
         return True

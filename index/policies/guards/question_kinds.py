@@ -17,7 +17,10 @@ _QUESTION_KINDS = {
 
 
 def question_differs(question: str, cached: str) -> bool:
-    """`when was it invented` and `where was it invented`; `which` matches every kind, and `what` every kind but `who`."""
+    """Return whether the question words ask for different things: `when was it invented` and `where was it invented`.
+
+    The word `which` matches every kind, and `what` matches every kind but `who`.
+    """
     ours, theirs = _kinds(question), _kinds(cached)
     if not ours or not theirs or ours & theirs or "which" in ours | theirs:
         return False
@@ -26,7 +29,7 @@ def question_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _kinds(text: str) -> set[str]:
-    """The kind of the first question word, or the two kinds of `when and where`."""
+    """Return the kind of the first question word, or the two kinds of `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
@@ -37,7 +40,9 @@ def _kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached: str) -> bool:
-    """`open on monday` and `open on sunday`, `today` and a text without a time."""
+    """Return whether the texts name different times: `open on monday` and `open on sunday`, or `open today` and
+    `open`.
+    """
     ours, theirs = _times(question), _times(cached)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
@@ -52,7 +57,9 @@ def _times(text: str) -> set[str]:
 
 
 def language_differs(question: str, cached: str) -> bool:
-    """`answer in French` and `answer in German`, or a text in German and one in English."""
+    """Return whether answers are asked for in different languages, or the questions are written in different
+    languages.
+    """
     ours, theirs = set(words(question)), set(words(cached))
     if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
         return True
@@ -61,7 +68,7 @@ def language_differs(question: str, cached: str) -> bool:
 
 
 def _written_in(tokens: set[str]) -> str | None:
-    """None if two languages tie."""
+    """Return the language with the most frequent words among these; None if two languages tie."""
     counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None

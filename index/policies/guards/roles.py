@@ -14,7 +14,10 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached: str) -> bool:
-    """`who beat Brazil` and `who did Brazil beat` (word order), `was Tom hit by Ann` and `did Tom hit Ann` (voice)."""
+    """Return whether subject and object are swapped, by word order or by voice.
+
+    For instance `who beat Brazil` and `who did Brazil beat`, or `was Tom hit by Ann` and `did Tom hit Ann`.
+    """
     ours, theirs = _aligned(_content(question), _content(cached))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False
@@ -23,7 +26,10 @@ def roles_differ(question: str, cached: str) -> bool:
 
 
 def _aligned(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
-    """Replace the one word that only one text has: the verb in another form, such as `choose` and `chose`."""
+    """Replace the one word that only one text has by the other text's word.
+
+    It is usually the verb in another form, such as `choose` and `chose`.
+    """
     alone, also_alone = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
     if alone.total() != 1 or also_alone.total() != 1:
         return ours, theirs
@@ -37,7 +43,10 @@ def _voice_differs(question: str, cached: str) -> bool:
 
 @of_text
 def _asked(text: str) -> str | None:
-    """`subject` for `who paid`, `object` for `who did they pay` and `who was paid by them`."""
+    """Return the part of the sentence that the question asks for.
+
+    It is `subject` for `who paid`, and `object` for `who did they pay` and `who was paid by them`.
+    """
     tokens = words(text)
     place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
     if place is None or place + 1 >= len(tokens):

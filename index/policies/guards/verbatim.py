@@ -16,7 +16,9 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached: str) -> bool:
-    """`what does "stop" mean` and `what does "seed" mean`."""
+    """Return whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed"
+    mean`.
+    """
     return _quotes_more(question, cached) and _quotes_more(cached, question)
 
 
@@ -27,12 +29,12 @@ def _quotes_more(text: str, other: str) -> bool:
 
 @of_text
 def _spaced(text: str) -> str:
-    """Tokens with a space around each, so that a phrase is a substring."""
+    """Return the tokens of a text with a space around each, so that a phrase is a substring."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
 def code_differs(question: str, cached: str) -> bool:
-    """`max_tokens` and `max_model_len`, `--port` and `--host`, `/v1/models` and `/metrics`."""
+    """Return whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
     ours, theirs = _code(question), _code(cached)
     # A brand such as iPhone appears in any case; an identifier does not.
     return any(code.lower() not in words(cached) for code in ours - theirs) or any(
@@ -46,7 +48,7 @@ def _code(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached: str) -> bool:
-    """`👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
+    """Return whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
     ours, theirs = _signs(question), _signs(cached)
     if ours - theirs and theirs - ours:
         return True

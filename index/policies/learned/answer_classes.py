@@ -1,4 +1,4 @@
-"""Classes of equal answers: a fresh answer is compared with the answers of neighbours."""
+"""Classes of equal answers. A fresh answer joins the class of a neighbour's answer that equals it."""
 
 import hashlib
 import re
@@ -11,11 +11,12 @@ _OTHER_CLASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class ClassAssignment:
-    """The result of comparing a fresh answer with cached ones.
+    """The class of a fresh answer, after its comparison with the neighbours' answers.
 
     Attributes:
+        right: the answer of the judged neighbour, which was or could have been served, equals the fresh one.
         joined: class of the fresh answer; None for a new class.
-        odd: the judged answer differs from its own class, which equals the fresh one.
+        odd: the judged answer differs from the fresh one, but another answer of its class equals it.
     """
 
     right: bool
@@ -24,9 +25,14 @@ class ClassAssignment:
 
 
 def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
-    """Return the neighbours to compare with a fresh answer, in order, until one is equal.
+    """Return the indexes of the neighbours to compare with a fresh answer. The comparison stops at the first equal
+    answer.
 
-    First the judged neighbour, then another one of its class, then the nearest of two other classes.
+    The order is the judged neighbour, another neighbour of its class, and the nearest neighbours of two other classes.
+
+    Args:
+        judged: index of the neighbour that was or could have been served.
+        classes: of the neighbours' answers, nearest first.
     """
     own = classes[judged]
     second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
@@ -38,12 +44,14 @@ def assign_class(places: Sequence[int], same: Sequence[bool], classes: Sequence[
     """Return the class of a fresh answer.
 
     Args:
-        same: results so far, by place; only the last one can be true.
+        places: neighbours in the order of `comparison_order`.
+        same: whether the answers of the first neighbours in `places` equal the fresh answer; only the last can be true.
+        classes: of the neighbours' answers.
     """
     joined = classes[places[len(same) - 1]] if same[-1] else None
     return ClassAssignment(same[0], joined, not same[0] and joined == classes[places[0]])
 
 
 def digest(text: str) -> str:
-    """Ignores case, spaces, and punctuation."""
+    """Return a digest of a text that ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

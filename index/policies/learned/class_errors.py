@@ -16,33 +16,33 @@ _OBSOLETE_ODDS = 1000.0
 
 @dataclass(slots=True)
 class ClassErrors:
-    """Errors of single classes.
+    """Evidence about the classes of one namespace.
 
     Attributes:
-        odds: that a class's answer has changed; only odds above the prior.
-        lifted: pairs (class, guard) whose last comparison was equal.
+        odds: by class, the odds that its answer has changed; a class without evidence is absent.
+        lifted: pairs (class, guard). The guard's vetoes are ignored, because the last compared answers were equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
     lifted: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
-        """The probability that a class has changed, less the prior."""
+        """Return the probability that a class's answer has changed, less the prior probability."""
         odds = self.odds.get(name, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, name: str) -> bool:
-        """The class differed so often that its entries are ignored."""
+        """Return whether a class differed from fresh answers so often that its entries are ignored."""
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:
-        """Update the odds by Bayes' rule; `error` is the expected probability of a difference."""
+        """Update a class's odds by Bayes' rule; `error` is the expected probability that the answers differ."""
         expected = max(error, _LEAST_ERROR)
         ratio = (1 - _DIFFERS) / (1 - min(expected, 0.99)) if right else _DIFFERS / expected
         self._set(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
 
     def add_member(self, name: str) -> None:
-        """A fresh answer has joined the class."""
+        """Lower a class's odds, because a fresh answer has joined it."""
         if name in self.odds:
             self._set(name, self.odds[name] * (1 - _DIFFERS))
 
@@ -53,7 +53,7 @@ class ClassErrors:
             self.odds[name] = min(odds, _MAX_ODDS)
 
     def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
-        """The first of the vetoing guards that is not lifted for a class."""
+        """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
         return next((guard for guard in guards if (name, guard) not in self.lifted), None)
 
     def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:

@@ -21,9 +21,9 @@ _MOST = 1e4
 
 
 def most_expected(allowed: float) -> float:
-    """Largest sum of probabilities for which more than `allowed` events are unlikely at any time.
+    """Return the largest expected number of events at which more than `allowed` events stay unlikely at any time.
 
-    A low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
+    This is a low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """
     if allowed <= 0:
         return 0.0

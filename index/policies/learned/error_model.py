@@ -29,7 +29,7 @@ _MAX_MARGIN = 5.0
 
 
 def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
-    """Return `[len(FEATURES)]` features of the nearest neighbour, each about 1 in size.
+    """Return the `[len(FEATURES)]` features of the nearest neighbour, each about 1 in size.
 
     - `cosine` of the nearest neighbour;
     - `margin` to the nearest neighbour of another class;
@@ -39,7 +39,8 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     - `company`: its class has a second neighbour.
 
     Args:
-        classes: of their answers.
+        cosines: of all neighbours, nearest first.
+        classes: of the neighbours' answers.
     """
     near = np.asarray(cosines, dtype=np.float64)
     own = np.fromiter((name == classes[0] for name in classes), bool, len(classes))
@@ -65,14 +66,14 @@ _CAUTION = 0.25
 
 @dataclass(slots=True)
 class ErrorModel:
-    """Weights with their covariance, and the rate of random errors (`slips`).
+    """Estimates the probability that the nearest neighbour's answer is wrong.
 
-    The probability is `(1 - slips) * sigmoid(weights . features)`. Without `slips`, each error that no feature shows would
-    change the weights.
+    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the rate of random
+    errors, which no feature shows; without it, each of them would change the weights.
 
     Attributes:
-        weights, covariance: `[n]` and `[n, n]`.
-        slipped, sure: number of slips, and of sure answers.
+        weights, covariance: `[n]` and `[n, n]` for n features.
+        slipped, sure: number of random errors, and of answers with a high probability; the rate is their quotient.
     """
 
     weights: np.ndarray
@@ -115,10 +116,10 @@ _WORTH = 2.0
 
 @dataclass(slots=True)
 class Prior:
-    """Error model of all namespaces.
+    """The error model that learns from all namespaces, for new namespaces.
 
     Attributes:
-        seen_wrong, seen_expected: wrong answers, and their expected number, among those with a small error.
+        seen_wrong, seen_expected: wrong answers, and their expected number, among answers with a small estimated error.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))
@@ -126,7 +127,7 @@ class Prior:
     seen_expected: float = _WORTH
 
     def error_model(self) -> ErrorModel:
-        """The shared weights with the shipped covariance."""
+        """Return a model with the weights learned so far and the initial covariance."""
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property

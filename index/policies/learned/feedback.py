@@ -21,10 +21,10 @@ _KEPT = 10_000
 
 
 class FeedbackRecorder:
-    """Stores classes of answers and observations, and passes these to the learning policy.
+    """Stores the class of each answer and the result of each comparison, and passes comparisons to the learned policy.
 
     Args:
-        unindex: runs in a thread.
+        unindex: excludes entries from semantic search; runs in a thread.
     """
 
     def __init__(
@@ -49,10 +49,13 @@ class FeedbackRecorder:
         """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
-            served: not forwarded for exploration, but for shadow mode, for instance.
+            fresh: the entry of the fresh response.
+            answer: the text of the fresh response.
+            same: compares the answer of an entry, given by id, with the fresh one.
+            served: the request was forwarded for another reason than exploration, such as shadow mode.
 
         Returns:
-            None if nothing could be compared.
+            The observation; None if the answer was compared with no other answer.
         """
         assignment = await self._compare(lookup.observation, same) if lookup.observation is not None else None
         return await asyncio.to_thread(self._store_result, lookup, fresh, answer, assignment, served)
@@ -101,7 +104,7 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. A wrong entry leaves its class."""
+        """Store a person's verdict on an entry. An entry with a wrong answer leaves its class."""
         verdict = Observation.verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation
         if lookup is not None and pending is not None and pending.candidate.id == entry.id:
@@ -130,7 +133,7 @@ class FeedbackRecorder:
         return None if self._policy is None else LearningSummary.of(list(self._policy.statuses().values()))
 
     def flush(self) -> None:
-        """Store counted hits, read the observations of other proxies, and prune the log."""
+        """Store counted hits, read the observations of other proxies, and delete old observations."""
         if self._policy is not None:
             self._policy.flush()
         self._observations.prune(_KEPT)

@@ -41,6 +41,7 @@ class ErrorEstimate:
     """The estimated error of the nearest neighbour whose class is not obsolete.
 
     Attributes:
+        place: index of this neighbour.
         alone: no other neighbour has the same answer.
     """
 
@@ -52,10 +53,12 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """State of one namespace.
+    """What the learned policy has learned in one namespace.
 
     Attributes:
-        checked_seen, checked_wrong: comparisons of answers accepted by `checked`, and wrong ones.
+        observed: number of comparisons.
+        checked_seen, checked_wrong: comparisons of answers that `checked` accepted, and the wrong answers among them.
+        number: number of the last observation.
     """
 
     error_model: ErrorModel
@@ -73,7 +76,7 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """Estimate the error of serving a neighbour; None if all classes are obsolete."""
+        """Estimate the error of serving the nearest neighbour; None if all classes are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
             return None
@@ -88,32 +91,32 @@ class Learner:
 
     @property
     def ready(self) -> bool:
-        """The policy decides without `checked`."""
+        """Return whether the policy has seen enough to decide without `checked`."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def chance(self, error: float) -> float:
-        """Share of acceptable requests with such an error to explore."""
+        """Return the share of acceptable requests with such an estimated error to forward for exploration."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
     @property
     def checked_error(self) -> float:
-        """Share of wrong answers among those accepted by `checked`."""
+        """Return the estimated share of wrong answers among the answers that `checked` accepted."""
         return (_CHECKED_WRONG + self.checked_wrong) / (_CHECKED_SEEN + self.checked_seen)
 
     @property
     def checked_chance(self) -> float:
-        """Share of requests accepted by `checked` to explore."""
+        """Return the share of requests that `checked` accepts to forward for exploration."""
         if self.observed < _NEW:
             return 0.0
         return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.checked_seen, _PROVED)))
 
     @property
     def checked_allowed(self) -> bool:
-        """Whether answers accepted by `checked` may be served.
+        """Return whether answers that `checked` accepts may be served.
 
-        Their error must be within the bound, and leave `learned` its share. Once `learned` is ready, they must also have
-        proved right here.
+        Their error must be within the bound and leave room for the answers of `learned`. Once `learned` decides itself,
+        comparisons in this namespace must also have shown that half of the bound suffices for them.
         """
         if self.ready and not (self.checked_seen >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False
@@ -125,7 +128,7 @@ class Learner:
         self.level.update()
 
     def add(self, observation: Observation) -> None:
-        """Call `level.update` after the last observation."""
+        """Add an observation. After the last of several, the caller must call `level.update`."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
@@ -149,7 +152,7 @@ class Learner:
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
-        """Floats keep their exact values, so decisions do too."""
+        """Return the state as JSON. Floats keep their exact values, so a restart changes no decision."""
         model, level, errors = self.error_model, self.level, self.class_errors
         return json.dumps(
             {
@@ -171,7 +174,7 @@ class Learner:
 
     @classmethod
     def from_json(cls, text: str, max_error: float) -> "Learner | None":
-        """None if another version with other features saved the state."""
+        """Restore a saved state; None if a version with other features saved it."""
         state = json.loads(text)
         if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
             return None

@@ -32,12 +32,13 @@ _SURE = 0.5
 
 
 class LearnedPolicy:
-    """Accepts the nearest neighbour if its estimated error is within the limit of the namespace.
+    """Serves the nearest neighbour if its estimated error is within the limit of the namespace.
 
     Args:
-        checked: decides in new namespaces, and about neighbours without company.
+        checked: decides in new namespaces, and about neighbours without a second neighbour of the same answer.
         max_error: largest share of wrong answers.
-        guards: their vetoes stand until a class has shown that they do not matter to it.
+        floor: least cosine of a neighbour that may be served.
+        guards: a veto stands until comparisons show that the guard does not matter to the class of the answer.
     """
 
     name = "learned"
@@ -137,7 +138,7 @@ class LearnedPolicy:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit. The next observation stores it."""
+        """Count a semantic hit in memory. The next observation of the namespace stores the count."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error
@@ -155,7 +156,7 @@ class LearnedPolicy:
         return replace(observation, served=answers, risk=risk)
 
     def flush(self) -> None:
-        """Store counted hits, and read the observations of other proxies."""
+        """Store the counted hits, and read the observations of other proxies."""
         with self._lock:
             pending = list(self._pending)
             if pending:

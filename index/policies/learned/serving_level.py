@@ -28,15 +28,16 @@ _TIMES = 5.0
 
 @dataclass(slots=True)
 class ServingLevel:
-    """Served answers and comparisons of one namespace, and the limit for the next answers.
+    """The limit of the estimated error of a served answer in one namespace, and the counts that determine it.
 
     Attributes:
-        served, risk: served answers, and the sum of their estimated errors.
-        wrong, expected: wrong comparisons within reach, and their expected number.
-        repeats, slips: comparisons of equal questions, and those judged different.
+        served, risk: number of served answers, and the sum of their estimated errors.
+        wrong, expected: number of wrong answers among comparisons within `reach`, and its expected value.
+        repeats, slips: comparisons of equal questions, and the comparisons among them that judged the answers
+            different.
         factor: the largest factor by which errors may be underestimated.
-        limit: largest error of a served answer; 0 serves nothing.
-        spread: `[64]` decaying histogram of the errors of requests.
+        limit: largest estimated error of a served answer; 0 serves no answer.
+        spread: `[64]` decaying histogram of the estimated errors of requests.
     """
 
     max_error: float
@@ -52,22 +53,24 @@ class ServingLevel:
 
     @property
     def reach(self) -> float:
-        """Largest error of the comparisons that test the estimates."""
+        """Return the largest estimated error of the comparisons that test the estimates."""
         return min(_FARTHEST, _REACH * self.max_error)
 
     @property
     def bound(self) -> float:
-        """Upper bound of the share of wrong answers among those served."""
+        """Return an upper bound of the share of wrong answers among the served ones."""
         return self.expected_share(self.served) if self.served else 0.0
 
     @property
     def acceptable_share(self) -> float:
-        """Share of recent requests with a neighbour whose estimated error is within the limit."""
+        """Return the share of recent requests with a neighbour whose estimated error is within the limit."""
         total = float(self.spread.sum())
         return float(self.spread[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """The bound after a number of answers: the least allowance that covers the risk."""
+        """Return the smallest share of wrong answers, after a number of served answers, that the risk is compatible
+        with.
+        """
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
         while allowed < answers and most_expected(allowed) < risk:
@@ -75,7 +78,7 @@ class ServingLevel:
         return min(1.0, allowed / max(answers, FROM))
 
     def affords(self, error: float) -> bool:
-        """Whether `checked` may serve one more answer with such an error."""
+        """Return whether `checked` may serve one more answer with such an estimated error."""
         return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -83,11 +86,11 @@ class ServingLevel:
         self.risk += risk
 
     def add_comparison(self, error: float, chance: float, right: bool, counted: bool) -> None:
-        """Add a comparison; call `update` after the last one.
+        """Add a comparison. After the last of several, the caller must call `update`.
 
         Args:
-            chance: probability of a comparison instead of a hit.
-            counted: no veto stands.
+            chance: probability that such a request is compared instead of served.
+            counted: False if a guard's veto stands, so that the answer would not have been served.
         """
         if counted and error <= self.reach:
             self.wrong += not right
@@ -101,16 +104,16 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """Share of repeated questions whose two responses the comparison calls different."""
+        """Return the estimated share of equal answers that the comparison judges different."""
         return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
 
     def update_factor(self) -> None:
-        """Correct the factor for the share of wrong answers that the comparison calls right."""
+        """Update `factor`, including wrong answers that the comparison judges right."""
         factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 
     def planned_risk(self) -> float:
-        """Mean risk of the next answers that uses the allowance."""
+        """Return the mean estimated error that the next answers may have within the bound."""
         if self.factor == math.inf:
             return 0.0
         allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
@@ -118,7 +121,7 @@ class ServingLevel:
         return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
 
     def update_limit(self) -> None:
-        """Served answers have the planned risk on average."""
+        """Set the limit so that the mean estimated error of served answers is the planned risk."""
         total = np.cumsum(self.spread)
         mean = np.cumsum(self.spread * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

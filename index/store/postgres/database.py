@@ -31,7 +31,7 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class PostgresDatabase:
-    """The response store's schema on a server; raises a CacheStoreError.
+    """The response store's schema on a PostgreSQL server; raises a CacheStoreError.
 
     Args:
         url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or another connection string of libpq.
@@ -67,7 +67,9 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """A connection for one thread; raises a CacheStoreError if the server failed just now."""
+        """Lend a connection to one thread; raises a CacheStoreError without a new attempt for some seconds after a
+        failure.
+        """
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:
@@ -140,7 +142,7 @@ class _PostgresTransaction:
 
 
 def display_name(url: str) -> str:
-    """The server and database of a URL, without password and options."""
+    """Return the server and database of a URL, without password and options."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

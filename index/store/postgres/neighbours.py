@@ -22,7 +22,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class PostgresNeighbours(Neighbours):
-    """The `Neighbours` of a store in PostgreSQL."""
+    """Vector search by pgvector in the store's own database."""
 
     def __init__(self, store: Store, embedder: str, dim: int, *, large: int = LARGE) -> None:
         assert isinstance(store.database, PostgresDatabase)
@@ -92,7 +92,7 @@ class PostgresNeighbours(Neighbours):
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
-        """A connection without a statement timeout; None if another proxy works on this graph."""
+        """Lend a connection without a statement timeout; None if another proxy works on this graph."""
         with self._database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:

@@ -74,7 +74,7 @@ def create_schema(connection: sqlite3.Connection, name: str, version: int, state
 
 
 def _database(connection: sqlite3.Connection) -> "Database":
-    """sqlite-utils for a new file only: its import loads pandas (0.3 s, 40 MB)."""
+    """Open a new file with sqlite-utils, which existing files avoid: its import loads pandas (0.3 s, 40 MB)."""
     hidden = {} if "sqlite_utils" in sys.modules or "pandas" in sys.modules else {"pandas": None}
     sys.modules.update(hidden)  # type: ignore[arg-type]
     try:
@@ -97,7 +97,7 @@ class DatabaseFiles:
     """The files of a database in WAL mode.
 
     Args:
-        writer: a connection that has read or written, so that the log exists.
+        writer: a connection that has read or written, so that the write-ahead log exists.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
@@ -108,7 +108,11 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, now: bool = True) -> bool:
-        """Return whether the database or its log was deleted or replaced."""
+        """Return whether the database or its write-ahead log was deleted or replaced.
+
+        Args:
+            now: False may return a result that is 0.1 seconds old.
+        """
         if not now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:
@@ -117,7 +121,10 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Move the log into the open database. SQLite would later write it over the new file at this path."""
+        """Move the write-ahead log into the open database.
+
+        SQLite would later write it over the new file at this path.
+        """
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

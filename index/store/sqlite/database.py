@@ -23,7 +23,7 @@ class SqliteDatabase:
     """A file of the response store; see `Database` for the methods.
 
     Raises:
-        StoreDamaged: it is not changed.
+        StoreDamaged: the file is not a readable store. It is left unchanged.
     """
 
     remote = False
@@ -111,7 +111,11 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def checked(self, operation: Operation, *, now: bool = False) -> Iterator[None]:
-        """Convert SQLite's errors, and raise an error if the open files are no longer at their path."""
+        """Convert SQLite's errors, and raise an error if the open files are no longer at their path.
+
+        Args:
+            now: check the path at each call; False checks it every 0.1 seconds.
+        """
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):

@@ -17,7 +17,7 @@ from kvproxy.index.store.values import Capacity, StoredQuestion
 
 
 class SqliteStore(Store):
-    """Responses in a file. Thread-safe; see `open_store`."""
+    """Responses in an SQLite file. Threads may share it; see `open_store`."""
 
     database: SqliteDatabase
 
@@ -50,7 +50,7 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": least})]
 
     def vector_count(self, namespace: str, embedder: str, most: int) -> int:
-        """Counted up to `most`."""
+        """Return the number of vectors in a namespace; the count stops at `most`."""
         sql = (
             "select count(*) as count from (select 1 from vectors where embedder = :embedder and namespace = :namespace"
             " limit :most)"
@@ -61,7 +61,9 @@ class SqliteStore(Store):
     def vectors(
         self, namespace: str, embedder: str, *, after: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors with numbers beyond `after`: rising numbers `[n]` int64, and vectors `[n, dim]` float32."""
+        """Return vectors with higher numbers than `after`: rising numbers `[n]` int64, and vectors `[n, dim]`
+        float32.
+        """
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
@@ -74,7 +76,7 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def near(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """The questions of vectors, by rising number. Removed vectors are omitted."""
+        """Return the questions of vectors, by the vectors' numbers in rising order. Removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

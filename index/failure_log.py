@@ -15,14 +15,14 @@ class FailureLog:
         self._is_logged = False
         self._next_log = 0.0
 
-    def failed(self, message: str, *values: object) -> None:
+    def log_failure(self, message: str, *values: object) -> None:
         if not self._is_failing and time.monotonic() >= self._next_log:
             self._next_log = time.monotonic() + _INTERVAL
             self._is_logged = True
             _log.error(message, *values)
         self._is_failing = True
 
-    def succeeded(self, message: str, *values: object) -> bool:
+    def log_recovery(self, message: str, *values: object) -> bool:
         was_logged = self._is_failing and self._is_logged
         if was_logged:
             self._is_logged = False

@@ -53,7 +53,7 @@ class PendingWrite:
         is_done = self._entry.done() and not self._entry.cancelled()
         return self._entry.result() if is_done and self._entry.exception() is None else None
 
-    async def stored(self) -> bool:
+    async def wait_until_stored(self) -> bool:
         """Wait for the commit, and return whether the entry was stored."""
         if not self.task.done():
             await asyncio.wait([self.task])
@@ -76,11 +76,11 @@ class PendingWrites:
         return len(self._all)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.bytes >= _MAX_BYTES
 
     async def wait_for_space(self) -> None:
-        while self.full:
+        while self.is_full:
             self._has_space.clear()
             await self._has_space.wait()
 
@@ -96,7 +96,7 @@ class PendingWrites:
         self.bytes -= write.size
         if self._latest.get(write.key) is write:
             del self._latest[write.key]
-        if not self.full:
+        if not self.is_full:
             self._has_space.set()
 
     def get(self, key: str) -> PendingWrite | None:

@@ -18,13 +18,13 @@ def make_private_file(path: Path) -> None:
         # process could then delete the log.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-    restrict(path)
+    restrict_to_owner(path)
 
 
 def make_private_folder(path: Path) -> None:
     """Create a folder that only its owner can access, or restrict an existing one."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    restrict(path)
+    restrict_to_owner(path)
 
 
 def is_accessible_to_others(path: Path) -> bool:
@@ -34,7 +34,7 @@ def is_accessible_to_others(path: Path) -> bool:
         return False
 
 
-def restrict(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Remove the permissions of other users, if this user owns the path."""
     status = path.stat()
     # A folder with the sticky bit, such as /tmp, is shared on purpose.

@@ -37,7 +37,7 @@ def open_response_cache(
     clock: Callable[[], float] = time.time,
     encryption: EncryptionSettings = EncryptionSettings(),
     redaction: RedactionSettings = RedactionSettings(),
-    of_tenant: Callable[[str], int | None] | None = None,
+    tenant_limit: Callable[[str], int | None] | None = None,
     chance: Callable[[], float] = random.random,
 ) -> ResponseCache:
     """Open the stored responses and their index. A missing file is created.
@@ -49,7 +49,7 @@ def open_response_cache(
         data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
         encryption: origin of the keys; texts are clear without keys.
-        of_tenant: limit of stored bytes per tenant.
+        tenant_limit: limit of stored bytes per tenant.
         chance: random numbers below 1, for exploration by the policy `learned`.
 
     Raises:
@@ -61,7 +61,7 @@ def open_response_cache(
         store = open_store(
             where,
             clock=clock,
-            capacity=Capacity(settings.max_entries, settings.max_bytes, of_tenant),
+            capacity=Capacity(settings.max_entries, settings.max_bytes, tenant_limit),
             cipher=load_cipher(encryption),
         )
         try:
@@ -98,8 +98,8 @@ def _semantic(
         named(settings.policy),
         store.observations,
         languages=settings.languages,
-        other_policy=cache(named),
-        chance=chance,
+        make_policy=cache(named),
+        random_number=chance,
     )
     semantic.rebuild()
     return semantic

@@ -75,5 +75,5 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
     if not store_exists(settings):
         raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
     with opened_store(settings) as opened:
-        encrypted = opened.reseal()
+        encrypted = opened.encrypt_again()
     return sentence({"encrypted": encrypted}, f"encrypted {encrypted:,} responses")

@@ -107,15 +107,15 @@ class ReplayObservations(Observations):
     def add(self, observations: Sequence[Observation]) -> None:
         self._rows += [replace(each, number=len(self._rows) + place) for place, each in enumerate(observations, 1)]
 
-    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
         return self._rows[number : number + limit]
 
     def snapshot(self, namespace: str) -> str | None:
         return None
 
-    def save(self, namespace: str, number: int, state: str) -> None: ...
+    def save_snapshot(self, namespace: str, number: int, state: str) -> None: ...
 
-    def pruned(self, namespace: str) -> int:
+    def last_pruned_number(self, namespace: str) -> int:
         return 0
 
 
@@ -179,7 +179,7 @@ def _learn(
             break
     assignment = assign_class(order, found, classes)
     joined = assignment.joined or own
-    if assignment.odd:
+    if assignment.is_outlier:
         stored.drop(places[record.place])
     policy.learn(
         [

@@ -67,18 +67,20 @@ class Report:
         return document
 
 
-def _figures(found: Outcome) -> dict[str, Any]:
+def _figures(outcome: Outcome) -> dict[str, Any]:
     return {
-        "hit_rate": found.hit_rate,
-        "wrong_share": found.wrong_share,
-        "worst": found.worst,
-        "curve": [{"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(found)],
+        "hit_rate": outcome.hit_rate,
+        "wrong_share": outcome.wrong_share,
+        "worst": outcome.worst,
+        "curve": [
+            {"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(outcome)
+        ],
     }
 
 
-def curve(found: Outcome) -> list[tuple[int, int, int]]:
+def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
     """Return the running totals (requests, served, wrong) after every hundred requests and at the end."""
-    served, wrong = np.cumsum(found.served), np.cumsum(found.wrong)
+    served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
@@ -101,18 +103,18 @@ def _line(record: dict[str, Any]) -> Line:
     return Line(record["text"], record["answer"])
 
 
-def make_stream(lines: Sequence[Line], embedder: Embedder, alike: float | None, progress: Progress) -> Stream:
+def make_stream(lines: Sequence[Line], embedder: Embedder, min_cosine: float | None, progress: Progress) -> Stream:
     """Embed the questions of a stream for a replay, and the answers if cosines compare them.
 
     Args:
-        alike: minimum cosine at which two answers count as equal; None compares their words.
+        min_cosine: minimum cosine at which two answers count as equal; None compares their words.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
     digests = [digest(answer) for answer in answers]
-    if alike is None:
+    if min_cosine is None:
         return Stream(texts, answers, vectors, lambda one, other: digests[one] == digests[other])
-    least, of_answers = alike, embed(answers, embedder, progress)
+    least, of_answers = min_cosine, embed(answers, embedder, progress)
     return Stream(
         texts,
         answers,
@@ -152,7 +154,7 @@ class _Nearest(ThresholdPolicy):
         super().__init__(threshold, guards=())
 
 
-def erring(judge: Same, share: float, seed: int) -> Same:
+def with_random_errors(judge: Same, share: float, seed: int) -> Same:
     chance = random.Random(seed).random
     return lambda one, other: judge(one, other) != (chance() < share)
 
@@ -175,7 +177,7 @@ def measure(
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:
-        judge = erring(order.same, judge_error, seed) if judge_error else None
+        judge = with_random_errors(order.same, judge_error, seed) if judge_error else None
         return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
 
     policy = learned()

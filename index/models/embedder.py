@@ -29,7 +29,7 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of texts: `[len(texts), dim]` float32, each row of length 1."""
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         """Return whether the vector depends on all of a text: it is short enough and has no unknown characters."""
 
 
@@ -51,7 +51,7 @@ class SentenceEmbedder:
         )
         return np.asarray(vectors, dtype=np.float32)
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         tokens = self._tokenizer(text, verbose=False)["input_ids"]
         longest = self._model.max_seq_length
         unknown = getattr(self._tokenizer, "unk_token_id", None)
@@ -129,7 +129,7 @@ class EmbeddingCache:
         self._cache_lock = threading.Lock()
         self._model_lock = threading.Lock()
 
-    def cached(self, text: str) -> np.ndarray | None:
+    def get_cached(self, text: str) -> np.ndarray | None:
         with self._cache_lock:
             vector = self._vectors.get(text)
             if vector is not None:
@@ -139,7 +139,7 @@ class EmbeddingCache:
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Return the vectors of texts like `usable_vectors`; only texts that are not in the cache are embedded."""
         with self._model_lock:
-            found = {text: self.cached(text) for text in texts}
+            found = {text: self.get_cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
             if missing:
                 found |= zip(missing, usable_vectors(self.embedder, missing), strict=True)
@@ -155,7 +155,7 @@ class EmbeddingCache:
         """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError if the text has no
         usable vector.
         """
-        vector = self.cached(text)
+        vector = self.get_cached(text)
         if vector is None:
             (vector,) = self.vectors([text])
         if vector is None:

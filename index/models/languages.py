@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from functools import lru_cache
 
 from kvproxy.index.models.embedder import Embedder
-from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.guards.lexicon import FUNCTION_WORDS
 from kvproxy.index.policies.guards.words import words
 
@@ -128,22 +128,22 @@ def _script(text: str) -> str | None:
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
     """Return whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
-    return not hides_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.reads(text)
+    return not has_hidden_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.can_read(text)
 
 
-def is_known(text: str, languages: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
+def is_known(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
     """Return whether a text is in one of several languages.
 
     Args:
-        languages: ISO 639-1 codes, or `*` for all languages.
+        language_codes: ISO 639-1 codes, or `*` for all languages.
         vocabulary: words of a tokenizer trained on English, which splits most words of other languages.
     """
-    if EVERY in languages:
+    if EVERY in language_codes:
         return True
     language = language_of(text)
     if language == ENGLISH and vocabulary is not None and not _may_be_english(words(text), vocabulary):
         language = OTHER
-    return language in languages
+    return language in language_codes
 
 
 def _may_be_english(tokens: Sequence[str], vocabulary: Container[str]) -> bool:

@@ -34,7 +34,7 @@ class CheckedPolicy:
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
     ) -> Ruling:
-        if not self._verifier.reads(question):
+        if not self._verifier.can_read(question):
             return Ruling([Decision("vetoed", "language") for _ in neighbours], None)
         floor = max(self.floor, limits.min_similarity or 0.0)
         level = max(self.level, limits.min_probability or 0.0)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling
 from kvproxy.index.search.lookup import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.neighbours import Neighbours
@@ -19,8 +19,8 @@ class Decider:
 
     Args:
         observations: None if people's verdicts are not stored.
-        other: creates another policy than the configured one, by the name in a request; may take long.
-        chance: returns a uniform random number below 1, for exploration.
+        make_policy: creates another policy than the configured one, by the name in a request; may take long.
+        random_number: returns a uniform random number below 1, for exploration.
     """
 
     def __init__(
@@ -29,24 +29,24 @@ class Decider:
         neighbours: Neighbours,
         observations: Observations | None,
         policy: Policy,
-        other: Callable[[PolicyName], Policy] | None,
-        chance: Callable[[], float],
+        make_policy: Callable[[PolicyName], Policy] | None,
+        random_number: Callable[[], float],
     ) -> None:
         self._store = store
         self._neighbours = neighbours
         self._observations = observations
         self.policy = policy
-        self._other = other
-        self.chance = chance
+        self._other = make_policy
+        self.chance = random_number
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
-        policy = self.named(request.policy)
+        policy = self.policy_by_name(request.policy)
         near = self.search(request, vector, policy.reach, policy.floor)
-        lookup = self.judge(request, near, policy)
+        lookup = self.decide_candidates(request, near, policy)
         # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
 
-    def named(self, name: PolicyName | None) -> Policy:
+    def policy_by_name(self, name: PolicyName | None) -> Policy:
         if name is None or name == self.policy.name or self._other is None:
             return self.policy
         return self._other(name)
@@ -61,24 +61,26 @@ class Decider:
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._neighbours.search(request.namespace, vector, count, floor)
             # An earlier version or an import may have stored a question with hidden text.
-            return [(head, cosine) for head, cosine in found if not hides_text(head.prompt)]
+            return [(head, cosine) for head, cosine in found if not has_hidden_text(head.prompt)]
 
         near = nearest(reach)
-        if all(head.freshness in request.served for head, _ in near):
+        if all(head.freshness in request.allowed_freshness for head, _ in near):
             return near
         kept = {head.id for head, _ in near}
         wider = nearest(_WIDER * reach)
-        kept |= set([head.id for head, _ in wider if head.freshness in request.served][:reach])
+        kept |= set([head.id for head, _ in wider if head.freshness in request.allowed_freshness][:reach])
         return [(head, cosine) for head, cosine in wider if head.id in kept]
 
-    def judge(self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy) -> Lookup:
+    def decide_candidates(
+        self, request: LookupRequest, near: Sequence[tuple[StoredQuestion, float]], policy: Policy
+    ) -> Lookup:
         found = [(head, cosine) for head, cosine in near if head.namespace == request.namespace]
         ids = [head.id for head, _ in found]
-        rejected = self._observations.rejected(ids) if self._observations is not None and ids else set()
+        rejected = self._observations.rejected_entries(ids) if self._observations is not None and ids else set()
         decisions = {
             place: Decision("rejected" if head.id in rejected else "expired")
             for place, (head, _) in enumerate(found)
-            if head.id in rejected or head.freshness not in request.served
+            if head.id in rejected or head.freshness not in request.allowed_freshness
         }
         eligible = [place for place in range(len(found)) if place not in decisions]
         neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in eligible]

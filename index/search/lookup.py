@@ -47,7 +47,7 @@ class PendingObservation:
 
     candidate: Candidate
     record: LearningRecord
-    near: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     accepted: bool
     chance: float
 
@@ -70,7 +70,7 @@ class Lookup:
     namespace: str = ""
     question: str = ""
     observation: PendingObservation | None = None
-    skipped: SkipReason | None = None
+    skip_reason: SkipReason | None = None
 
     @property
     def similarity(self) -> float | None:
@@ -78,7 +78,7 @@ class Lookup:
 
     @property
     def outcome(self) -> str:
-        if self.skipped is not None:
+        if self.skip_reason is not None:
             return "skipped"
         decisive = self.decisive("not compared")
         return decisive.verdict if decisive is not None else "no neighbour"
@@ -101,9 +101,9 @@ class LookupRequest:
     question: str
     limits: Limits = field(default_factory=Limits)
     explore: bool = True
-    served: tuple[Freshness, ...] = FRESH
+    allowed_freshness: tuple[Freshness, ...] = FRESH
     policy: PolicyName | None = None
     pending: tuple[PendingWrite, ...] = ()
 
-    def without_result(self, skipped: SkipReason | None = None) -> Lookup:
-        return Lookup(None, (), namespace=self.namespace, question=self.question, skipped=skipped)
+    def without_result(self, skip_reason: SkipReason | None = None) -> Lookup:
+        return Lookup(None, (), namespace=self.namespace, question=self.question, skip_reason=skip_reason)

@@ -35,7 +35,7 @@ class QueueFull(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingLookup:
     request: LookupRequest
     start_by: float
     future: "Future[LookupResult]" = field(default_factory=Future)
@@ -70,7 +70,7 @@ class LookupQueue:
         self._prepare = prepare
         self._look_up = look_up
         self._size = size
-        self._lookups: deque[_Waiting] = deque()
+        self._lookups: deque[_WaitingLookup] = deque()
         self._background: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
@@ -88,7 +88,7 @@ class LookupQueue:
             QueueFull: too many lookups are waiting.
         """
         start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
-        waiting = _Waiting(request, start_by)
+        waiting = _WaitingLookup(request, start_by)
         with self._lock:
             if seconds is not None and len(self._lookups) >= self._size:
                 self._lookups = deque(each for each in self._lookups if not each.future.cancelled())

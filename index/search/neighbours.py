@@ -24,7 +24,7 @@ class Neighbours:
 
     def load(self) -> None: ...
 
-    def holds(self, namespace: str) -> bool:
+    def has_index(self, namespace: str) -> bool:
         raise NotImplementedError
 
     def search(
@@ -37,10 +37,10 @@ class Neighbours:
         """
         raise NotImplementedError
 
-    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
+    def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
         """Index the entries of a write. Calls must have the order of the writes."""
 
-    def remove(self, gone: Iterable[RemovedEntry]) -> None: ...
+    def remove(self, removed: Iterable[RemovedEntry]) -> None: ...
 
     def maintain(self) -> None: ...
 
@@ -75,20 +75,20 @@ class FaissNeighbours(Neighbours):
     def load(self) -> None:
         """Load the vectors of large namespaces. Graphs are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._small):
-            self._open(namespace)
+            self._open_index(namespace)
 
-    def _open(self, namespace: str) -> None:
+    def _open_index(self, namespace: str) -> None:
         index, after = VectorIndex(self._dim, self._flat_limit), 0
-        while len((part := self._stored(namespace, after))[0]):
+        while len((part := self._stored_vectors(namespace, after))[0]):
             index.add(*part)
             after = int(part[0][-1])
         self.indexes[namespace] = index
         self._schedule(namespace)
 
-    def _stored(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._store.vectors(namespace, self._embedder, after=after, limit=_BATCH)
+    def _stored_vectors(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._store.vectors(namespace, self._embedder, after_number=after, limit=_BATCH)
 
-    def holds(self, namespace: str) -> bool:
+    def has_index(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
 
     def search(
@@ -105,12 +105,12 @@ class FaissNeighbours(Neighbours):
             # Most new questions resemble no earlier one, and reading entries takes as long as a third of an embedding.
             number = max(cosines, key=lambda each: cosines[each])
             cosines = {number: cosines[number]}
-        near = self._store.near(namespace, self._embedder, list(cosines))
+        near = self._store.questions_by_number(namespace, self._embedder, list(cosines))
         return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
 
-    def apply(self, puts: Sequence[NewEntry], written: WriteResult) -> None:
+    def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
         added: dict[str, list[tuple[int, np.ndarray]]] = {}
-        for put, number in zip(puts, written.numbers, strict=True):
+        for put, number in zip(entries, result.numbers, strict=True):
             if number is not None and put.vector is not None:
                 added.setdefault(put.entry.namespace, []).append((number, put.vector))
         with self._changing:
@@ -120,13 +120,13 @@ class FaissNeighbours(Neighbours):
                     index.add(np.array([number for number, _ in members]), np.stack([vector for _, vector in members]))
                     self._schedule(namespace)
                 elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
-                    self._open(namespace)
-            self.remove(written.removed)
+                    self._open_index(namespace)
+            self.remove(result.removed)
 
-    def remove(self, gone: Iterable[RemovedEntry]) -> None:
+    def remove(self, removed: Iterable[RemovedEntry]) -> None:
         with self._changing:
             touched = set()
-            for each in gone:
+            for each in removed:
                 index = self.indexes.get(each.namespace)
                 if index is not None:
                     index.remove(each.numbers)
@@ -139,7 +139,7 @@ class FaissNeighbours(Neighbours):
 
     def _schedule(self, namespace: str) -> None:
         index = self.indexes.get(namespace)
-        if index is None or namespace in self._scheduled or self._closing.is_set() or not index.is_due():
+        if index is None or namespace in self._scheduled or self._closing.is_set() or not index.needs_rebuild():
             return
         self._scheduled.add(namespace)
         self._background.submit(self._maintain_index, namespace)
@@ -149,8 +149,8 @@ class FaissNeighbours(Neighbours):
 
         faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # Applies to this thread only.
         try:
-            while (index := self.indexes.get(namespace)) is not None and index.is_due():
-                if not index.rebuild(lambda after: self._stored(namespace, after), self._closing.is_set):
+            while (index := self.indexes.get(namespace)) is not None and index.needs_rebuild():
+                if not index.rebuild(lambda after: self._stored_vectors(namespace, after), self._closing.is_set):
                     return
         except CacheStoreError:
             # The store logs its failure. The work stays due.
@@ -164,7 +164,7 @@ class FaissNeighbours(Neighbours):
         for namespace in list(self.indexes):
             self._schedule(namespace)
 
-    def settle(self) -> None:
+    def wait_for_rebuilds(self) -> None:
         self._background.submit(lambda: None).result()
 
     def close(self) -> None:

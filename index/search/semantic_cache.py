@@ -46,9 +46,9 @@ class SemanticCache:
 
     Args:
         observations: None disables learning.
-        chance: returns a uniform random number below 1, for exploration.
+        random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes of the models' languages; questions in other languages have exact hits only.
-        other_policy: creates the policy with the name in a request.
+        make_policy: creates the policy with the name in a request.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class SemanticCache:
         embedder: Embedder,
         policy: Policy,
         observations: Observations | None = None,
-        chance: Callable[[], float] = random.random,
+        random_number: Callable[[], float] = random.random,
         *,
         languages: Sequence[str] = (EVERY,),
-        other_policy: Callable[[PolicyName], Policy] | None = None,
+        make_policy: Callable[[PolicyName], Policy] | None = None,
         threads: int | None = None,
     ) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class SemanticCache:
         self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
-        self.decider = Decider(store, self._neighbours, observations, policy, other_policy, chance)
+        self.decider = Decider(store, self._neighbours, observations, policy, make_policy, random_number)
         self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
@@ -84,11 +84,11 @@ class SemanticCache:
     def policy(self) -> Policy:
         return self.decider.policy
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         """Return whether the models read all of a text and know its language. Other texts have exact hits only."""
         return can_match(text, self._embedder, self._languages)
 
-    def knows(self, text: str) -> bool:
+    def has_vector(self, text: str) -> bool:
         return is_known(text, self._languages, self._embedder.vocabulary)
 
     async def lookup(
@@ -99,7 +99,7 @@ class SemanticCache:
         limits: Limits = Limits(),
         explore: bool = True,
         seconds: float | None = None,
-        served: tuple[Freshness, ...] = FRESH,
+        allowed_freshness: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
     ) -> Lookup:
         """Find the best neighbour of a question, and wait for pending writes of similar questions.
@@ -108,11 +108,11 @@ class SemanticCache:
             limits: make matching stricter, never looser.
             explore: the policy may forward an acceptable request in order to learn.
             seconds: timeout, after which the lookup is skipped; with None, the lookup also joins a full queue.
-            served: freshness of entries that may be served.
+            allowed_freshness: freshness of entries that may be served.
             policy: name of another policy than the configured one.
         """
         pending = self.pending_writes.in_namespace(namespace)
-        request = LookupRequest(namespace, text, limits, explore, served, policy, pending)
+        request = LookupRequest(namespace, text, limits, explore, allowed_freshness, policy, pending)
         if not pending and not await self._has_vectors(namespace):
             return request.without_result()
         try:
@@ -131,27 +131,27 @@ class SemanticCache:
         return found
 
     async def _has_vectors(self, namespace: str) -> bool:
-        holds = self._neighbours.holds
+        holds = self._neighbours.has_index
         return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
 
     def _prepare(self, requests: Sequence[LookupRequest]) -> None:
-        self._embeddings.vectors([request.question for request in requests if self.reads(request.question)])
+        self._embeddings.vectors([request.question for request in requests if self.can_read(request.question)])
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
-        if not self.reads(request.question):
+        if not self.can_read(request.question):
             return request.without_result()
         vector = self._embeddings.vector(request.question)
-        floor = self.decider.named(request.policy).floor
+        floor = self.decider.policy_by_name(request.policy).floor
         awaited = [write for write in request.pending if not write.task.done() and self._is_near(write, vector, floor)]
         return awaited or self.decider.decide(request, vector)
 
     def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
-        other = None if write.question is None else self._embeddings.cached(write.question)
+        other = None if write.question is None else self._embeddings.get_cached(write.question)
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
         """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
-        cached = self._embeddings.cached(text)
+        cached = self._embeddings.get_cached(text)
         return (
             cached
             if cached is not None
@@ -172,7 +172,7 @@ class SemanticCache:
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry and its vector: durable and searchable when this returns."""
-        if not entry.semantic or not self.reads(entry.prompt):
+        if not entry.semantic or not self.can_read(entry.prompt):
             return await self._writes.put(NewEntry(replace(entry, semantic=False)))
         try:
             vector = await self.embed(entry.prompt)
@@ -183,14 +183,14 @@ class SemanticCache:
 
     async def insert_deferred(self, entry: Entry) -> bool:
         """Store an entry whose lookup was skipped: durable when this returns, searchable later."""
-        if not entry.semantic or self._embeddings.cached(entry.prompt) is not None:
+        if not entry.semantic or self._embeddings.get_cached(entry.prompt) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
         self.deferred.begin()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
-        prompts = [entry.prompt for entry in entries if entry.semantic and self.reads(entry.prompt)]
+        prompts = [entry.prompt for entry in entries if entry.semantic and self.can_read(entry.prompt)]
         for start in range(0, len(prompts), _EMBEDDED_AT_ONCE):
             with contextlib.suppress(EmbedderError):
                 await self._queue.run_in_background(
@@ -215,7 +215,7 @@ class SemanticCache:
         return embedded
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
-        entries = [entry for entry in entries if self.reads(entry.prompt)]
+        entries = [entry for entry in entries if self.can_read(entry.prompt)]
         if not entries:
             return {}
         try:
@@ -238,7 +238,7 @@ class SemanticCache:
         with self._order:
             numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
             added = [NewEntry(entry, vectors[entry.id], self._embedder.name) for entry in embedded]
-            self._neighbours.apply(added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ()))
+            self._neighbours.index_entries(added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ()))
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
     async def _embed_deferred(self) -> bool:
@@ -254,7 +254,7 @@ class SemanticCache:
         with self._order:
             result = self._store.put_many(entries)
             try:
-                self._neighbours.apply(entries, result)
+                self._neighbours.index_entries(entries, result)
             except Exception:
                 # The entries are stored and have exact hits. The next start adds them to the index.
                 _log.exception("the index did not follow a write")

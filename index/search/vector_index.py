@@ -105,18 +105,20 @@ class _Segment:
         self._numbers[self._count : end] = numbers
         self._count = end
 
-    def search(self, vector: np.ndarray, limit: int, dead: Set[int]) -> list[tuple[int, float]]:
+    def search(self, vector: np.ndarray, limit: int, deleted_numbers: Set[int]) -> list[tuple[int, float]]:
         """Return at most `limit` pairs (number of a vector, cosine), nearest first."""
         if not self._count:
             return []
         # Search again with more results only if tombstones hide neighbours.
         farthest = min(max(_MAX_RESULTS, limit), self._count)
-        wanted = min(2 * limit if dead else limit, farthest)
+        wanted = min(2 * limit if deleted_numbers else limit, farthest)
         while True:
             with self._lock:
                 _, places = self._index.search(vector[None].astype(np.float32), wanted)
             # FAISS returns -1 for missing results.
-            found = [place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in dead]
+            found = [
+                place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in deleted_numbers
+            ]
             if len(found) >= limit or wanted == farthest:
                 break
             wanted = min(4 * wanted, farthest)
@@ -175,10 +177,10 @@ class VectorIndex:
         with self._lock:
             return self._segment.search(vector, limit, self._dead)
 
-    def is_due(self) -> bool:
+    def needs_rebuild(self) -> bool:
         with self._lock:
-            total, dead = len(self._segment), len(self._dead)
-            if dead > 100 and dead > _MAX_DEAD_SHARE * total:
+            total, deleted_numbers = len(self._segment), len(self._dead)
+            if deleted_numbers > 100 and deleted_numbers > _MAX_DEAD_SHARE * total:
                 return True
             return not self._segment.large and total > self._flat_limit
 

@@ -42,12 +42,12 @@ class StoreHealth:
             yield
         except CacheStoreError as error:
             effect = "no response is stored" if operation == "write" else "no stored response is found"
-            self._logs[operation].failed("%s; until it works again, %s", error, effect)
+            self._logs[operation].log_failure("%s; until it works again, %s", error, effect)
             self._failures[operation] = str(error)
             raise
         self._failures.pop(operation, None)
         done = "written" if operation == "write" else "read"
-        self._logs[operation].succeeded("the store %s can be %s again", self._name, done)
+        self._logs[operation].log_recovery("the store %s can be %s again", self._name, done)
 
 
 class Database(Protocol):

@@ -34,30 +34,32 @@ _MAX_EXPIRED = 2_000  # Expired entries per transaction.
 Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
 
 
-def fits(capacity: Capacity, tenant: str, size: int) -> bool:
+def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
     limit = _tenant_limit(capacity, tenant)
-    return not _exceeds(capacity, 1, size) and (limit is None or size <= limit)
+    return not _is_over_capacity(capacity, 1, entry_bytes) and (limit is None or entry_bytes <= limit)
 
 
-def make_room(run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, size: int, now: float) -> float:
-    """Remove entries until a new entry of `size` bytes fits, and return the new entry's priority."""
+def make_room(
+    run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
+) -> float:
+    """Remove entries until a new entry of `entry_bytes` bytes fits, and return the new entry's priority."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
-        _shrink_tenant(run, remove, _owner(entry.tenant), limit, size)
+        _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:
         totals = run("select entries, bytes, age from totals")[0]
-        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + size, float(totals["age"])
-        if not _exceeds(capacity, entries, total):
+        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + entry_bytes, float(totals["age"])
+        if not _is_over_capacity(capacity, entries, total):
             break
         if expired := expired_ids(run, now):
             remove(expired, "expired")
             continue
-        victims = _victims(run(_CANDIDATES.format("")), capacity, entries, total)
+        victims = _choose_victims(run(_CANDIDATES.format("")), capacity, entries, total)
         if not victims:
             break  # The totals are wrong, because the file was damaged.
         remove([row["id"] for row in victims], "evicted")
         age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
         run("update totals set age = :age", {"age": age})
-    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / size
+    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / entry_bytes
 
 
 def expired_ids(run: Transaction, now: float) -> list[str]:
@@ -65,37 +67,37 @@ def expired_ids(run: Transaction, now: float) -> list[str]:
     return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 
 
-def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, size: int) -> None:
+def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, entry_bytes: int) -> None:
     of_owner = "select tenant, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
     while True:
         tenants = run(of_owner, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})
-        total = sum(int(row["bytes"]) for row in tenants) + size
+        total = sum(int(row["bytes"]) for row in tenants) + entry_bytes
         if total <= limit:
             return
         # With the names in the statement, the index of tenants returns the candidates in their order.
         names = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
-        victims = _victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)
+        victims = _choose_victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)
         remove([row["id"] for row in victims], "evicted")
 
 
-def _victims(candidates: Iterable[Row], capacity: Capacity, entries: int, size: int) -> list[Row]:
+def _choose_victims(candidates: Iterable[Row], capacity: Capacity, num_entries: int, total_bytes: int) -> list[Row]:
     victims: list[Row] = []
     for row in candidates:
-        if not _exceeds(capacity, entries, size):
+        if not _is_over_capacity(capacity, num_entries, total_bytes):
             break
         victims.append(row)
-        entries, size = entries - 1, size - row["bytes"]
+        num_entries, total_bytes = num_entries - 1, total_bytes - row["bytes"]
     return victims
 
 
-def _exceeds(capacity: Capacity, entries: int, size: int) -> bool:
-    too_many = capacity.entries is not None and entries > capacity.entries
-    return too_many or (capacity.bytes is not None and size > capacity.bytes)
+def _is_over_capacity(capacity: Capacity, num_entries: int, total_bytes: int) -> bool:
+    too_many = capacity.entries is not None and num_entries > capacity.entries
+    return too_many or (capacity.bytes is not None and total_bytes > capacity.bytes)
 
 
 def _tenant_limit(capacity: Capacity, tenant: str) -> int | None:
-    return None if capacity.of_tenant is None else capacity.of_tenant(_owner(tenant))
+    return None if capacity.tenant_limit is None else capacity.tenant_limit(_owner(tenant))
 
 
 def _owner(tenant: str) -> str:

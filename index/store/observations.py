@@ -54,7 +54,7 @@ class Observation:
     number: int = 0
 
     @classmethod
-    def verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":
+    def from_verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":
         return cls(entry, right, "user", False, time.time(), namespace)
 
     def row(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Observations:
         with self._database.transaction(durable=False) as run:
             run.executemany(_INSERT, [each.row() for each in observations])
 
-    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
         """Return the observations of a namespace with higher numbers than `number`, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
@@ -132,7 +132,7 @@ class Observations:
         rows = self._database.query(sql, {"namespace": namespace, "number": number, "limit": limit})
         return [Observation.from_row(row) for row in rows]
 
-    def rejected(self, ids: Sequence[str]) -> set[str]:
+    def rejected_entries(self, ids: Sequence[str]) -> set[str]:
         """Return the ids of entries whose last verdict by a person is negative."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
@@ -144,7 +144,7 @@ class Observations:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})
         return str(rows[0]["state"]) if rows else None
 
-    def save(self, namespace: str, number: int, state: str) -> None:
+    def save_snapshot(self, namespace: str, number: int, state: str) -> None:
         """Save the state after the observation with a number, unless a later state is saved."""
         with self._database.transaction(durable=False) as run:
             run(_SAVE, {"namespace": namespace, "number": number, "state": state})
@@ -163,7 +163,7 @@ class Observations:
             run("update learned set pruned = number where pruned < number")
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
-    def pruned(self, namespace: str) -> int:
+    def last_pruned_number(self, namespace: str) -> int:
         """Return the number up to which a namespace's observations were deleted.
 
         Its snapshot has at least this number.

@@ -47,8 +47,10 @@ class RowCodec:
     def _encrypt(self, row: Row) -> Row:
         if self.cipher is None:
             return row | {"sealed": ""}
-        prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _about(row, "prompt"))
-        sealed = {name: self.cipher.seal(bytes(row[name]), _about(row, name)) for name in ("request", "response")}
+        prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _associated_data(row, "prompt"))
+        sealed = {
+            name: self.cipher.seal(bytes(row[name]), _associated_data(row, name)) for name in ("request", "response")
+        }
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
@@ -65,7 +67,7 @@ class RowCodec:
             if self.cipher is None:
                 raise ValueError(f"it was encrypted with the key {row['sealed']}, and no key is set")
             sealed = _from_base64(row[name]) if name == "prompt" else bytes(row[name])
-            return self.cipher.open(sealed, _about(row, name))
+            return self.cipher.open(sealed, _associated_data(row, name))
         except (ValueError, TypeError) as error:
             raise CacheStoreError(
                 f"the stored response {row['id']} cannot be decrypted ({error}): set encryption.key_file, or remove it with"
@@ -108,7 +110,7 @@ def _as_bytes(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _about(row: Row, column: str) -> bytes:
+def _associated_data(row: Row, column: str) -> bytes:
     """Return data that binds a text to its entry and column, so that two texts in the database cannot be exchanged."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 

@@ -72,11 +72,11 @@ class Store(StoreWriter):
     def find(self, key: str) -> Entry | None:
         """Return the entry with a key, fresh or within its stale periods."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
-        entry = self._first_entry(self.database.query(sql, {"key": key} | self.now()))
+        entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
         return entry if entry is None or entry.key == key else None
 
-    def now(self) -> dict[str, float]:
+    def time_parameters(self) -> dict[str, float]:
         now = self._clock()
         return {"now": now, "soon": now + CLOCK_SKEW}
 
@@ -99,7 +99,7 @@ class Store(StoreWriter):
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         """Return the questions of entries by id. Missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
-        rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.now())
+        rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
@@ -108,7 +108,7 @@ class Store(StoreWriter):
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
 
-    def resolve(self, prefix: str) -> list[str]:
+    def ids_with_prefix(self, prefix: str) -> list[str]:
         # A range instead of a pattern, so that the index of ids is used.
         sql = "select id from responses where id >= :prefix and id < :beyond order by id limit 10"
         rows = self.database.query(sql, {"prefix": prefix, "beyond": prefix + "\U0010ffff"})

@@ -108,7 +108,7 @@ class RemovedEntry:
     namespace: str
     numbers: tuple[int, ...] = ()
     key: str = ""
-    why: RemovalReason | None = None
+    reason: RemovalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +135,4 @@ class Capacity:
 
     entries: int | None = None
     bytes: int | None = None
-    of_tenant: Callable[[str], int | None] | None = None
+    tenant_limit: Callable[[str], int | None] | None = None

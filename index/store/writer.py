@@ -71,26 +71,26 @@ class StoreWriter:
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
         return self.put_many([NewEntry(entry, vector, embedder)])
 
-    def put_many(self, puts: Sequence[NewEntry]) -> WriteResult:
+    def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:
         """Store entries in one durable transaction. They replace entries with the same keys.
 
         At a limit, the entries with the lowest priorities are evicted; see `eviction`.
         """
-        gone: list[RemovedEntry] = []
+        removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
-            numbers = tuple(self._put(run, put, gone) for put in puts)
-        self._notify(gone)
-        return WriteResult(numbers, tuple(gone))
+            numbers = tuple(self._put(run, put, removed) for put in entries)
+        self._notify(removed)
+        return WriteResult(numbers, tuple(removed))
 
-    def _notify(self, gone: Sequence[RemovedEntry]) -> None:
-        for listener in self.removal_listeners if gone else ():
-            listener(gone)
+    def _notify(self, removed: Sequence[RemovedEntry]) -> None:
+        for listener in self.removal_listeners if removed else ():
+            listener(removed)
 
-    def _put(self, run: Transaction, put: NewEntry, gone: list[RemovedEntry]) -> int | None:
-        def remove(ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
-            removed = self._remove(run, ids, why)
-            gone.extend(removed)
-            return removed
+    def _put(self, run: Transaction, put: NewEntry, removed: list[RemovedEntry]) -> int | None:
+        def remove(ids: Sequence[str], reason: RemovalReason) -> list[RemovedEntry]:
+            entries = self._remove(run, ids, reason)
+            removed.extend(entries)
+            return entries
 
         entry, size = put.entry, put.size
         text = self.database.text
@@ -99,7 +99,7 @@ class StoreWriter:
         replaced = run("select id, priority from responses where id = :id or key = :key", values)
         remove([old["id"] for old in replaced], "replaced")
         if not eviction.fits(self._capacity, entry.tenant, size):
-            gone.append(RemovedEntry(entry.id, entry.namespace))
+            removed.append(RemovedEntry(entry.id, entry.namespace))
             return None
         priority = eviction.make_room(run, remove, self._capacity, entry, size, self._clock())
         if any(old["priority"] >= eviction.PINNED for old in replaced):
@@ -168,7 +168,7 @@ class StoreWriter:
                 {"ids": self.database.array(ids)},
             )
 
-    def reseal(self) -> int:
+    def encrypt_again(self) -> int:
         cipher, resealed = self.codec.cipher, 0
         if cipher is None:
             return 0

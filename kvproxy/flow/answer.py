@@ -152,7 +152,7 @@ class Answerer:
                 shared.release()
                 return hit
             exchange.collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
-            exchange.stored = complete and confirm and await shared.stored()
+            exchange.stored = complete and confirm and await shared.wait_until_stored()
             record_start(exchange, shared)
             if not complete:
                 chunks = shared.chunks(confirm=confirm)

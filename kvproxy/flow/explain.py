@@ -14,7 +14,7 @@ from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.keys import cache_key
 from kvproxy.index.entry import Freshness
-from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import LearningStatus, Verdict
 from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
@@ -185,11 +185,11 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
         return replace(report, reason=why)
     if not await answerer.cache.is_comparable(key.text):
         return replace(report, reason="a part of it is redacted, so only an equal request is answered alike")
-    if hides_text(key.text):
+    if has_hidden_text(key.text):
         return replace(report, reason="it holds characters that a reader does not see, or words of two alphabets")
-    if not cache.knows(key.text):
+    if not cache.has_vector(key.text):
         return replace(report, reason="it is in a language that the models in use do not know, see cache.languages")
-    if not cache.reads(key.text):
+    if not cache.can_read(key.text):
         return replace(report, reason="the embedder does not read all of this text (letters, length)")
     lookup = await cache.lookup(key.namespace, key.text, explore=False, limits=limits, policy=rule_policy)
     neighbours = tuple(

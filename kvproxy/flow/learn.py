@@ -174,7 +174,7 @@ class Observer:
                 return None
             return await self._judge(comparison.request, fresh.prompt, cached, said)
 
-        learned = await learning.record_response(comparison.lookup, fresh, said, same, served=self._shadow)
+        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=self._shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"

@@ -123,7 +123,7 @@ class CacheLookup:
                 limits=request.control.limits,
                 seconds=seconds,
                 explore=not failed,
-                served=KEPT if failed else FRESH,
+                allowed_freshness=KEPT if failed else FRESH,
                 policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup

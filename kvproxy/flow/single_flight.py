@@ -61,9 +61,9 @@ class SharedRequest:
         """Id of the entry, as soon as its write is pending."""
         return None if self._pending_write is None else self._pending_write.id
 
-    async def stored(self) -> bool:
+    async def wait_until_stored(self) -> bool:
         """Wait for the commit. False if the response is not stored."""
-        return self._pending_write is not None and await self._pending_write.stored()
+        return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
         response: BackendResponse | None = None
@@ -202,7 +202,7 @@ class SharedRequest:
                 changed = self._changed
                 while sent < self._dropped + len(self._chunks):
                     if confirm:
-                        await self.stored()
+                        await self.wait_until_stored()
                     chunk = self._chunks[sent - self._dropped]
                     yield chunk
                     sent += 1
@@ -216,7 +216,7 @@ class SharedRequest:
             if self.error is not None:
                 raise self.error
             if confirm:
-                await self.stored()
+                await self.wait_until_stored()
         finally:
             del self._bytes_read[client], self._chunks_read[client]
             self._client_moved.set()

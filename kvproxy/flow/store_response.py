@@ -59,8 +59,8 @@ class ResponseWriter:
         entry = self._entry(exchange, whole, directives)
         if entry is None:
             return None
-        lookup, is_full = exchange.lookup, self._cache.pending_writes.full
-        pending = self._cache.begin(entry, deferred=lookup is not None and lookup.skipped is not None)
+        lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
+        pending = self._cache.begin(entry, deferred=lookup is not None and lookup.skip_reason is not None)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.lookup_timeout)
         if is_full:
@@ -76,7 +76,7 @@ class ResponseWriter:
             return
         self._journal.record_stored(entry)
         lookup = exchange.lookup
-        if self._observer is not None and lookup is not None and lookup.skipped is None:
+        if self._observer is not None and lookup is not None and lookup.skip_reason is None:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:

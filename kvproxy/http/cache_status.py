@@ -42,7 +42,7 @@ def _forwarded(exchange: Exchange, reason: ForwardReason) -> str:
     if exchange.collapsed:
         parts.append("collapsed")
     details = [_prefix(exchange.prefix)] if exchange.prefix is not None else []
-    details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skipped is not None else []
+    details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
     if exchange.entry_id is not None:

@@ -142,7 +142,7 @@ def build(settings: Settings) -> Services:
         data=settings.data,
         encryption=settings.encryption,
         redaction=settings.redaction,
-        of_tenant=clients.stored_bytes,
+        tenant_limit=clients.stored_bytes,
     )
     observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.

@@ -152,7 +152,7 @@ class FileJournal(Journal):
             self._check_file()
             self._writer.write(events)
             message = "the journal %s can be written again; %d records were lost"
-            if self._failures.succeeded(message, self.path, self._lost_since):
+            if self._failures.log_recovery(message, self.path, self._lost_since):
                 self._lost_since = 0
         except sqlite3.Error as error:
             # The proxy keeps serving, for example with a full disk.
@@ -169,7 +169,7 @@ class FileJournal(Journal):
 
     def _log_failure(self, error: sqlite3.Error) -> None:
         message = "the journal %s failed (%s); until it can be written, no records are kept"
-        self._failures.failed(message, self.path, error)
+        self._failures.log_failure(message, self.path, error)
 
     def _check_file(self) -> None:
         """Writes to a deleted or replaced file would be lost."""
@@ -220,7 +220,7 @@ def open_journal(
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()
         journal.record_removed(
-            ResponseRemoved(each.key, each.why, now) for each in entries if each.why not in (None, "replaced")
+            ResponseRemoved(each.key, each.reason, now) for each in entries if each.reason not in (None, "replaced")
         )
 
     store.removal_listeners.append(removed)

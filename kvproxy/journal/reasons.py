@@ -16,7 +16,7 @@ from kvproxy.errors import (
 )
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.index.search.lookup import Candidate, Lookup
 
@@ -168,9 +168,9 @@ def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_b
     Args:
         computed_before: the backend responded to it, so that its response could have been stored.
     """
-    if exchange.lookup is not None and exchange.lookup.skipped is not None:
-        return f"skipped-{exchange.lookup.skipped}"
-    if exchange.lookup is not None and hides_text(exchange.lookup.question or ""):
+    if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
+        return f"skipped-{exchange.lookup.skip_reason}"
+    if exchange.lookup is not None and has_hidden_text(exchange.lookup.question or ""):
         return "miss-hidden"
     if computed_before:
         return "miss-unstored"

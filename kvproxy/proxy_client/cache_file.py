@@ -45,7 +45,7 @@ class StoreCache:
             raise KvproxyError(f"{entry.id} is nested too deeply to be shown: use kvproxy cache export") from None
 
     def _full_id(self, prefix: str) -> str:
-        ids = self._store.resolve(prefix)
+        ids = self._store.ids_with_prefix(prefix)
         if not ids:
             raise NotFound(f"no stored response {prefix!r}: list them with kvproxy cache ls")
         if len(ids) > 1:
@@ -67,7 +67,7 @@ class StoreCache:
         if question is not None:
             raise InvalidRequest("--question needs a running proxy: start one, or leave out --question")
         full = self._full_id(id)
-        self._store.observations.add([Observation.verdict(full, right)])
+        self._store.observations.add([Observation.from_verdict(full, right)])
         return {"id": full, "right": right}
 
     def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:

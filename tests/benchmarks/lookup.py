@@ -36,7 +36,7 @@ NEAREST, PART = 5, 20_000
 def exact_nearest(store: SqliteStore, queries: np.ndarray) -> np.ndarray:
     """Return the number of the nearest vector to each query, by comparing with all vectors."""
     best, numbers, after = np.full(len(queries), -2.0, np.float32), np.zeros(len(queries), np.int64), 0
-    while len((part := store.vectors(NAMESPACE, EMBEDDER, after=after, limit=PART))[0]):
+    while len((part := store.vectors(NAMESPACE, EMBEDDER, after_number=after, limit=PART))[0]):
         scores, places = faiss.knn(queries, part[1], 1, metric=faiss.METRIC_INNER_PRODUCT)
         better = scores[:, 0] > best
         best[better], numbers[better] = scores[better, 0], part[0][places[better, 0]]

@@ -163,7 +163,7 @@ class Graphs(Victim):
         assert not signs["-"] & ids
         near, found = SmallGraphs(store), set()
         near.load()
-        near.settle()
+        near.wait_for_rebuilds()
         for namespace in self._namespaces:
             stored = stored_vectors(store, namespace, HashEmbedder.name)
             found |= set(stored.values())
@@ -188,22 +188,22 @@ class Observations(Victim):
         report(READY)
         for number in count():
             name = f"{seed}-{number}"
-            log.add([Observation.verdict(name, right=False, namespace="n")])
+            log.add([Observation.from_verdict(name, right=False, namespace="n")])
             report(f"+{name}")
             log.add([Observation(f"served {name}", True, "answer", True, 0.0, "n")])
             if number % 3 == 0:
-                last = log.since("n", 0, 10**6)[-1].number
-                log.save("n", last, json.dumps({"upto": last}))
+                last = log.list_since("n", 0, 10**6)[-1].number
+                log.save_snapshot("n", last, json.dumps({"upto": last}))
                 report(f"={last}")
                 log.prune(10)
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
         log, signs = open_observations(folder / "r.db"), by_sign(reports)
-        assert signs["+"] <= log.rejected(sorted(signs["+"])), "a verdict is lost"
+        assert signs["+"] <= log.rejected_entries(sorted(signs["+"])), "a verdict is lost"
         state = log.snapshot("n")
         upto = 0 if state is None else json.loads(state)["upto"]
         assert upto >= max(map(int, signs["="]), default=0), "a snapshot is lost"
-        assert log.pruned("n") <= upto, "observations are lost that no snapshot contains"
+        assert log.last_pruned_number("n") <= upto, "observations are lost that no snapshot contains"
         log.close()
 
 

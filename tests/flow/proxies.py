@@ -93,7 +93,7 @@ def proxy(
         store = SqliteStore(settings.store_path, clock=clock)
         decides = policy(store.observations) if callable(policy) else policy
         # Above every chance: nothing is explored.
-        semantic = SemanticCache(store, HashEmbedder(), decides, store.observations, chance=lambda: 0.999)
+        semantic = SemanticCache(store, HashEmbedder(), decides, store.observations, random_number=lambda: 0.999)
         semantic.rebuild()
         built = build_backend(settings)
         answerer = Answerer(

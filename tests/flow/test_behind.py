@@ -130,7 +130,7 @@ async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: 
     for arrival in arrivals[:2]:
         arrival.set_result(True)
         await asyncio.sleep(0.01)
-        assert way.full
+        assert way.is_full
         assert not waiting.done()
     arrivals[2].set_result(True)
     await asyncio.wait_for(waiting, 5)
@@ -174,7 +174,7 @@ def test_an_answer_or_stream_ends_before_it_is_stored_unless_its_client_asks_to_
     with proxy(tmp_path, checked()) as (url, services, _):
         assert ask(url, QUESTION, stream=True).text.endswith("data: [DONE]\n\n")
         assert services.answerer.store.count() == 0
-        when(monkeypatch, PendingWrite, "stored", go)
+        when(monkeypatch, PendingWrite, "wait_until_stored", go)
         assert ask(url, FAR, "confirm", stream=True).text.endswith("data: [DONE]\n\n")
         assert services.answerer.store.count() == 2
         go.clear()

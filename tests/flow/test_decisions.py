@@ -98,7 +98,7 @@ def test_a_rejected_entry_is_served_to_equal_requests_only(tmp_path: Path) -> No
         assert httpx.post(route, json={"right": False, "question": NEAR}).json() == {"id": entry["id"], "right": False}
         assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
         assert 'detail="exact"' in ask(url, QUESTION).headers["cache-status"]
-        assert observed(services).rejected([entry["id"]]) == {entry["id"]}
+        assert observed(services).rejected_entries([entry["id"]]) == {entry["id"]}
         assert httpx.post(route, json={"right": True}).status_code == 200
         assert "semantic" in ask(url, NEAR).headers["cache-status"]
         for bad in (b"", b"[]", b'{"right": 1}', b'{"right": true, "question": 3}'):

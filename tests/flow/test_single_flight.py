@@ -134,7 +134,7 @@ async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:
     assert shared.entry_id == "an entry"
     second, _ = requests.join("k", lambda: shared)
     sure = asyncio.create_task(anext(second.chunks(confirm=True)))
-    told = asyncio.create_task(second.stored())
+    told = asyncio.create_task(second.wait_until_stored())
     for _ in range(20):
         await asyncio.sleep(0)
     assert not sure.done()

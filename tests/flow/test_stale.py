@@ -47,7 +47,7 @@ class Proxy:
     def ask(self, question: str, control: str = "", **more: Any) -> httpx.Response:
         return ask(self.url, question, control, **more)
 
-    def stored(self, question: str) -> Entry:
+    def wait_until_stored(self, question: str) -> Entry:
         (entry,) = self.services.answerer.store.list_entries(EntryFilter(prompt=question))
         return entry
 
@@ -87,7 +87,7 @@ def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_fligh
         assert said(answer) == "Answer 1 it is."
         assert '; hit; ttl=-10; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]
         assert answer.headers["age"] == "70"
-    until(lambda: proxy.stored("first of all").created == proxy.now)
+    until(lambda: proxy.wait_until_stored("first of all").created == proxy.now)
     assert proxy.model.asked == ["first of all"] * 2
     fresh = proxy.ask("first of all")
     assert (said(fresh), "ttl=60" in fresh.headers["cache-status"]) == ("Answer 2 it is.", True)
@@ -103,7 +103,7 @@ def records(proxy: Proxy, question: str) -> list[Record]:
     """Those of an equal request."""
     latest = proxy.services.answerer.journal.latest(1000)
     # An answer that was just stored may have no record as yet.
-    prompts = {each.prompt for each in latest if each.entry == proxy.stored(question).id}
+    prompts = {each.prompt for each in latest if each.entry == proxy.wait_until_stored(question).id}
     assert len(prompts) <= 1
     return [each for each in latest if each.prompt in prompts]
 
@@ -122,7 +122,7 @@ def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy)
         renewed, stale = layers["revalidated"], layers["exact"]
         assert (renewed.reason, renewed.status) == ("revalidated", 200)
         assert renewed.request_id == f"renewal-{given.headers['x-request-id']}" == f"renewal-{stale.request_id}"
-        assert renewed.entry == proxy.stored("what does it cost").id
+        assert renewed.entry == proxy.wait_until_stored("what does it cost").id
         assert renewed.total_ms
         assert renewed.upstream
         assert stale.reason == "stale-while-revalidate"
@@ -155,7 +155,7 @@ def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> 
     assert said(answer) == "Answer 1 it is."
     assert "semantic similarity=" in answer.headers["cache-status"]
     assert "stale-while-revalidate" in answer.headers["cache-status"]
-    until(lambda: proxy.stored(asked).created == proxy.now)
+    until(lambda: proxy.wait_until_stored(asked).created == proxy.now)
     assert proxy.model.asked == [asked, asked]
     assert "stale" not in proxy.ask(close).headers["cache-status"]
 
@@ -230,7 +230,7 @@ def test_what_an_upstream_says_of_its_answer_is_heeded(
     if times is None:
         assert not makes_entry(answer.headers["cache-status"])
         return
-    entry = proxy.stored(question)
+    entry = proxy.wait_until_stored(question)
     assert (entry.expires - entry.created, entry.stale_while_revalidate, entry.stale_if_error) == times
     assert entry.tags == tags
 
@@ -244,9 +244,9 @@ def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(prox
     proxy.now += 1
     answer = proxy.ask("the ninth")
     assert '; hit; ttl=-1; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]
-    until(lambda: proxy.stored("the ninth").created == proxy.now)
+    until(lambda: proxy.wait_until_stored("the ninth").created == proxy.now)
     # The tags stay, whoever has it computed anew.
-    assert proxy.stored("the ninth").tags == ("soft",)
+    assert proxy.wait_until_stored("the ninth").tags == ("soft",)
 
 
 def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[Relayed]]:
@@ -310,7 +310,7 @@ def test_an_answer_that_was_given_again_and_again_is_not_given_as_fresh_when_its
         assert 'detail="exact"' in proxy.ask("the thirteenth").headers["cache-status"]
     proxy.now += TTL + 1
     assert "ttl=-1;" in proxy.ask("the thirteenth").headers["cache-status"]
-    until(lambda: proxy.stored("the thirteenth").created == proxy.now)
+    until(lambda: proxy.wait_until_stored("the thirteenth").created == proxy.now)
     assert said(proxy.ask("the thirteenth")) == "Answer 2 it is."
 
 

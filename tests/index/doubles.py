@@ -21,7 +21,7 @@ class HashEmbedder:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         return np.stack([self._one(text) for text in texts])
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         return True
 
     def _one(self, text: str) -> np.ndarray:
@@ -38,7 +38,7 @@ class OverlapVerifier:
 
     name = "overlap"
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:

@@ -17,17 +17,17 @@ class MemoryObservations:
         last = self.rows[-1].number if self.rows else 0
         self.rows += [replace(seen, number=last + place) for place, seen in enumerate(observations, 1)]
 
-    def since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
         return [seen for seen in self.rows if seen.namespace == namespace and seen.number > number][:limit]
 
-    def rejected(self, ids: Sequence[str]) -> set[str]:
+    def rejected_entries(self, ids: Sequence[str]) -> set[str]:
         verdicts = {seen.entry: seen.right for seen in self.rows if seen.source == "user"}
         return {id for id in ids if not verdicts.get(id, True)}
 
     def snapshot(self, namespace: str) -> str | None:
         return self.states[namespace][1] if namespace in self.states else None
 
-    def save(self, namespace: str, number: int, state: str) -> None:
+    def save_snapshot(self, namespace: str, number: int, state: str) -> None:
         if number >= self.states.get(namespace, (0, ""))[0]:
             self.states[namespace] = (number, state)
 
@@ -57,7 +57,7 @@ class MemoryObservations:
         self.gone_to |= {namespace: number for namespace, (number, _) in self.states.items()}
         return len(dead)
 
-    def pruned(self, namespace: str) -> int:
+    def last_pruned_number(self, namespace: str) -> int:
         return self.gone_to.get(namespace, 0)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
+from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.graph import builder, embedder_graph
 from kvproxy.index.models.minilm.shipped import check_shipped
 from kvproxy.index.models.minilm.weights import (
@@ -46,12 +46,12 @@ class MiniLMEmbedder:
         self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
     ) -> None:
         files = files or graph_files()
-        integers = keeps_integers(files) if integers is None else integers
+        integers = computes_int8_exactly(files) if integers is None else integers
         folder = packaged_model()
         ranges = _ranges() if integers else None
         self.name = INTEGERS if integers else FLOATS
-        made_from = digest_of(ranges or {}, PACKAGED, builder())
-        self._session = files.open("embedder", made_from, lambda: embedder_graph(base_weights(folder), ranges))
+        source_digest = digest_of(ranges or {}, PACKAGED, builder())
+        self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._threads = threads or os.cpu_count() or 1
@@ -66,7 +66,7 @@ class MiniLMEmbedder:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
         return np.stack(list(self._pool.map(self._one, texts)))
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         ids = self._ids(text)
         return len(ids) <= _MAX_READ and self._unknown not in ids
 

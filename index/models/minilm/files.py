@@ -37,14 +37,14 @@ class GraphFiles:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
-    def open(self, kind: str, made_from: str, build: Callable[[], bytes]) -> Any:
+    def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
         """Return an ONNX Runtime session of a graph.
 
         Args:
             kind: prefix of the file name.
-            made_from: digest of the input of `build`.
+            source_digest: digest of the input of `build`.
         """
-        name = f"{kind}-{made_from}"
+        name = f"{kind}-{source_digest}"
         for folder in self._folders:
             session = _from_file(folder, name)
             if session is not None:
@@ -115,7 +115,7 @@ def _tidy(folder: Path, kind: str) -> None:
             file.unlink()
 
 
-def keeps_integers(files: GraphFiles) -> bool:
+def computes_int8_exactly(files: GraphFiles) -> bool:
     """Return whether this processor's products of the largest 8-bit values are exact.
 
     x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).

@@ -13,7 +13,7 @@ BUILT_IN = "built-in"
 class Verifier(Protocol):
     name: str
 
-    def reads(self, text: str) -> bool: ...
+    def can_read(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
         """Return the probability that one answer serves both questions, for each pair: float32 `[len(pairs)]`.

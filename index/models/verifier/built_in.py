@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.models.minilm.files import GraphFiles, digest_of, graph_files, keeps_integers
+from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.graph import builder, verifier_graph
 from kvproxy.index.models.minilm.shipped import check_shipped
 from kvproxy.index.models.minilm.weights import (
@@ -70,7 +70,7 @@ class BuiltInVerifier:
         files: GraphFiles | None = None,
     ) -> None:
         files = files or graph_files()
-        integers = keeps_integers(files) if integers is None else integers
+        integers = computes_int8_exactly(files) if integers is None else integers
         folder = packaged_model()
         trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
         ranges = {name.removeprefix(RANGES): value for name, value in adapter.items() if name.startswith(RANGES)}
@@ -78,8 +78,8 @@ class BuiltInVerifier:
         def build() -> bytes:
             return verifier_graph(merge(base_weights(folder), trained), ranges if integers else None)
 
-        made_from = digest_of(adapter, PACKAGED, builder(), "8 bits" if integers else "float32")
-        self._session = files.open("verifier", made_from, build)
+        source_digest = digest_of(adapter, PACKAGED, builder(), "8 bits" if integers else "float32")
+        self._session = files.open("verifier", source_digest, build)
         tables = lookup_tables(folder)
         self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
@@ -103,7 +103,7 @@ class BuiltInVerifier:
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         return is_english(text, self._vocabulary)
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:

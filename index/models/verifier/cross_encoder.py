@@ -37,7 +37,7 @@ class CrossEncoderVerifier:
             )
         return cls(name, model)
 
-    def reads(self, text: str) -> bool:
+    def can_read(self, text: str) -> bool:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:

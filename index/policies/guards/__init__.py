@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvproxy.index.policies.guards.answer_format import form_differs
 from kvproxy.index.policies.guards.case import case_differs
 from kvproxy.index.policies.guards.names import names_differ, order_differs, possession_differs
-from kvproxy.index.policies.guards.polarity import negation_differs, opposites
+from kvproxy.index.policies.guards.polarity import are_opposites, negation_differs
 from kvproxy.index.policies.guards.quantities import numbers_differ, units_differ
 from kvproxy.index.policies.guards.question_kinds import language_differs, question_differs, time_differs
 from kvproxy.index.policies.guards.roles import roles_differ
@@ -28,7 +28,7 @@ GUARDS = (
     Guard("numbers", numbers_differ),
     Guard("units", units_differ),
     Guard("negation", negation_differs),
-    Guard("opposites", opposites),
+    Guard("opposites", are_opposites),
     Guard("quotes", quotes_differ),
     Guard("code", code_differs),
     Guard("names", names_differ),

@@ -28,12 +28,12 @@ _FORMS = {
 _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern in _FORMS.items()))
 
 
-def form_differs(question: str, cached: str) -> bool:
+def form_differs(question: str, cached_question: str) -> bool:
     """Return whether one question requires a length, style, or format that the other does not.
 
     For instance `explain it in one sentence` and `explain it step by step`, or `explain it`.
     """
-    return _forms(question) != _forms(cached)
+    return _forms(question) != _forms(cached_question)
 
 
 @of_text

@@ -22,15 +22,15 @@ _NAMES = frozenset(
 )
 
 
-def case_differs(question: str, cached: str) -> bool:
+def case_differs(question: str, cached_question: str) -> bool:
     r"""Return whether units, codes, or short names differ in letter case.
 
     For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The capital of a sentence's first word is
     ignored, and so are names in a question without capitals.
     """
-    ours, theirs = _forms(question), _forms(cached)
-    typed = _is_uniform(question) or _is_uniform(cached)
-    shouted = question.isupper() or cached.isupper()
+    ours, theirs = _forms(question), _forms(cached_question)
+    typed = _is_uniform(question) or _is_uniform(cached_question)
+    shouted = question.isupper() or cached_question.isupper()
     for word in ours.keys() & theirs.keys():
         if ours[word] == theirs[word]:
             continue

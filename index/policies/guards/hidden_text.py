@@ -13,7 +13,7 @@ _ALIKE = frozenset(("LATIN", "CYRILLIC", "GREEK"))
 _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
-def hides_text(text: str) -> bool:
+def has_hidden_text(text: str) -> bool:
     """Return whether a text has characters that readers cannot see or distinguish.
 
     These are invisible characters, variation selectors, stacked marks, and words of two alphabets.

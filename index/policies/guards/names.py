@@ -10,20 +10,20 @@ _CONTRACTED = frozenset("it that what who there here how where when he she let e
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
-def names_differ(question: str, cached: str) -> bool:
+def names_differ(question: str, cached_question: str) -> bool:
     """Return whether each text has as many names that the other lacks: `weather in Paris` and `weather in Rome`."""
-    ours = {name for name in _names(question) if not _mentions(cached, name)}
-    theirs = {name for name in _names(cached) if not _mentions(question, name)}
-    return 0 < len(ours) == len(theirs) or _renamed(question, cached)
+    ours = {name for name in _names(question) if not _mentions(cached_question, name)}
+    theirs = {name for name in _names(cached_question) if not _mentions(question, name)}
+    return 0 < len(ours) == len(theirs) or _is_same_sentence_renamed(question, cached_question)
 
 
-def _renamed(question: str, cached: str) -> bool:
+def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
     """Return whether two texts are the same sentence with other names.
 
     For instance `Python or something else` and `Java or something else`.
     """
-    ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached))
-    changed = [pair for pair in zip(ours, theirs, strict=False) if _form(pair[0]) != _form(pair[1])]
+    ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached_question))
+    changed = [pair for pair in zip(ours, theirs, strict=False) if _canonical_unit(pair[0]) != _canonical_unit(pair[1])]
     if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
@@ -34,11 +34,12 @@ def _renamed(question: str, cached: str) -> bool:
 def _mentions(text: str, name: str) -> bool:
     """Return whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
-        _form(word) == _form(name) or (len(name) > 4 and word.startswith(name[:4])) for word in _plain_words(text)
+        _canonical_unit(word) == _canonical_unit(name) or (len(name) > 4 and word.startswith(name[:4]))
+        for word in _plain_words(text)
     )
 
 
-def _form(word: str) -> str:
+def _canonical_unit(word: str) -> str:
     """Return the canonical form of a unit, such as `inr` for `Rs`, or the word itself."""
     return lexicon.UNITS.get(word.lower(), word.lower())
 
@@ -59,16 +60,16 @@ def _names(text: str) -> set[str]:
     return names - lexicon.FUNCTION_WORDS
 
 
-def order_differs(question: str, cached: str) -> bool:
+def order_differs(question: str, cached_question: str) -> bool:
     """Return whether two texts are the same sentence with swapped words.
 
     For instance `convert miles to kilometres` and `convert kilometres to miles`. Words around `and` or `or` may be
     swapped, and a sentence may be rearranged, such as `which is the best X` and `which X is best`.
     """
-    ours, theirs = _content(question), _content(cached)
-    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached):
+    ours, theirs = _content(question), _content(cached_question)
+    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached_question):
         return False
-    one, other = words(question), words(cached)
+    one, other = words(question), words(cached_question)
     moved = [place for place, (ours_, theirs_) in enumerate(zip(one, other, strict=False)) if ours_ != theirs_]
     around = len(moved) == 2 and moved[1] - moved[0] == 2 and one[moved[0] + 1] in ("and", "or", "vs", "versus")
     return not around and "between" not in one
@@ -90,11 +91,11 @@ def _content(text: str) -> list[str]:
     return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
 
 
-def possession_differs(question: str, cached: str) -> bool:
+def possession_differs(question: str, cached_question: str) -> bool:
     """Return whether the owners differ: `my brother's friend` and `my friend's brother`."""
-    if {"of"} & {*words(question), *words(cached)}:
+    if {"of"} & {*words(question), *words(cached_question)}:
         return False
-    (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached)
+    (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached_question)
     return ours == theirs and our_owners != their_owners
 
 

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.words import bases, words
+from kvproxy.index.policies.guards.words import base_forms, words
 
 _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
 
@@ -22,26 +22,30 @@ def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
             one, other = line.split()
             table.setdefault(one, set()).add(other)
             table.setdefault(other, set()).add(one)
-    return {word: frozenset(opposites) for word, opposites in table.items()}
+    return {word: frozenset(are_opposites) for word, are_opposites in table.items()}
 
 
-def negation_differs(question: str, cached: str) -> bool:
+def negation_differs(question: str, cached_question: str) -> bool:
     """Return whether one text is negated and the other is not: `does it work` and `does it not work`."""
-    return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached)))
+    return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached_question)))
 
 
-def opposites(question: str, cached: str) -> bool:
+def are_opposites(question: str, cached_question: str) -> bool:
     """Return whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
     `irregular`.
     """
-    ours, theirs = set(words(question)), set(words(cached))
+    ours, theirs = set(words(question)), set(words(cached_question))
     ours, theirs = ours - theirs, theirs - ours
-    return _has_opposite(ours, theirs) or _has_opposite(theirs, ours) or _differs_in_weak_opposite(question, cached)
+    return (
+        _has_opposite(ours, theirs)
+        or _has_opposite(theirs, ours)
+        or _differs_in_weak_opposite(question, cached_question)
+    )
 
 
 def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
-    forms = {form for word in theirs for form in bases(word)}
-    return any(not forms.isdisjoint(_opposites_of(form)) for word in ours for form in bases(word))
+    forms = {form for word in theirs for form in base_forms(word)}
+    return any(not forms.isdisjoint(_opposites_of(form)) for word in ours for form in base_forms(word))
 
 
 @lru_cache(maxsize=8192)
@@ -56,11 +60,11 @@ def _opposites_of(word: str) -> frozenset[str]:
     )
 
 
-def _differs_in_weak_opposite(question: str, cached: str) -> bool:
+def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:
     """Return whether two texts differ in a pair of opposites that counts only if nothing else differs.
 
     For instance `move it to another bank` and `move it from another bank`.
     """
-    ours, theirs = words(question), words(cached)
+    ours, theirs = words(question), words(cached_question)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
     return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _WEAK_OPPOSITES

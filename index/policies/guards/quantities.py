@@ -11,35 +11,39 @@ _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:
 _PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
 
 
-def numbers_differ(question: str, cached: str) -> bool:
+def numbers_differ(question: str, cached_question: str) -> bool:
     """Return whether each text has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
-    ours, theirs = _numbers(question), _numbers(cached)
+    ours, theirs = _numbers(question), _numbers(cached_question)
     ours, theirs = ours - theirs, theirs - ours
-    return bool((ours or _one(question, cached)) and (theirs or _one(cached, question)) and (ours or theirs))
+    return bool(
+        (ours or _one_is_number(question, cached_question))
+        and (theirs or _one_is_number(cached_question, question))
+        and (ours or theirs)
+    )
 
 
-def _one(text: str, other: str) -> bool:
+def _one_is_number(text: str, other: str) -> bool:
     """Return whether the word `one` is a number here: only if the other text has another number."""
     return "one" in words(text) and "one" not in words(other)
 
 
 @of_text
 def _numbers(text: str) -> Counter[str]:
-    found = Counter(map(_plain, NUMBER.findall(text)))
+    found = Counter(map(_normalize_number, NUMBER.findall(text)))
     found += Counter(lexicon.ROMAN[word] for word in WORD.findall(text) if word in lexicon.ROMAN)
     return found + Counter(lexicon.NUMBER_WORDS[word] for word in words(text) if word in lexicon.NUMBER_WORDS)
 
 
-def _plain(number: str) -> str:
+def _normalize_number(number: str) -> str:
     """Return a number's digits, such as `30000` for `30k` and `30,000`."""
     digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
     return digits[:-1] + "000" if digits.endswith("k") else digits
 
 
-def units_differ(question: str, cached: str) -> bool:
+def units_differ(question: str, cached_question: str) -> bool:
     """Return whether the units of numbers differ: `10 miles` and `10 kilometres`, `15%` and `15`."""
-    ours, theirs = _units(question), _units(cached)
-    if _percents(question) != _percents(cached) and _numbers(question) == _numbers(cached):
+    ours, theirs = _units(question), _units(cached_question)
+    if _percents(question) != _percents(cached_question) and _numbers(question) == _numbers(cached_question):
         return True
     return bool(ours and theirs) and ours != theirs
 

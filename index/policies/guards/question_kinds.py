@@ -16,19 +16,19 @@ _QUESTION_KINDS = {
 }  # fmt: skip
 
 
-def question_differs(question: str, cached: str) -> bool:
+def question_differs(question: str, cached_question: str) -> bool:
     """Return whether the question words ask for different things: `when was it invented` and `where was it invented`.
 
     The word `which` matches every kind, and `what` matches every kind but `who`.
     """
-    ours, theirs = _kinds(question), _kinds(cached)
+    ours, theirs = _question_kinds(question), _question_kinds(cached_question)
     if not ours or not theirs or ours & theirs or "which" in ours | theirs:
         return False
     return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
 
 
 @of_text
-def _kinds(text: str) -> set[str]:
+def _question_kinds(text: str) -> set[str]:
     """Return the kind of the first question word, or the two kinds of `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
@@ -39,11 +39,11 @@ def _kinds(text: str) -> set[str]:
     return {kind for kind in (kinds[first], second) if kind is not None}
 
 
-def time_differs(question: str, cached: str) -> bool:
+def time_differs(question: str, cached_question: str) -> bool:
     """Return whether the texts name different times: `open on monday` and `open on sunday`, or `open today` and
     `open`.
     """
-    ours, theirs = _times(question), _times(cached)
+    ours, theirs = _times(question), _times(cached_question)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
 
 
@@ -56,18 +56,18 @@ def _times(text: str) -> set[str]:
     return shifts | (lexicon.TIMES & set(tokens))
 
 
-def language_differs(question: str, cached: str) -> bool:
+def language_differs(question: str, cached_question: str) -> bool:
     """Return whether answers are asked for in different languages, or the questions are written in different
     languages.
     """
-    ours, theirs = set(words(question)), set(words(cached))
+    ours, theirs = set(words(question)), set(words(cached_question))
     if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
         return True
-    one, other = _written_in(ours), _written_in(theirs)
+    one, other = _question_language(ours), _question_language(theirs)
     return one != other and None not in (one, other)
 
 
-def _written_in(tokens: set[str]) -> str | None:
+def _question_language(tokens: set[str]) -> str | None:
     """Return the language with the most frequent words among these; None if two languages tie."""
     counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)

@@ -13,19 +13,21 @@ _AUXILIARY = _BE | frozenset("am can could will would shall should may might mus
 _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.+\bby\b[^?.!]*\w")
 
 
-def roles_differ(question: str, cached: str) -> bool:
+def roles_differ(question: str, cached_question: str) -> bool:
     """Return whether subject and object are swapped, by word order or by voice.
 
     For instance `who beat Brazil` and `who did Brazil beat`, or `was Tom hit by Ann` and `did Tom hit Ann`.
     """
-    ours, theirs = _aligned(_content(question), _content(cached))
+    ours, theirs = _align_verbs(_content(question), _content(cached_question))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False
-    asked = {_asked(question), _asked(cached)}
-    return asked == {"subject", "object"} if ours != theirs else _voice_differs(question.lower(), cached.lower())
+    asked = {_asked_role(question), _asked_role(cached_question)}
+    return (
+        asked == {"subject", "object"} if ours != theirs else _voice_differs(question.lower(), cached_question.lower())
+    )
 
 
-def _aligned(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
+def _align_verbs(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
     """Replace the one word that only one text has by the other text's word.
 
     It is usually the verb in another form, such as `choose` and `chose`.
@@ -36,13 +38,13 @@ def _aligned(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
     return ["" if word in alone else word for word in ours], ["" if word in also_alone else word for word in theirs]
 
 
-def _voice_differs(question: str, cached: str) -> bool:
-    active, passive = sorted((question, cached), key=lambda text: _PASSIVE.search(text) is not None)
+def _voice_differs(question: str, cached_question: str) -> bool:
+    active, passive = sorted((question, cached_question), key=lambda text: _PASSIVE.search(text) is not None)
     return bool(_PASSIVE.search(passive)) and not (_BE | {"by"}) & set(words(active))
 
 
 @of_text
-def _asked(text: str) -> str | None:
+def _asked_role(text: str) -> str | None:
     """Return the part of the sentence that the question asks for.
 
     It is `subject` for `who paid`, and `object` for `who did they pay` and `who was paid by them`.

@@ -15,29 +15,29 @@ _OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
 _SIGNS = ("Sm", "So")
 
 
-def quotes_differ(question: str, cached: str) -> bool:
+def quotes_differ(question: str, cached_question: str) -> bool:
     """Return whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed"
     mean`.
     """
-    return _quotes_more(question, cached) and _quotes_more(cached, question)
+    return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
 
 
 def _quotes_more(text: str, other: str) -> bool:
-    spaced = _spaced(other)
-    return any(_spaced(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
+    spaced = _space_tokens(other)
+    return any(_space_tokens(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
 
 
 @of_text
-def _spaced(text: str) -> str:
+def _space_tokens(text: str) -> str:
     """Return the tokens of a text with a space around each, so that a phrase is a substring."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
-def code_differs(question: str, cached: str) -> bool:
+def code_differs(question: str, cached_question: str) -> bool:
     """Return whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
-    ours, theirs = _code(question), _code(cached)
+    ours, theirs = _code(question), _code(cached_question)
     # A brand such as iPhone appears in any case; an identifier does not.
-    return any(code.lower() not in words(cached) for code in ours - theirs) or any(
+    return any(code.lower() not in words(cached_question) for code in ours - theirs) or any(
         code.lower() not in words(question) for code in theirs - ours
     )
 
@@ -47,15 +47,15 @@ def _code(text: str) -> set[str]:
     return {code.strip("`") for code in _CODE.findall(text)}
 
 
-def signs_differ(question: str, cached: str) -> bool:
+def signs_differ(question: str, cached_question: str) -> bool:
     """Return whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
-    ours, theirs = _signs(question), _signs(cached)
+    ours, theirs = _signs(question), _signs(cached_question)
     if ours - theirs and theirs - ours:
         return True
-    one_runs, other_runs = set(_OPERATOR.findall(question)), set(_OPERATOR.findall(cached))
+    one_runs, other_runs = set(_OPERATOR.findall(question)), set(_OPERATOR.findall(cached_question))
     if {run[0] for run in one_runs - other_runs} & {run[0] for run in other_runs - one_runs}:
         return True
-    one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached))
+    one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached_question))
     return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
 
 

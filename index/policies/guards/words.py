@@ -17,7 +17,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8192)
-def bases(word: str) -> frozenset[str]:
+def base_forms(word: str) -> frozenset[str]:
     """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
     for ending in ("ed", "ing", "er", "est"):

@@ -21,7 +21,7 @@ class ClassAssignment:
 
     right: bool
     joined: str | None
-    odd: bool
+    is_outlier: bool
 
 
 def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
@@ -40,16 +40,16 @@ def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
     return [judged, *second, *others]
 
 
-def assign_class(places: Sequence[int], same: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
+def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
     """Return the class of a fresh answer.
 
     Args:
         places: neighbours in the order of `comparison_order`.
-        same: whether the answers of the first neighbours in `places` equal the fresh answer; only the last can be true.
+        are_equal: whether the answers of the first neighbours in `places` equal the fresh answer; only the last can be true.
         classes: of the neighbours' answers.
     """
-    joined = classes[places[len(same) - 1]] if same[-1] else None
-    return ClassAssignment(same[0], joined, not same[0] and joined == classes[places[0]])
+    joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
+    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
 
 
 def digest(text: str) -> str:

@@ -24,7 +24,7 @@ class ClassErrors:
     """
 
     odds: dict[str, float] = field(default_factory=dict)
-    lifted: set[tuple[str, str]] = field(default_factory=set)
+    lifted_guards: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
         """Return the probability that a class's answer has changed, less the prior probability."""
@@ -39,14 +39,14 @@ class ClassErrors:
         """Update a class's odds by Bayes' rule; `error` is the expected probability that the answers differ."""
         expected = max(error, _LEAST_ERROR)
         ratio = (1 - _DIFFERS) / (1 - min(expected, 0.99)) if right else _DIFFERS / expected
-        self._set(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
+        self._set_odds(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
 
     def add_member(self, name: str) -> None:
         """Lower a class's odds, because a fresh answer has joined it."""
         if name in self.odds:
-            self._set(name, self.odds[name] * (1 - _DIFFERS))
+            self._set_odds(name, self.odds[name] * (1 - _DIFFERS))
 
-    def _set(self, name: str, odds: float) -> None:
+    def _set_odds(self, name: str, odds: float) -> None:
         if odds <= _PRIOR_ODDS:
             self.odds.pop(name, None)
         else:
@@ -54,8 +54,8 @@ class ClassErrors:
 
     def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
         """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
-        return next((guard for guard in guards if (name, guard) not in self.lifted), None)
+        return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
 
     def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:
         for guard in guards:
-            (self.lifted.add if right else self.lifted.discard)((name, guard))
+            (self.lifted_guards.add if right else self.lifted_guards.discard)((name, guard))

@@ -78,14 +78,14 @@ class ErrorModel:
 
     weights: np.ndarray
     covariance: np.ndarray
-    slipped: float = 0.5
-    sure: float = 1000.0
+    num_slips: float = 0.5
+    num_sure: float = 1000.0
 
     def error(self, features: np.ndarray) -> float:
         odds = float(features @ self.weights)
         spread = float(features @ self.covariance @ features)
         right = _sigmoid(odds / math.sqrt(1 + _CAUTION * math.pi * spread / 8))
-        return 1 - (1 - self.slipped / self.sure) * right
+        return 1 - (1 - self.num_slips / self.num_sure) * right
 
     def learn(self, features: np.ndarray, right: bool) -> None:
         """Update the weights by one Newton step.
@@ -93,10 +93,10 @@ class ErrorModel:
         Observations with a low probability have little weight: the model must be accurate for answers that may be served.
         """
         probability = _sigmoid(float(features @ self.weights))
-        slips = self.slipped / self.sure
+        slips = self.num_slips / self.num_sure
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
-        self.slipped += slip
-        self.sure += probability**2
+        self.num_slips += slip
+        self.num_sure += probability**2
         weight = (1 - slip) * probability**2
         curvature = probability * (1 - probability) * weight
         gain = self.covariance @ features

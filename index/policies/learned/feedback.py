@@ -44,32 +44,39 @@ class FeedbackRecorder:
             self._policy.record_served(lookup.namespace, lookup.observation.record.risk)
 
     async def record_response(
-        self, lookup: Lookup, fresh: Entry, answer: str, same: Compare, *, served: bool = False
+        self, lookup: Lookup, fresh_entry: Entry, answer_text: str, compare: Compare, *, was_to_be_served: bool = False
     ) -> Observation | None:
         """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
-            fresh: the entry of the fresh response.
-            answer: the text of the fresh response.
-            same: compares the answer of an entry, given by id, with the fresh one.
-            served: the request was forwarded for another reason than exploration, such as shadow mode.
+            fresh_entry: the entry of the fresh response.
+            answer_text: the text of the fresh response.
+            compare: compares the answer of an entry, given by id, with the fresh one.
+            was_to_be_served: the request was forwarded for another reason than exploration, such as shadow mode.
 
         Returns:
             The observation; None if the answer was compared with no other answer.
         """
-        assignment = await self._compare(lookup.observation, same) if lookup.observation is not None else None
-        return await asyncio.to_thread(self._store_result, lookup, fresh, answer, assignment, served)
+        assignment = await self._compare(lookup.observation, compare) if lookup.observation is not None else None
+        return await asyncio.to_thread(
+            self._store_result, lookup, fresh_entry, answer_text, assignment, was_to_be_served
+        )
 
     def _store_result(
-        self, lookup: Lookup, fresh: Entry, answer: str, assignment: ClassAssignment | None, served: bool
+        self,
+        lookup: Lookup,
+        fresh_entry: Entry,
+        answer_text: str,
+        assignment: ClassAssignment | None,
+        was_to_be_served: bool,
     ) -> Observation | None:
-        pending, text = lookup.observation, digest(answer)
-        known = self._store.answer_class(fresh.namespace, text)
-        joined = known or (assignment.joined if assignment is not None else None) or fresh.id
-        self._store.classify(fresh.id, fresh.namespace, joined, text)
+        pending, text = lookup.observation, digest(answer_text)
+        known = self._store.answer_class(fresh_entry.namespace, text)
+        joined = known or (assignment.joined if assignment is not None else None) or fresh_entry.id
+        self._store.classify(fresh_entry.id, fresh_entry.namespace, joined, text)
         if pending is None or assignment is None:
             return None
-        if assignment.odd:
+        if assignment.is_outlier:
             # The other members of its class answer similar questions from now on.
             self._unindex([pending.candidate.id])
         observation = Observation(
@@ -82,7 +89,7 @@ class FeedbackRecorder:
             pending.candidate.answer,
             pending.record.features,
             pending.record.error,
-            1.0 if served else pending.chance,
+            1.0 if was_to_be_served else pending.chance,
             self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
             pending.record.checked,
@@ -91,11 +98,11 @@ class FeedbackRecorder:
         self._add(observation)
         return observation
 
-    async def _compare(self, pending: PendingObservation, same: Compare) -> ClassAssignment | None:
-        classes = [candidate.answer for candidate in pending.near]
+    async def _compare(self, pending: PendingObservation, compare: Compare) -> ClassAssignment | None:
+        classes = [candidate.answer for candidate in pending.candidates]
         places, results = comparison_order(pending.record.place, classes), list[bool]()
         for place in places:
-            result = await same(pending.near[place].id)
+            result = await compare(pending.candidates[place].id)
             if result is None:
                 break
             results.append(result)
@@ -105,7 +112,7 @@ class FeedbackRecorder:
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """Store a person's verdict on an entry. An entry with a wrong answer leaves its class."""
-        verdict = Observation.verdict(entry.id, right, entry.namespace)
+        verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation
         if lookup is not None and pending is not None and pending.candidate.id == entry.id:
             verdict = replace(
@@ -120,8 +127,8 @@ class FeedbackRecorder:
             await asyncio.to_thread(self._store.reset_classes, [entry.id])
         await asyncio.to_thread(self._add, verdict)
 
-    def _vetoes(self, question: str, cached: str) -> tuple[str, ...]:
-        return () if self._policy is None else self._policy.vetoes(question, cached)
+    def _vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
+        return () if self._policy is None else self._policy.vetoes(question, cached_question)
 
     def _add(self, observation: Observation) -> None:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])

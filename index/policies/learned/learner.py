@@ -48,7 +48,7 @@ class ErrorEstimate:
     place: int
     features: np.ndarray
     error: float
-    alone: bool
+    is_only_member: bool
 
 
 @dataclass(slots=True)
@@ -64,9 +64,9 @@ class Learner:
     error_model: ErrorModel
     level: ServingLevel
     class_errors: ClassErrors = field(default_factory=ClassErrors)
-    observed: int = 0
-    checked_seen: int = 0
-    checked_wrong: int = 0
+    num_comparisons: int = 0
+    num_checked: int = 0
+    num_checked_wrong: int = 0
     number: int = 0
 
     @classmethod
@@ -90,11 +90,11 @@ class Learner:
         return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the policy has seen enough to decide without `checked`."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
-    def chance(self, error: float) -> float:
+    def exploration_share(self, error: float) -> float:
         """Return the share of acceptable requests with such an estimated error to forward for exploration."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
@@ -102,26 +102,26 @@ class Learner:
     @property
     def checked_error(self) -> float:
         """Return the estimated share of wrong answers among the answers that `checked` accepted."""
-        return (_CHECKED_WRONG + self.checked_wrong) / (_CHECKED_SEEN + self.checked_seen)
+        return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
 
     @property
-    def checked_chance(self) -> float:
+    def checked_exploration_share(self) -> float:
         """Return the share of requests that `checked` accepts to forward for exploration."""
-        if self.observed < _NEW:
+        if self.num_comparisons < _NEW:
             return 0.0
-        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.checked_seen, _PROVED)))
+        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.num_checked, _PROVED)))
 
     @property
-    def checked_allowed(self) -> bool:
+    def may_serve_checked(self) -> bool:
         """Return whether answers that `checked` accepts may be served.
 
         Their error must be within the bound and leave room for the answers of `learned`. Once `learned` decides itself,
         comparisons in this namespace must also have shown that half of the bound suffices for them.
         """
-        if self.ready and not (self.checked_seen >= _PROVED and self.checked_error <= self.level.max_error / 2):
+        if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False
         within = self.checked_error <= self.level.max_error
-        return within and (self.observed < _NEW or self.level.affords(self.checked_error))
+        return within and (self.num_comparisons < _NEW or self.level.can_afford(self.checked_error))
 
     def learn(self, observation: Observation) -> None:
         self.add(observation)
@@ -134,17 +134,17 @@ class Learner:
         if observation.joined:
             self.class_errors.add_member(observation.joined)
         if observation.checked:
-            self.checked_seen += 1
-            self.checked_wrong += not observation.right
+            self.num_checked += 1
+            self.num_checked_wrong += not observation.right
         if observation.features is None or observation.error is None:
             return
         features = np.array(observation.features)
         counted = self.class_errors.standing_veto(observation.answer, observation.vetoes) is None
         expected = self.error_model.error(features)
-        self.observed += 1
+        self.num_comparisons += 1
         if observation.repeat:
-            self.level.repeats += 1
-            self.level.slips += not observation.right
+            self.level.num_repeats += 1
+            self.level.num_judged_different += not observation.right
         self.level.add_comparison(observation.error, observation.chance, observation.right, counted)
         if counted:
             self.error_model.learn(features, observation.right)
@@ -160,15 +160,15 @@ class Learner:
                 "features": FEATURES,
                 "weights": model.weights.tolist(),
                 "covariance": model.covariance.tolist(),
-                "slips": [model.slipped, model.sure],
+                "slips": [model.num_slips, model.num_sure],
                 "served": level.served,
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],
-                "repeats": [level.repeats, level.slips],
-                "spread": level.spread.tolist(),
+                "repeats": [level.num_repeats, level.num_judged_different],
+                "spread": level.error_histogram.tolist(),
                 "odds": errors.odds,
-                "lifted": sorted(errors.lifted),
-                "counts": [self.observed, self.checked_seen, self.checked_wrong, self.number],
+                "lifted": sorted(errors.lifted_guards),
+                "counts": [self.num_comparisons, self.num_checked, self.num_checked_wrong, self.number],
             }
         )
 
@@ -179,7 +179,7 @@ class Learner:
         if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
             return None
         level = ServingLevel(max_error, state["served"], state["risk"], *state["seen"], *state["repeats"])
-        level.spread = np.array(state["spread"])
+        level.error_histogram = np.array(state["spread"])
         level.update()
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
         errors = ClassErrors(state["odds"], {(name, guard) for name, guard in state["lifted"]})

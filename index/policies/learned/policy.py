@@ -78,13 +78,13 @@ class LearnedPolicy:
         decisions[estimate.place] = decision
         record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
-            return Ruling(decisions, estimate.place, learner.chance(estimate.error), record)
+            return Ruling(decisions, estimate.place, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
         # `checked` must not overrule a decision within the limit: a stricter request could have a hit and a plain one not.
         decided = estimate.error <= learner.level.limit
-        if self._checked is None or decided or not learner.checked_allowed or not error <= _max_error(limits):
+        if self._checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return Ruling(decisions, None, 0.0, record)
-        return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_chance)
+        return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
 
     def _decide_nearest(
         self, question: str, nearest: Neighbour, estimate: ErrorEstimate, learner: Learner, limits: Limits
@@ -101,13 +101,13 @@ class LearnedPolicy:
         if vetoes and error > _LIFTED_ERROR * self.max_error:
             # The guard does not matter to the class, but the question may belong to another class.
             return Decision("vetoed", vetoes[0], error=error)
-        if not estimate.alone and limits.min_probability is None:
+        if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         # A single entry does not show what its answer depends on.
         if self._checked is None:
             return Decision("uncertain", error=error)
         decision = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
-        if decision.verdict == "accepted" and estimate.alone and not learner.checked_allowed:
+        if decision.verdict == "accepted" and estimate.is_only_member and not learner.may_serve_checked:
             # The level of `checked` is enough only if it has proved to be right here.
             is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self._checked.level)
             return decision if is_sure else replace(decision, verdict="low probability")
@@ -134,8 +134,8 @@ class LearnedPolicy:
             return Ruling(decisions, ruling.chosen, chance, replace(record, risk=error, checked=True))
         return Ruling(decisions, ruling.chosen, chance, LearningRecord(ruling.chosen, None, error, error, checked=True))
 
-    def vetoes(self, question: str, cached: str) -> tuple[str, ...]:
-        return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached))
+    def vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
+        return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
     def record_served(self, namespace: str, error: float) -> None:
         """Count a semantic hit in memory. The next observation of the namespace stores the count."""
@@ -180,8 +180,8 @@ class LearnedPolicy:
         learner = self._learners.get(namespace) or self._load(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
         while True:
-            batch = self._observations.since(namespace, learner.number, _READ_BATCH)
-            if self._observations.pruned(namespace) > learner.number:
+            batch = self._observations.list_since(namespace, learner.number, _READ_BATCH)
+            if self._observations.last_pruned_number(namespace) > learner.number:
                 # Another proxy has pruned the next observations. Continue from its snapshot.
                 learner = self._load(namespace)
                 continue
@@ -200,7 +200,7 @@ class LearnedPolicy:
         return learner
 
     def _save(self, namespace: str, learner: Learner) -> None:
-        self._observations.save(namespace, learner.number, learner.to_json())
+        self._observations.save_snapshot(namespace, learner.number, learner.to_json())
         self._saved[namespace] = learner.number
 
     def _evict(self, namespace: str, learner: Learner) -> None:
@@ -216,9 +216,9 @@ class LearnedPolicy:
             return learner
         new = Learner.new(self._prior, self.max_error)
         # The observations of an incompatible snapshot may be pruned.
-        new.number = self._observations.pruned(namespace)
+        new.number = self._observations.last_pruned_number(namespace)
         # The initial state depends on the prior, which other namespaces change.
-        self._observations.save(namespace, new.number, new.to_json())
+        self._observations.save_snapshot(namespace, new.number, new.to_json())
         return new
 
     def status(self, namespace: str) -> LearningStatus:
@@ -228,8 +228,8 @@ class LearnedPolicy:
             served, risk = self._pending.get(namespace, (0, 0.0))
             level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)
         return LearningStatus(
-            learner.observed,
-            learner.ready,
+            learner.num_comparisons,
+            learner.is_ready,
             level.limit,
             level.served,
             level.risk,

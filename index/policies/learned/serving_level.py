@@ -45,11 +45,11 @@ class ServingLevel:
     risk: float = 0.0
     wrong: float = 0.0
     expected: float = 0.0
-    repeats: int = 0
-    slips: int = 0
+    num_repeats: int = 0
+    num_judged_different: int = 0
     factor: float = math.inf
     limit: float = 0.0
-    spread: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
+    error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
     @property
     def reach(self) -> float:
@@ -64,8 +64,8 @@ class ServingLevel:
     @property
     def acceptable_share(self) -> float:
         """Return the share of recent requests with a neighbour whose estimated error is within the limit."""
-        total = float(self.spread.sum())
-        return float(self.spread[self.limit >= _EDGES].sum()) / total if total else 0.0
+        total = float(self.error_histogram.sum())
+        return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
         """Return the smallest share of wrong answers, after a number of served answers, that the risk is compatible
@@ -77,7 +77,7 @@ class ServingLevel:
             allowed += max(1, allowed // 50)
         return min(1.0, allowed / max(answers, FROM))
 
-    def affords(self, error: float) -> bool:
+    def can_afford(self, error: float) -> bool:
         """Return whether `checked` may serve one more answer with such an estimated error."""
         return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
 
@@ -85,18 +85,18 @@ class ServingLevel:
         self.served += answers
         self.risk += risk
 
-    def add_comparison(self, error: float, chance: float, right: bool, counted: bool) -> None:
+    def add_comparison(self, error: float, chance: float, right: bool, is_counted: bool) -> None:
         """Add a comparison. After the last of several, the caller must call `update`.
 
         Args:
             chance: probability that such a request is compared instead of served.
-            counted: False if a guard's veto stands, so that the answer would not have been served.
+            is_counted: False if a guard's veto stands, so that the answer would not have been served.
         """
-        if counted and error <= self.reach:
+        if is_counted and error <= self.reach:
             self.wrong += not right
             self.expected += error
-        self.spread *= 1 - 1 / _WINDOW
-        self.spread[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
+        self.error_histogram *= 1 - 1 / _WINDOW
+        self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
 
     def update(self) -> None:
         self.update_factor()
@@ -105,7 +105,7 @@ class ServingLevel:
     @property
     def judge_error(self) -> float:
         """Return the estimated share of equal answers that the comparison judges different."""
-        return (_JUDGE_SLIPS + self.slips) / (_JUDGE_REPEATS + self.repeats)
+        return (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats)
 
     def update_factor(self) -> None:
         """Update `factor`, including wrong answers that the comparison judges right."""
@@ -122,8 +122,8 @@ class ServingLevel:
 
     def update_limit(self) -> None:
         """Set the limit so that the mean estimated error of served answers is the planned risk."""
-        total = np.cumsum(self.spread)
-        mean = np.cumsum(self.spread * _EDGES) / np.maximum(total, 1e-12)
+        total = np.cumsum(self.error_histogram)
+        mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
         highest = min(_HIGHEST, _TIMES * self.max_error)
         self.limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

@@ -32,7 +32,7 @@ class PostgresNeighbours(Neighbours):
         self._dim = int(dim)
         self._large = large
 
-    def holds(self, namespace: str) -> bool:
+    def has_index(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
@@ -52,7 +52,7 @@ class PostgresNeighbours(Neighbours):
             "limit": limit,
         }
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
-        rows = self._database.query(sql, values | self._store.now())
+        rows = self._database.query(sql, values | self._store.time_parameters())
         found = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
         return found[:1] if found and found[0][1] < floor else found
 
@@ -67,15 +67,15 @@ class PostgresNeighbours(Neighbours):
             " group by namespace having count(*) > %(least)s",
             least=self._large // 2,
         )
-        self._drop_graphs({self._name(row["namespace"]) for row in rows})
+        self._drop_graphs({self._index_name(row["namespace"]) for row in rows})
         for row in rows:
             if row["there"] > self._large:
-                self._make_graph(row["namespace"])
+                self._create_graph(row["namespace"])
 
-    def _name(self, namespace: str) -> str:
+    def _index_name(self, namespace: str) -> str:
         return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
 
-    def _drop_graphs(self, kept: set[str]) -> None:
+    def _drop_graphs(self, kept_names: set[str]) -> None:
         # Every write is compared with the condition of every graph.
         graphs = self._rows(
             "select c.relname as name from pg_index i join pg_class c on c.oid = i.indexrelid"
@@ -83,15 +83,15 @@ class PostgresNeighbours(Neighbours):
             " and position(quote_literal(%(embedder)s) in pg_get_expr(i.indpred, i.indrelid)) > 0"
         )
         for graph in graphs:
-            if graph["name"] not in kept:
-                with self._alone(graph["name"]) as connection:
+            if graph["name"] not in kept_names:
+                with self._exclusive_connection(graph["name"]) as connection:
                     if connection is not None:
                         connection.execute(
                             sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(graph["name"]))
                         )
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
+    def _exclusive_connection(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
         """Lend a connection without a statement timeout; None if another proxy works on this graph."""
         with self._database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
@@ -105,11 +105,11 @@ class PostgresNeighbours(Neighbours):
                 connection.execute("set statement_timeout = '10s'")
                 connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
 
-    def _make_graph(self, namespace: str) -> None:
-        name = self._name(namespace)
-        if self._valid(name):
+    def _create_graph(self, namespace: str) -> None:
+        name = self._index_name(namespace)
+        if self._is_valid_index(name):
             return
-        with self._alone(name) as connection:
+        with self._exclusive_connection(name) as connection:
             if connection is None:
                 return
             # An interrupted attempt leaves an invalid index.
@@ -122,7 +122,7 @@ class PostgresNeighbours(Neighbours):
             )
             _log.info("created a graph for namespace %s", namespace[:12])
 
-    def _valid(self, name: str) -> bool:
+    def _is_valid_index(self, name: str) -> bool:
         rows = self._rows(
             "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
             " where c.relname = %(name)s and i.indisvalid",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.index.errors import SchemaVersionError
-from kvproxy.index.private_files import make_private_file, restrict
+from kvproxy.index.private_files import make_private_file, restrict_to_owner
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -21,12 +21,12 @@ _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create the missing file and folder, and restrict all of SQLite's files to their owner."""
+    """Create the missing file and folder, and restrict_to_owner all of SQLite's files to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(OSError):
-            restrict(path.with_name(path.name + suffix))
+            restrict_to_owner(path.with_name(path.name + suffix))
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -107,13 +107,13 @@ class DatabaseFiles:
         self._inodes = self._read_inodes()
         self._next_check = 0.0
 
-    def were_replaced(self, *, now: bool = True) -> bool:
+    def were_replaced(self, *, check_now: bool = True) -> bool:
         """Return whether the database or its write-ahead log was deleted or replaced.
 
         Args:
-            now: False may return a result that is 0.1 seconds old.
+            check_now: False may return a result that is 0.1 seconds old.
         """
-        if not now and time.monotonic() < self._next_check:
+        if not check_now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:
             return True

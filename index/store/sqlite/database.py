@@ -55,7 +55,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
-        with self._write_lock, self.checked("write"), self._writer:
+        with self._write_lock, self.converting_errors("write"), self._writer:
             if durable != self._is_durable:
                 self._writer.execute(f"pragma synchronous={'full' if durable else 'normal'}")
                 self._is_durable = durable
@@ -74,7 +74,7 @@ class SqliteDatabase:
             self._readers.append(reader)
 
     def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
-        with self.checked("read"), self.reading() as reader:
+        with self.converting_errors("read"), self.reading() as reader:
             return _rows(reader.execute(sql, values))
 
     def is_in(self, column: str, name: str) -> str:
@@ -93,7 +93,7 @@ class SqliteDatabase:
         return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())
 
     def vacuum(self) -> None:
-        with self._write_lock, self.checked("write"):
+        with self._write_lock, self.converting_errors("write"):
             self._writer.execute("vacuum")
             self._writer.execute("pragma wal_checkpoint(truncate)")
 
@@ -110,16 +110,16 @@ class SqliteDatabase:
             self._readers.pop().close()
 
     @contextlib.contextmanager
-    def checked(self, operation: Operation, *, now: bool = False) -> Iterator[None]:
+    def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
         """Convert SQLite's errors, and raise an error if the open files are no longer at their path.
 
         Args:
-            now: check the path at each call; False checks it every 0.1 seconds.
+            check_now: check the path at each call; False checks it every 0.1 seconds.
         """
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):
-            if self._files.were_replaced(now=now or operation == "write"):
+            if self._files.were_replaced(check_now=check_now or operation == "write"):
                 with self._write_lock:
                     self._files.checkpoint()
                 raise CacheStoreError(

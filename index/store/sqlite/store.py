@@ -34,55 +34,59 @@ class SqliteStore(Store):
 
     def failure(self) -> str | None:
         # Detects a deleted file without waiting for the next request.
-        with contextlib.suppress(CacheStoreError), self.database.checked("read", now=True):
+        with contextlib.suppress(CacheStoreError), self.database.converting_errors("read", check_now=True):
             self.count()
         return super().failure()
 
-    def reseal(self) -> int:
-        resealed = super().reseal()
+    def encrypt_again(self) -> int:
+        resealed = super().encrypt_again()
         if resealed:
             # No old text may remain in the file.
             self.database.vacuum()
         return resealed
 
-    def namespaces(self, embedder: str, least: int) -> list[str]:
+    def namespaces(self, embedder: str, min_vectors: int) -> list[str]:
         sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"
-        return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": least})]
+        return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": min_vectors})]
 
-    def vector_count(self, namespace: str, embedder: str, most: int) -> int:
-        """Return the number of vectors in a namespace; the count stops at `most`."""
+    def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
+        """Return the number of vectors in a namespace; the count stops at `limit`."""
         sql = (
             "select count(*) as count from (select 1 from vectors where embedder = :embedder and namespace = :namespace"
             " limit :most)"
         )
-        values = {"embedder": embedder, "namespace": namespace, "most": most}
+        values = {"embedder": embedder, "namespace": namespace, "most": limit}
         return int(self.database.query(sql, values)[0]["count"])
 
     def vectors(
-        self, namespace: str, embedder: str, *, after: int = 0, limit: int = -1
+        self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors with higher numbers than `after`: rising numbers `[n]` int64, and vectors `[n, dim]`
+        """Return vectors with higher numbers than `after_number`: rising numbers `[n]` int64, and vectors `[n, dim]`
         float32.
         """
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
         )
-        values = {"embedder": embedder, "namespace": namespace, "after": after, "limit": limit}
+        values = {"embedder": embedder, "namespace": namespace, "after": after_number, "limit": limit}
         rows = self.database.query(sql, values)
         if not rows:
             return np.empty(0, np.int64), np.empty((0, 0), np.float32)
         numbers = np.fromiter((row["number"] for row in rows), np.int64, len(rows))
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
-    def near(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
+    def questions_by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
         """Return the questions of vectors, by the vectors' numbers in rising order. Removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"
             " and v.embedder = :embedder order by v.number"
         )
-        values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder} | self.now()
+        values = {
+            "numbers": json.dumps(list(numbers)),
+            "namespace": namespace,
+            "embedder": embedder,
+        } | self.time_parameters()
         return {
             row["number"]: question for row, question in read_questions(self.database.query(sql, values), self.codec)
         }

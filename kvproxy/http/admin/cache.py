@@ -125,7 +125,7 @@ async def find_entry(app: Services, prefix: str) -> Entry:
     """
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
-    ids = await asyncio.to_thread(store.resolve, prefix)
+    ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
     if len(ids) > 1:
         raise InvalidRequest(f"{len(ids)} entries begin with {prefix!r}: give more of the id", param="id")
     entry = await asyncio.to_thread(store.get, ids[0]) if ids else None

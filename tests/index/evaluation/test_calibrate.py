@@ -56,7 +56,7 @@ def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
 
 def test_questions_with_exact_hits_only_are_never_served() -> None:
     class Short(HashEmbedder):
-        def reads(self, text: str) -> bool:
+        def can_read(self, text: str) -> bool:
             return len(text) < 50
 
     same = Pair("How do I open the window?", "How do I open the window?", True)

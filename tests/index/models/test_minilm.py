@@ -10,7 +10,7 @@ import torch
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.models.minilm.files import GraphFiles, graph_files, keeps_integers
+from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, graph_files
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -47,7 +47,7 @@ def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_o
 
 
 def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray) -> None:
-    if not keeps_integers(graph_files()):
+    if not computes_int8_exactly(graph_files()):
         pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
     embedder = load_embedder()
     vectors = embedder.embed(TEXTS)
@@ -102,14 +102,14 @@ def test_a_processor_with_saturating_products_uses_no_integers(product: float, e
     class Cutting:
         """Graph files whose graphs compute one and the same."""
 
-        def open(self, name: str, made_from: str, build: Any) -> Any:
+        def open(self, name: str, source_digest: str, build: Any) -> Any:
             return self
 
         def run(self, outputs: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:
             assert given["tokens"].tolist() == [[[255, 255]]]
             return [np.array([[[product]]], np.float32)]
 
-    assert keeps_integers(Cutting()) is exact  # type: ignore[arg-type]
+    assert computes_int8_exactly(Cutting()) is exact  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("said", "reason"), [("first\nsecond", "first"), ("", "OSError")])
@@ -156,7 +156,7 @@ async def test_another_model_in_the_same_folder_embeds_everything_again(
     # Vectors are normalised even if the model does not do so.
     assert np.linalg.norm(again.embed(["one question", "another"]), axis=1) == pytest.approx(1.0, abs=1e-5)
     assert isinstance(again, SentenceEmbedder)
-    assert [again.reads(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
+    assert [again.can_read(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
     assert cache_of(store, again).rebuild() == 0
     model_in(folder, width, seed=1)
     other = cache_of(store, load_embedder(str(folder)))

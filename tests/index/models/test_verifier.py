@@ -114,4 +114,4 @@ def test_questions_in_other_languages_are_refused(verifier: BuiltInVerifier) -> 
     for question in ("Jak zmienić hasło?", "Come posso cambiare la password?", "Hur återställer jag mitt lösenord?"):
         (decision,) = policy.decide(question, [Neighbour(question, 1.0)]).decisions
         assert (decision.verdict, decision.guard) == ("vetoed", "language")
-    assert verifier.reads("Why has my direct debit been declined?")
+    assert verifier.can_read("Why has my direct debit been declined?")

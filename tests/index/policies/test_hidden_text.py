@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.index.policies.guards.hidden_text import hides_text
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
@@ -47,6 +47,6 @@ async def test_questions_with_hidden_characters_have_no_semantic_hits(hidden: st
 
 def test_words_of_two_alphabets_are_hidden_text_and_ordinary_texts_are_not() -> None:
     for text in ("Is p\u0430ypal safe?", "What is \u0391BC?"):
-        assert hides_text(text)
+        assert has_hidden_text(text)
     for text in ("Où est le cafe\u0301?", "one\r\n\ttwo", "हिन्दी में लिखो", "Что такое API?", "5 μm of α-helix"):
-        assert not hides_text(text)
+        assert not has_hidden_text(text)

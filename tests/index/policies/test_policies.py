@@ -107,7 +107,7 @@ def test_a_single_entry_needs_the_verifier() -> None:
         assert policy.decide("how do I open the account", alone).decisions[0].verdict == verdict
         assert policy.decide("how do I open the account", together).chosen == 0
         # After many right answers, the verifier may be less sure.
-        policy.learner("").checked_seen = 100
+        policy.learner("").num_checked = 100
         assert (policy.decide("how do I open the account", alone).chosen == 0) is (score > 0.9)
     assert taught(1.0).decide("how do I open the account", alone).chosen is None
 
@@ -127,7 +127,7 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert (ruling.chosen, ruling.chance) == (0, 0.0)
     assert ruling.record is not None
     assert ruling.record.checked
-    policy.learner("").checked_seen, policy.learner("").checked_wrong = 20, 4
+    policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 
 

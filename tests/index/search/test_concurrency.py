@@ -55,9 +55,9 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
 
     writers = asyncio.gather(*(write(worker) for worker in range(6)))
     await asyncio.gather(writers, ask(), ask(), ask())
-    near.settle()
+    near.wait_for_rebuilds()
     ResponseCache(store, semantic).maintain()
-    near.settle()
+    near.wait_for_rebuilds()
     assert served > 20
     assert store.count() <= 300
     for space in ("n0", "n1"):

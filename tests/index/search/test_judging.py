@@ -43,7 +43,7 @@ def looked_up(store: SqliteStore, policy: FixedPolicy, chance: float | None = 0.
     decider = Decider(store, FaissNeighbours(store, "e", 2), None, policy, None, lambda: chance or 0.0)
     heads = store.questions(near.split())
     found = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
-    return decider.judge(LookupRequest("n", "what is it", explore=chance is not None), found, policy)
+    return decider.decide_candidates(LookupRequest("n", "what is it", explore=chance is not None), found, policy)
 
 
 ACCEPTED = Ruling([Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, chance=0.3)

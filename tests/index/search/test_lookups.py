@@ -73,8 +73,8 @@ def test_equal_texts_are_embedded_once() -> None:
     embeddings.vector("text 3")
     assert list(map(len, embedder.calls)) == [10]
     embeddings.vector("one more")
-    assert embeddings.cached("text 3") is not None
-    assert embeddings.cached("text 0") is None
+    assert embeddings.get_cached("text 3") is not None
+    assert embeddings.get_cached("text 0") is None
 
 
 async def test_waiting_lookups_share_a_batch(cache: Cache) -> None:
@@ -93,11 +93,11 @@ async def test_a_lookup_that_exceeds_its_timeout_is_skipped(cache: Cache) -> Non
     first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
     await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
     skipped = await cache.semantic.lookup("n", "what is a queue", seconds=0.01)
-    assert (skipped.skipped, skipped.outcome, skipped.entry) == ("timeout", "skipped", None)
+    assert (skipped.skip_reason, skipped.outcome, skipped.entry) == ("timeout", "skipped", None)
     assert (skipped.namespace, skipped.question) == ("n", "what is a queue")
     cache.embedder.go.set()
     assert (await first).entry is not None
-    assert (await cache.semantic.lookup("n", "what is a block exactly", seconds=30)).skipped is None
+    assert (await cache.semantic.lookup("n", "what is a block exactly", seconds=30)).skip_reason is None
     assert ["what is a queue"] not in cache.embedder.calls
 
 
@@ -108,7 +108,7 @@ async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
     waiting = [asyncio.create_task(cache.semantic.lookup("n", f"what is number {n}", seconds=60)) for n in range(1, 9)]
     await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 8)
-    assert (await cache.semantic.lookup("n", "what is number 9", seconds=60)).skipped == "queue-full"
+    assert (await cache.semantic.lookup("n", "what is number 9", seconds=60)).skip_reason == "queue-full"
     # A lookup without a timeout ignores the bound.
     unbounded = asyncio.create_task(cache.semantic.lookup("n", "what is number 10"))
     await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 9)
@@ -119,7 +119,7 @@ async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     waiting.append(asyncio.create_task(cache.semantic.lookup("n", "what is number 11", seconds=60)))
     await asyncio.sleep(0)
     cache.embedder.go.set()
-    assert all(lookup.skipped is None for lookup in await asyncio.gather(first, *waiting))
+    assert all(lookup.skip_reason is None for lookup in await asyncio.gather(first, *waiting))
 
 
 async def test_lookups_work_again_after_an_error_of_the_embedder(cache: Cache) -> None:
@@ -216,7 +216,7 @@ async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
     found = await semantic.lookup("n", words)
     assert found.entry == fresh
     assert [each.verdict for each in found.candidates].count("expired") == 5
-    kept = await semantic.lookup("n", words, served=KEPT)
+    kept = await semantic.lookup("n", words, allowed_freshness=KEPT)
     assert kept.entry is not None
     assert kept.entry.expires == 1500.0
     semantic.close()

@@ -33,7 +33,7 @@ def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, fi
         NewEntry(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
         for id, vector in zip(ids, vectors, strict=True)
     ]
-    near.apply(puts, store.put_many(puts))
+    near.index_entries(puts, store.put_many(puts))
     return ids
 
 
@@ -41,12 +41,12 @@ def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, fi
 def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, count: int) -> None:
     store = make_store()
     near = neighbours_of(store)
-    assert not near.holds("a")
+    assert not near.has_index("a")
     vectors = unit(count)
     for namespace in ("a", "b"):
         for start in range(0, count, 50):
             keep(store, near, vectors[start : start + 50], namespace, start)
-    assert near.holds("a")
+    assert near.has_index("a")
     query = unit(1, 9)[0]
     best = np.argsort(-(vectors @ query))[:3]
     ids = [f"b{number:031x}" for number in best]
@@ -64,7 +64,7 @@ def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -
     mine, theirs = neighbours_of(one), neighbours_of(other)
     vectors = unit(3)
     ids = keep(one, mine, vectors, "a")
-    assert theirs.holds("a")
+    assert theirs.has_index("a")
     assert theirs.search("a", vectors[1], 1)[0][0].id == ids[1]
     assert other.find(ids[0]) == one.find(ids[0])
     other.delete([ids[1]])
@@ -128,10 +128,10 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
             if data.draw(st.booleans()):
                 store.put(make_entry("other", id=f"o{number}", key=f"o{number}", namespace="b"), vector, "e")
             puts = [NewEntry(entry, vector, "e")]
-            near.apply(puts, store.put_many(puts))
+            near.index_entries(puts, store.put_many(puts))
             if data.draw(st.booleans()):
                 store.classify(entry.id, "a", data.draw(st.sampled_from("xy")), "t")
-        near.settle()
+        near.wait_for_rebuilds()
         # As if another process removed entries: the index is not notified.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))
         store.delete([f"{number}" for number in gone if number % 2])
@@ -156,9 +156,9 @@ def test_a_namespace_has_an_index_in_memory_while_it_is_large(store: SqliteStore
     ids = keep(store, near, unit(19), "a")
     assert near.indexes == {}
     ids += keep(store, near, unit(600, 1), "a", 19)
-    near.settle()
+    near.wait_for_rebuilds()
     near.remove(store.delete(ids[:300]))
-    near.settle()
+    near.wait_for_rebuilds()
     # Deleted vectors are removed from the graph in the background.
     assert near.indexes["a"].is_graph
     assert len(near.indexes["a"]._segment) == 319

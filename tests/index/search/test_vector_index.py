@@ -58,7 +58,7 @@ def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_l
             for number in gone:
                 del rows.kept[number]
             index.remove([*gone, last + 99])
-        elif index.is_due():
+        elif index.needs_rebuild():
             assert index.rebuild(rows)
         assert indexed_numbers(index) == set(rows.kept)
         assert len(index) == len(rows.kept)
@@ -72,11 +72,11 @@ def test_a_search_finds_the_nearest_with_its_exact_cosine(flat_limit: int) -> No
     rows = Rows(vectors)
     index = VectorIndex(DIM, flat_limit)
     index.add(numbers(2000), vectors[:2000])
-    assert index.is_due() == (flat_limit == 300)
+    assert index.needs_rebuild() == (flat_limit == 300)
     rows.kept = dict(list(rows.kept.items())[:2000])
     index.rebuild(rows)
     assert index.is_graph == (flat_limit == 300)
-    assert not index.is_due()
+    assert not index.needs_rebuild()
     rows = Rows(vectors)
     index.add(numbers(1000, 2001), vectors[2000:])
     right = 0

@@ -34,7 +34,7 @@ def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
-    observations.add([Observation.verdict(ENTRY.id, True)])
+    observations.add([Observation.from_verdict(ENTRY.id, True)])
     written = content(tmp_path)
     assert len(written) > 10_000
     for hidden in (SECRET.encode(), base64.b64encode(SECRET.encode())[:8]):
@@ -70,7 +70,7 @@ def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
 def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path)
-    assert store.reseal() == 0
+    assert store.encrypt_again() == 0
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
     store.put_many([NewEntry(entry) for entry in clear])
     store.close()
@@ -84,12 +84,12 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
     assert SECRET.encode() in content(tmp_path)
     everything = {entry.id: entry for entry in store.entries()}
     assert everything == {entry.id: entry for entry in (*clear, ENTRY, newest)}
-    assert store.reseal() == 701
+    assert store.encrypt_again() == 701
     assert store.count_by_key_name() == {BOTH.name: 702}
     assert {entry.id: entry for entry in store.entries()} == everything
     assert list(stored_vectors(store).values()) == [ENTRY.id]
     assert SECRET.encode() not in content(tmp_path), "old pages were left"
-    assert store.reseal() == 0
+    assert store.encrypt_again() == 0
     store.close()
     # The old key is no longer needed.
     SqliteStore(path, cipher=NEW).close()
@@ -116,7 +116,7 @@ def test_exchanged_texts_are_refused_and_hide_no_other_entries(
         heads = store.questions([one.id, other.id, third.id])
     assert heads.keys() == {other.id, third.id} | ({one.id} if column != "prompt" else set())
     # The fix of the error message.
-    store.delete(store.resolve(one.id[:12]))
+    store.delete(store.ids_with_prefix(one.id[:12]))
     assert set(store.ids()) == {other.id, third.id}
     store.close()
 

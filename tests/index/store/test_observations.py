@@ -69,17 +69,17 @@ def test_observations_agree_with_a_list(open_: Open, steps: Steps) -> None:
             assert durable.prune(step) == model.prune(step)
         elif isinstance(step, tuple):
             for log in (model, durable):
-                log.save(*step, f"state {number}")
+                log.save_snapshot(*step, f"state {number}")
         else:
             model.add(step)
             durable.add(step)
     durable.close()
     again = open_(again=True)
     for namespace in ("n", "m", "other"):
-        assert again.since(namespace, 0, 1000) == model.since(namespace, 0, 1000)
-        assert again.since(namespace, 3, 2) == model.since(namespace, 3, 2)
+        assert again.list_since(namespace, 0, 1000) == model.list_since(namespace, 0, 1000)
+        assert again.list_since(namespace, 3, 2) == model.list_since(namespace, 3, 2)
         assert again.snapshot(namespace) == model.snapshot(namespace)
-        assert again.pruned(namespace) == model.pruned(namespace)
-    assert again.rejected(["a", "b", "c", "d"]) == model.rejected(["a", "b", "c", "d"])
+        assert again.last_pruned_number(namespace) == model.last_pruned_number(namespace)
+    assert again.rejected_entries(["a", "b", "c", "d"]) == model.rejected_entries(["a", "b", "c", "d"])
     assert again.summary() == model.summary()
     again.close()

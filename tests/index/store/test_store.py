@@ -46,9 +46,9 @@ def test_ids_are_resolved_by_prefix(make_store: MakeStore) -> None:
     store = make_store()
     for id in ("ab1", "ab2", "b"):
         store.put(make_entry(id, id=id))
-    assert store.resolve("ab") == ["ab1", "ab2"]
-    assert store.resolve("ab2") == ["ab2"]
-    assert store.resolve("a%") == store.resolve("_") == []
+    assert store.ids_with_prefix("ab") == ["ab1", "ab2"]
+    assert store.ids_with_prefix("ab2") == ["ab2"]
+    assert store.ids_with_prefix("a%") == store.ids_with_prefix("_") == []
 
 
 def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) -> None:

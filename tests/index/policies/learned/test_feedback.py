@@ -24,7 +24,9 @@ class Shop:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.policy = LearnedPolicy(MemoryObservations(), None, 0.05, 0.1)
-        self.cache = SemanticCache(store, HashEmbedder(), self.policy, MemoryObservations(), chance=lambda: 0.999)
+        self.cache = SemanticCache(
+            store, HashEmbedder(), self.policy, MemoryObservations(), random_number=lambda: 0.999
+        )
         self.cache.rebuild()
         self.answers: dict[str, str] = {}
 

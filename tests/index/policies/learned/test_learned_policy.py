@@ -75,7 +75,7 @@ def test_a_pruned_log_stays_short_and_gives_the_same_state(tmp_path: Path) -> No
             whole.learn([each])
         assert policy.learner("n").to_json() == whole.learner("n").to_json()
         pruned += log.prune(0)
-        assert len(log.since("n", 0, 10_000)) <= 240
+        assert len(log.list_since("n", 0, 10_000)) <= 240
     assert pruned >= 400
     assert log.summary()["observed"] == 720
 
@@ -97,9 +97,9 @@ def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Pat
 def test_learning_restarts_after_a_snapshot_of_another_version(tmp_path: Path) -> None:
     log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
-    log.save("n", 20, Learner.new(Prior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
+    log.save_snapshot("n", 20, Learner.new(Prior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
     log.prune(0)
-    assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").observed == 10
+    assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").num_comparisons == 10
 
 
 def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_namespaces_learn_separately_and_share_the_prior() -> None:
     generator = random.Random(1)
     policy.learn([observation(generator, "n") for _ in range(300)])
     fresh = policy.learner("m")
-    assert (fresh.observed, fresh.level.limit) == (0, 0.0)
+    assert (fresh.num_comparisons, fresh.level.limit) == (0, 0.0)
     shipped = Prior().error_model().weights
     assert not np.allclose(fresh.error_model.weights, shipped)
     assert not np.allclose(fresh.error_model.weights, policy.learner("n").error_model.weights)

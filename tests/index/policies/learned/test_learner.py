@@ -38,13 +38,13 @@ def test_a_fresh_answer_joins_the_class_of_an_equal_answer(classes: list[str], t
     assignment = assign_class(places, results[: results.index(True) + 1] if True in results else results, classes)
     assert assignment.right == (classes[0] == truth)
     assert assignment.joined == (truth if True in results else None)
-    assert not assignment.odd
+    assert not assignment.is_outlier
 
 
 def test_an_answer_that_differs_from_its_class_is_odd() -> None:
     odd = assign_class([0, 1, 2], [False, True], ["a", "a", "b"])
-    assert (odd.odd, odd.joined) == (True, "a")
-    assert not assign_class([0, 2], [False, True], ["a", "a", "b"]).odd
+    assert (odd.is_outlier, odd.joined) == (True, "a")
+    assert not assign_class([0, 2], [False, True], ["a", "a", "b"]).is_outlier
 
 
 def test_a_digest_ignores_case_and_punctuation() -> None:
@@ -90,31 +90,31 @@ def observation(right: bool = True, **more: object) -> Observation:
 def test_checked_may_serve_within_the_bound() -> None:
     learner = Learner.new(Prior(), 0.02)
     for seen, wrong, error, allowed in ((0, 0, 0.5 / 50, True), (50, 1, 1.5 / 100, True), (50, 2, 2.5 / 100, False)):
-        learner.checked_seen, learner.checked_wrong = seen, wrong
+        learner.num_checked, learner.num_checked_wrong = seen, wrong
         assert learner.checked_error == pytest.approx(error)
-        assert learner.checked_allowed is allowed
+        assert learner.may_serve_checked is allowed
     # Once the policy is ready, `checked` needs 30 comparisons and half of the allowed errors.
     learner.level.limit, learner.level.expected = 0.01, 8.0
     for seen, wrong, allowed in ((29, 0, False), (30, 0, True), (50, 1, False)):
-        learner.checked_seen, learner.checked_wrong = seen, wrong
-        assert learner.checked_allowed is allowed
+        learner.num_checked, learner.num_checked_wrong = seen, wrong
+        assert learner.may_serve_checked is allowed
     # In a new namespace, it may also use the allowance of `learned`.
     learner = Learner.new(Prior(), 0.02)
     learner.level.risk = 1e6
     for observed, allowed in ((49, True), (50, False)):
-        learner.observed = observed
-        assert learner.checked_allowed is allowed
+        learner.num_comparisons = observed
+        assert learner.may_serve_checked is allowed
 
 
 def test_an_observation_updates_counts_model_and_class() -> None:
     learner = Learner.new(Prior(), 0.02)
     learner.learn(observation(number=7, served=3, risk=0.5, checked=True))
     assert (learner.number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
-    assert (learner.observed, learner.checked_seen, learner.checked_wrong) == (1, 1, 0)
+    assert (learner.num_comparisons, learner.num_checked, learner.num_checked_wrong) == (1, 1, 0)
     learner.learn(observation(right=False, number=5, checked=True, repeat=True))
-    assert (learner.number, learner.checked_seen, learner.checked_wrong) == (7, 2, 1)
+    assert (learner.number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
     learner.learn(observation(repeat=True))
-    assert (learner.level.repeats, learner.level.slips) == (2, 1)
+    assert (learner.level.num_repeats, learner.level.num_judged_different) == (2, 1)
     before, odds = learner.error_model.weights.copy(), learner.class_errors.odds["a"]
     # A comparison across a guard only changes the guard.
     learner.learn(observation(right=False, vetoes=("names",)))
@@ -124,7 +124,7 @@ def test_an_observation_updates_counts_model_and_class() -> None:
     learner.class_errors.odds["a"] = 1.0
     learner.learn(Observation("e", True, "served", False, 0.0, "n", joined="a"))
     assert learner.class_errors.odds["a"] == pytest.approx(0.1)
-    assert learner.observed == 4
+    assert learner.num_comparisons == 4
 
 
 def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> None:
@@ -134,7 +134,7 @@ def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> Non
     def estimate(neighbours: list[Neighbour]) -> tuple[int, bool, float]:
         found = learner.estimate(neighbours)
         assert found is not None
-        return found.place, found.alone, pytest.approx(found.error)
+        return found.place, found.is_only_member, pytest.approx(found.error)
 
     assert estimate(near[:2])[:2] == (0, True)
     place, alone, error = estimate(near[1:])

@@ -15,10 +15,10 @@ from kvproxy.index.evaluation.streams import (
     _Nearest,
     best_threshold,
     curve,
-    erring,
     make_stream,
     measure,
     read_stream,
+    with_random_errors,
 )
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.policy import LearnedPolicy
@@ -79,7 +79,7 @@ def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
 
 
 def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
-    found = replay(stream, learned(0.05), judge=erring(stream.same, 0.01, 0))
+    found = replay(stream, learned(0.05), judge=with_random_errors(stream.same, 0.01, 0))
     assert found.worst <= 0.05
     assert found.hit_rate > 0.2
 

@@ -67,7 +67,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
             served, wrong = served + 1, wrong + is_wrong
             worst = max(worst, wrong / served) if served >= FROM else worst
         else:
-            level.add_comparison(error, 0.1 if error <= level.limit else 1.0, not is_wrong, counted=True)
+            level.add_comparison(error, 0.1 if error <= level.limit else 1.0, not is_wrong, is_counted=True)
             level.update()
     return served, worst
 
@@ -109,7 +109,7 @@ def test_wrong_comparisons_lower_the_level() -> None:
     serve(level, 3000, 0)
     before = level.limit
     for _ in range(30):
-        level.add_comparison(0.01, 1.0, right=False, counted=True)
+        level.add_comparison(0.01, 1.0, right=False, is_counted=True)
     level.update()
     assert level.limit < before / 2
 
@@ -122,7 +122,7 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
         level.add_comparison(error, 1.0, right, counted)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
     for repeats, slips, judge_error, bounded in ((50, 9, 0.1, 0.1), (50, 1000, 10.01, 0.5)):
-        level.repeats, level.slips = repeats, slips
+        level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
         assert level.judge_error == pytest.approx(judge_error)
         assert level.factor == pytest.approx(largest_factor(1, level.expected) / (1 - bounded))

@@ -13,10 +13,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tests.gpu.check import Check, Result, run_all
 
@@ -41,12 +40,13 @@ def main() -> int:
     device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
     checks = _chosen(arguments)
     facts = _facts(device)
-    lines = Lines(arguments.json)
-    lines.write({"machine": facts})
     results: list[Result] = []
-    for result in run_all(checks, device, arguments.limit, _announce):
-        lines.write(asdict(result))
-        results.append(result)
+    # Buffered by line: a run that is cut keeps its results.
+    with Path(arguments.json or os.devnull).open("w", buffering=1) as file:
+        print(json.dumps({"machine": facts}), file=file)
+        for result in run_all(checks, device, arguments.limit, _announce):
+            print(json.dumps(asdict(result)), file=file)
+            results.append(result)
     _print(results, facts)
     return 1 if failed(results, require_all=arguments.require_all) else 0
 
@@ -65,24 +65,6 @@ def failed(results: Sequence[Result], *, require_all: bool) -> list[str]:
     """Names of the checks that failed; with `require_all`, of those that were not run too."""
     bad = ("failed", "not run") if require_all else ("failed",)
     return [result.name for result in results if result.status in bad]
-
-
-class Lines:
-    """A file with a JSON object a line, each written at once: a run that is cut keeps what it found.
-
-    Args:
-        path: where; None writes nothing.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        if path is not None:
-            path.write_text("")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

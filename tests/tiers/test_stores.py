@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
     made.close()
 
 
-def test_every_store_has_the_same_contract(store: ChunkStore) -> None:
+def test_every_store_puts_deletes_and_clears(store: ChunkStore) -> None:
     assert store.get("a-00") is None
     assert not store.contains("a-00")
     assert store.should_put("a-00")
@@ -48,9 +48,7 @@ def test_every_store_has_the_same_contract(store: ChunkStore) -> None:
     store.put("a-01", memoryview(b"two"))
     assert store.contains("a-00")
     assert not store.should_put("a-00")
-    found = store.get("a-00")
-    assert found is not None
-    assert bytes(found) == b"one" * 1000
+    assert bytes(store.get("a-00") or b"") == b"one" * 1000
     store.put("a-00", b"new")
     assert bytes(store.get("a-00") or b"") == b"new"
     assert (store.stats().chunks, store.stats().bytes) == (2, 6)
@@ -59,9 +57,7 @@ def test_every_store_has_the_same_contract(store: ChunkStore) -> None:
     assert store.get("a-00") is None
     assert store.should_put("a-00")
     assert (store.stats().chunks, store.stats().bytes) == (1, 3)
-
-
-def test_every_store_deletes_matching_keys(store: ChunkStore) -> None:
+    store.delete("a-01")
     for number in range(12):
         store.put(f"{'own' if number % 3 else 'other'}-{number:02x}", b"data")
     assert store.clear(lambda key: key.startswith("other-")) == 4

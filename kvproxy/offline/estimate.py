@@ -40,7 +40,7 @@ class WrongShare:
 
 @dataclass(frozen=True, slots=True)
 class HitSavings:
-    """Requests that a layer answers, and what a backend would have computed for them.
+    """The hits of a layer, and their saved tokens and money.
 
     Attributes:
         prompt_tokens, response_tokens: response tokens of logged responses only.

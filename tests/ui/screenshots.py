@@ -75,7 +75,7 @@ def spread(journal: Path, seconds: float) -> None:
 
 
 def show(page: Page, url: str, name: str, view: str, ready: str, size: str) -> None:
-    """Open a view, and what makes its picture telling."""
+    """Open a view and its details."""
     page.open(url, view)
     page.until(lambda: page.all(ready))
     if name == "overview":

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from kvproxy.index.entry import Entry, Freshness
-from kvproxy.index.errors import EmbedderError
+from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_known
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
@@ -272,5 +272,7 @@ class SemanticCache:
     def close(self) -> None:
         self._queue.close()
         if self.learning is not None:
-            self.learning.flush()
+            # The store logs its failure, which must not keep the rest of the proxy from closing.
+            with contextlib.suppress(CacheStoreError):
+                self.learning.flush()
         self._neighbours.close()

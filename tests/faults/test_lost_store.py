@@ -1,7 +1,9 @@
 """A database file that is taken away while it is open: nothing is called stored that a restart would not find."""
 
+import asyncio
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.http.services import build
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
@@ -60,6 +63,15 @@ def test_nothing_is_called_stored_in_a_deleted_file(
     with run_proxy(settings) as (url, _):
         assert stored(ask(url, "two"))
         assert "store" not in health(url)
+
+
+def test_a_proxy_closes_without_its_store(upstream: str, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    services = build(load_settings(data=tmp_path, upstream=upstream))
+    for file in tmp_path.glob("responses.db*"):
+        file.unlink()
+    asyncio.run(services.close())
+    assert "journal" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
 def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:

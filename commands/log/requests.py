@@ -81,7 +81,7 @@ def log(
     if as_json:
         _print_lines(rows)
     else:
-        has_stored = any(row.record.layer == "semantic" for row in rows)
+        has_stored = any(_stored(row) for row in rows)
         columns: tuple[Column | str, ...] = (
             "Time", "Layer", "Reason", "Model?", digest("Tenant", 16, optional=True), "Tokens#?", "Reused#?", "ms#",
             digest("Request", 8), text("Question"), *([text("Stored question")] if has_stored else []),
@@ -154,7 +154,9 @@ def _print_lines(rows: "list[RecordWithTexts]") -> None:
 
 
 def _stored(row: "RecordWithTexts") -> str | None:
-    return row.stored_question if row.record.layer == "semantic" else None
+    """A response to this question was served, or would have been without shadow mode."""
+    is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
+    return row.stored_question if is_match else None
 
 
 def _row(row: "RecordWithTexts") -> tuple[Any, ...]:

@@ -14,13 +14,13 @@ from tests.servers import run_proxy, until_stored
 STORED, ASKED = "How do I reset my password?", "How can I reset my password?"
 
 
-@pytest.mark.parametrize("text", ["hits", "none"])
-def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("text", "shadow"), [("hits", False), ("none", False), ("hits", True)])
+def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: bool) -> None:
     with run_plain_upstream() as upstream:
         settings = load_settings(
             data=tmp_path,
             upstream=upstream,
-            cache={"policy": "threshold", "min_similarity": 0.85},
+            cache={"policy": "threshold", "min_similarity": 0.85, "shadow": shadow},
             journal={"text": text},
         )
         with run_proxy(settings) as (url, services):
@@ -28,7 +28,7 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str) -> None:
                 body = {"model": "m", "messages": [{"role": "user", "content": question}]}
                 answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm"})
                 until_stored(services)
-            assert "semantic" in answer.headers["cache-status"]
+            assert ("semantic" in answer.headers["cache-status"]) is not shadow
             services.answerer.journal.latest(1)
             done = kvproxy("log", "--json", "--data", tmp_path, url=url)
             table = kvproxy("log", "--data", tmp_path, url=url).stdout.splitlines()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from random import getrandbits
+from random import Random
 from time import time
 
 from starlette.requests import Request
@@ -48,6 +48,7 @@ class ExchangeMiddleware:
         self._app = app
         self._clock = clock
         self._finish = finish
+        self._random = Random()  # A UUID would need a system call.
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +56,7 @@ class ExchangeMiddleware:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or b"%032x" % getrandbits(128)
+        request_id = given or b"%032x" % self._random.getrandbits(128)
         traceparent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
         exchange = Exchange(
             _APIS.get(scope["path"]) if scope["method"] == "POST" else None,

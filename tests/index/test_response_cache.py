@@ -206,7 +206,7 @@ async def test_a_pending_write_has_an_id_unless_it_fails_or_redaction_refuses_it
     coming = PendingWrite("key", "n", _known(entry), asyncio.create_task(_ended(kept)))
     refused = PendingWrite("key", "n", _known(None), asyncio.create_task(_ended(kept)))
     assert (coming.id, refused.id) == (entry.id, None)
-    assert await coming.stored() is await refused.stored() is (kept is True)
+    assert await coming.wait_until_stored() is await refused.wait_until_stored() is (kept is True)
     assert coming.id == (entry.id if kept is True else None)
     assert (refused.id, refused.question) == (None, None)
 

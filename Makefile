@@ -115,7 +115,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt requirements-model.lock | $(VENV)/bin/python
-	@echo "Installing kvproxy with its engine into $(VENV): about 0.4 GB of downloads, 1.4 GB on disk (CPU build of torch)."
+	@echo "Installing kvproxy with its engine into $(VENV): about 0.4 GB of downloads, 1.4 GB on disk (CPU build of torch; 3 GB more if download.pytorch.org cannot be reached). This takes minutes."
 	$(PIP_INSTALL) --editable '.[engine]'
 	$(MODEL_INSTALL)
 	touch $@

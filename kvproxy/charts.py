@@ -29,9 +29,10 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart; terminals show neither intervals nor dashes.
+    """A line of a chart. Charts at a terminal show neither intervals nor dashes.
 
-    `lows` and `highs` are an interval around each value; empty without one.
+    Attributes:
+        lows, highs: an interval around each value; empty without intervals.
     """
 
     name: str

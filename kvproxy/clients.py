@@ -40,7 +40,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def is_closed(settings: Settings) -> bool:
-    """Whether requests require a key; true even after the last client's removal."""
+    """Return whether requests require a key, which stays true after the last client's removal."""
     return bool(settings.clients) or clients_file(settings.data).exists()
 
 
@@ -110,7 +110,7 @@ def _missing(settings: Settings, name: str) -> KvproxyError:
 
 
 def digest(key: str) -> str:
-    """Keys are long and random, so one round of SHA-256 is enough."""
+    """Return the SHA-256 of a key. One round is enough, because keys are long and random."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

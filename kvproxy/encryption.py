@@ -41,12 +41,12 @@ class Cipher:
         self.names = frozenset(name.hex() for name in self._ciphers)
 
     def seal(self, clear: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """`open` requires the same `about`, so that ciphertexts cannot be exchanged."""
+        """Encrypt. `open` requires the same `about`, so that ciphertexts cannot be exchanged."""
         nonce = os.urandom(_NONCE)
         return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, about)))
 
     def open(self, sealed: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """Raises ValueError if the key is unknown, or the bytes or `about` are wrong."""
+        """Decrypt. Raises ValueError if the key is unknown, or if the bytes or `about` differ."""
         if not is_sealed(sealed):
             raise ValueError("it is not encrypted")
         view = memoryview(sealed)

@@ -101,15 +101,15 @@ class ModelNotFound(NotFound, code="model_not_found"):
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
-    """The upstream has the prefix cache."""
+    """The request needs the prefix cache, which only the upstream has."""
 
 
 class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
-    """`Cache-Control: only-if-cached` without a stored response (RFC 9111, section 5.2.1.7)."""
+    """The request has `Cache-Control: only-if-cached` and no response is stored (RFC 9111, section 5.2.1.7)."""
 
     @property
     def retryable(self) -> bool:
-        """Only an answer to another request could fill the cache."""
+        """Return False: only an answer to another request could fill the cache."""
         return False
 
 
@@ -138,7 +138,7 @@ class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
 
 
 class UpstreamError(KvproxyError):
-    """An upstream did not respond. An `unsent` request may go to another one."""
+    """An upstream did not respond. A request that was not sent (`unsent`) may go to another upstream."""
 
     unsent = False
 
@@ -148,7 +148,7 @@ class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"
 
 
 class UpstreamBroken(UpstreamUnreachable):
-    """The upstream's response ended early; so must the client's."""
+    """The upstream's response ended early; therefore the client's response ends early, too."""
 
 
 class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):

@@ -35,9 +35,10 @@ class CacheKey:
 
     Attributes:
         exact: digest of everything that can change the response.
-        namespace: the same without the text of the last user turn.
-        text: that text; None if no similar question may share the response.
-        prompt: text in listings.
+        namespace: digest of the same without the text of the last user turn.
+        text: text of the last user turn; None if the response to a similar question must not be served.
+        prompt: text of the request in listings.
+        parts: the values that `exact` is a digest of.
     """
 
     exact: str
@@ -49,7 +50,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUse:
-    """`cached_tokens` include `tier_tokens`, from tiers beyond the GPU pool."""
+    """The prefix reuse of a request. `cached_tokens` include `tier_tokens`, which were loaded from tiers."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -58,7 +59,7 @@ class PrefixUse:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Cosine similarity, the verifier's score, and the bound on the error."""
+    """How well a stored question matches: cosine similarity, the verifier's score, and the estimated error."""
 
     similarity: float
     score: float | None = None
@@ -71,8 +72,8 @@ class CacheHit:
 
     Attributes:
         age: seconds since storage.
-        ttl: seconds until expiry; negative after it.
-        stale: the reason to serve it although expired.
+        ttl: seconds until expiry; negative after expiry.
+        stale: the reason to serve it although it has expired.
     """
 
     id: str
@@ -169,12 +170,12 @@ class Exchange:
 
     @property
     def api_request(self) -> ApiRequest:
-        """The parsed request; set before the flow."""
+        """Return the parsed request, which is set before the flow."""
         assert self.request is not None
         return self.request
 
     @property
     def cache_key(self) -> CacheKey:
-        """Only valid after the flow computed it."""
+        """Return the keys of the request; valid only after the flow has computed them."""
         assert self.key is not None
         return self.key

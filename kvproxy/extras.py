@@ -21,7 +21,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
-    """The error for a module that an extra installs, or None."""
+    """Return the error for a module that an extra installs; None for another module."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
     if extra is None:
@@ -31,6 +31,6 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require(package: str) -> None:
-    """Fail before long work if a package is missing. Raises SettingsError."""
+    """Raise a SettingsError if a package is missing, before long work begins."""
     if find_spec(package) is None:
         raise missing_extra(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

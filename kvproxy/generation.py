@@ -13,11 +13,11 @@ class SamplingParams:
 
     Attributes:
         max_tokens: None for the maximum of the model and the pool; 0 computes the prompt only.
-        temperature: values below 1e-5 are greedy; dividing by them would overflow.
+        temperature: values below 1e-5 select the most likely token; dividing by them would overflow.
         top_k: 0 and -1 disable it.
-        seed: repeatable independently of the batch.
-        stop: strings that end the output, without them.
-        logprobs: alternatives per token; None reports no log-probabilities.
+        seed: makes the output repeatable, independently of the batch.
+        stop: strings that end the output, which does not include them.
+        logprobs: number of alternatives per token; None reports no log-probabilities.
         prompt_logprobs: the same for the prompt; disables the prefix cache.
     """
 
@@ -42,7 +42,7 @@ class Grammar:
     """A constraint on the output.
 
     Attributes:
-        kind: `json_schema`, or `lark` for llguidance's Lark.
+        kind: format of `text`: a JSON schema, or llguidance's Lark.
     """
 
     kind: Literal["json_schema", "lark"]
@@ -51,15 +51,15 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt in token ids.
+    """A prompt in token ids, and how to compute its completions.
 
     Attributes:
-        salt: different salts never share blocks.
-        priority: higher ones are evicted later.
+        salt: requests with different salts share no blocks.
+        priority: blocks of a higher priority are evicted later.
         tenant: tenants of equal queue priority get equal shares.
-        queue_priority: lower is earlier, across tenants.
-        own_priority: lower is earlier, within the tenant.
-        adapter: LoRA adapter; None for the base model.
+        queue_priority: requests with a lower value run first, across all tenants.
+        own_priority: requests with a lower value run first, within the tenant.
+        adapter: name of the LoRA adapter; None for the base model.
     """
 
     id: str
@@ -76,7 +76,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens so far; `cached_tokens` include `tier_tokens`."""
+    """The number of tokens so far; `cached_tokens` include `tier_tokens`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -114,9 +114,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A part of output number `index`. The last part has the finish reason and the timing.
+    """A part of completion number `index`. The last part has the finish reason and the timing.
 
-    `prompt_logprobs` comes with the first piece, for all prompt tokens but the first. `text` excludes completed `calls`.
+    Attributes:
+        text: excludes the completed `calls`.
+        prompt_logprobs: for all prompt tokens but the first; only in the first part.
     """
 
     index: int

@@ -33,7 +33,7 @@ class Assembler(Protocol):
     def push(self, event: Event) -> None: ...
 
     def result(self) -> JsonObject | None:
-        """None if the stream is incomplete."""
+        """Return the response; None if the stream is incomplete."""
 
 
 class Api:
@@ -45,11 +45,11 @@ class Api:
     """Fields that do not affect the response. All other fields, known or not, are part of the cache key."""
 
     def check(self, body: JsonMap) -> None:
-        """Reject a body that no server accepts. Raises InvalidRequest."""
+        """Raise InvalidRequest for a body that no server accepts."""
         raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:
-        """Whether a stored response may be served for an equal request."""
+        """Return whether a stored response may be served for an equal request."""
         raise NotImplementedError
 
     def question(self, body: JsonObject) -> Question | None:
@@ -60,11 +60,11 @@ class Api:
         raise NotImplementedError
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        """Whether a response is complete and successful."""
+        """Return whether a response is complete and successful."""
         raise NotImplementedError
 
     def output_text(self, whole: JsonMap) -> str | None:
-        """None if the response has anything else than text."""
+        """Return the text of a response; None if it contains anything else than text."""
         return None
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:

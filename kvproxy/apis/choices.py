@@ -107,7 +107,7 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
 
 
 def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
-    """Append a chunk's log-probabilities."""
+    """Append the log-probabilities of a chunk to the ones merged so far."""
     for name, values in logprobs.items():
         before = merged.get(name)
         if isinstance(values, list):
@@ -121,7 +121,7 @@ def includes_usage(body: JsonMap) -> bool:
 
 
 def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[JsonObject], bool]) -> bool:
-    """Whether every choice is complete, or reached a limit of the request."""
+    """Return whether every choice is complete, or reached a limit of the request."""
     choices = whole.get("choices")
     if not isinstance(choices, list) or not choices or whole.get("error") is not None:
         return False

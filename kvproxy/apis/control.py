@@ -135,7 +135,7 @@ def _parse(text: str) -> float:
 
 
 def check_namespace(text: str, param: str) -> str:
-    """Strip blanks. Raises InvalidRequest if the name is too long."""
+    """Return the name without blanks around it. Raises InvalidRequest if it is too long."""
     name = text.strip()
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)

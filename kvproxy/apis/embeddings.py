@@ -7,7 +7,10 @@ from kvproxy.errors import InvalidRequest
 
 
 class Embeddings(ChoicesApi):
-    """`/v1/embeddings`, without streams. A stream assembled as choices has no `data`, so it is never stored."""
+    """`/v1/embeddings`, without streams.
+
+    A stream would be assembled as choices and lack the field `data`, so it is never stored.
+    """
 
     name: ApiName = "embeddings"
     path = "/v1/embeddings"

@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether the fields of a request allow the response to a similar question.
+    """Return whether the fields of a request allow the response to a similar question.
 
     An unknown field may constrain the response, like a schema, documents, or an earlier response.
     """
@@ -43,7 +43,7 @@ def allows_semantic(body: JsonMap) -> bool:
 
 
 def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
-    """For all APIs that generate text."""
+    """Check the fields of all APIs that generate text."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model is required: a name from /v1/models", param="model")

@@ -36,7 +36,7 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: Json) -> bytes:
-    """Integers may exceed 64 bits."""
+    """Serialise a value to JSON; integers may exceed 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -69,17 +69,17 @@ def as_index(value: Json) -> int:
 
 
 def objects(value: Json) -> list[JsonObject]:
-    """Empty if the value is not a list."""
+    """Return the objects in a list; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def field(value: Json, name: str) -> Json:
-    """Return a field of an object; None without the field or the object."""
+    """Return a field of an object; None if the object or the field is missing."""
     return value.get(name) if isinstance(value, dict) else None
 
 
 def text_of(content: Json, kind: str = "text") -> str | None:
-    """The text of a text or a list of text parts; None if it has other parts."""
+    """Return the text of a string or of a list of text parts; None if there are other parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -14,10 +14,11 @@ class ReportedReuse(NamedTuple):
 
 
 def reported_reuse(response: JsonMap) -> ReportedReuse | None:
-    """Read the reuse from a complete response; None if it reports none.
+    """Return the reuse that a complete response reports; None if it reports none.
 
-    OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses), llama.cpp
-    `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek `prompt_cache_hit_tokens`.
+    OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
+    llama.cpp `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek
+    `prompt_cache_hit_tokens`.
     """
     usage, timings = response.get("usage"), response.get("timings")
     prompt, read = _count(field(usage, "input_tokens")), _count(field(usage, "cache_read_input_tokens"))
@@ -54,7 +55,7 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        """Invalid events are ignored."""
+        """Read an event of the stream; invalid events are ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:
@@ -70,7 +71,9 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Seconds, which llama.cpp reports as `timings.prompt_ms`."""
+    """Return the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`; None if it is
+    not reported.
+    """
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None
@@ -78,7 +81,7 @@ def reported_prefill(response: JsonMap) -> float | None:
 
 
 def _without_nulls(value: Json) -> JsonObject:
-    """A later event may repeat a field with null."""
+    """Return the fields that are not null, because a later event may repeat a field with null."""
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}
 
 

@@ -43,14 +43,14 @@ class ApiRequest:
 
 
 def requests_sample(body: JsonMap) -> bool:
-    """An explicit temperature above 0 without a seed."""
+    """Return whether a request sets a temperature above 0 and no seed."""
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
 
 
 def parse_body(raw: bytes) -> JsonObject:
-    """Raises InvalidRequest if the body is not a JSON object."""
+    """Parse a body. Raises InvalidRequest if it is not a JSON object."""
     try:
         body = loads(raw)
     except ValueError as error:

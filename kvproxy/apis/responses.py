@@ -23,7 +23,7 @@ _LAST = ("response.completed", "response.incomplete")
 
 
 class ResponseAssembler:
-    """Takes the response from the last event, which carries all of it."""
+    """Returns the response of the stream's last event, which contains all of it."""
 
     def __init__(self) -> None:
         self._whole: JsonObject | None = None
@@ -139,7 +139,7 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
-    """Events without sequence numbers."""
+    """Return the events of an output item, without their sequence numbers."""
     empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
     start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
     if "status" in item:

@@ -35,11 +35,11 @@ class EventReader:
         self._rest = bytearray()
 
     def __len__(self) -> int:
-        """Bytes of an incomplete event."""
+        """Return the bytes of the incomplete event that is buffered."""
         return len(self._rest)
 
     def push(self, chunk: bytes) -> list[Event]:
-        """Return the events completed by this chunk; events without data are omitted."""
+        """Return the events that a chunk completes; events without data are omitted."""
         # A boundary may span two chunks.
         start, taken = max(0, len(self._rest) - 3), 0
         self._rest += chunk

@@ -8,7 +8,11 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """A semaphore with a bounded queue and a timeout in seconds. Each `enter` needs one `leave`."""
+    """Limits the concurrent requests, and the number and time of waiting ones. Each `enter` needs one `leave`.
+
+    Args:
+        timeout: longest wait in seconds.
+    """
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)
@@ -18,7 +22,7 @@ class Admission:
         self.waiting = 0
 
     async def enter(self) -> None:
-        """Wait for a place in order of arrival. Raises Overloaded."""
+        """Wait for a free place, in order of arrival. Raises Overloaded."""
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:

@@ -24,7 +24,7 @@ class EmbeddedBackend:
 
     Args:
         shared_blocks: share cached blocks between tenants; otherwise no tenant can detect another tenant's prompts.
-        global_priorities: apply priorities between tenants, too.
+        global_priorities: compare priorities of requests across tenants, not only within a tenant.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class EmbeddedBackend:
         return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
     async def send(self, request: ApiRequest) -> Generated:
-        """Return with the first piece. Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded."""
+        """Start a request, and return when its first piece is computed.
+
+        Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded.
+        """
         await self.admission.enter()
         try:
             return await self._generate(request)
@@ -144,7 +147,7 @@ class EmbeddedBackend:
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """Return the request for the block cache; `more` tokens follow the prompt."""
+        """Return the block cache's view of a request whose prompt is followed by the tokens `more`."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 

@@ -16,13 +16,13 @@ from kvproxy.tiers.store import TierStats
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Metrics of one engine; None if it does not report them.
+    """Metrics of one engine; a metric is None if the engine does not report it.
 
     Attributes:
-        usage: used fraction of the pool.
-        queries, hits: prompt tokens looked up and found since its start.
+        usage: used share of the pool, 0 to 1.
+        queries, hits: prompt tokens looked up and found since the engine's start.
         age: seconds since the report.
-        engine: the upstream's URL.
+        engine: URL of the upstream.
     """
 
     kind: Literal["vllm", "sglang", "llama.cpp"]
@@ -45,7 +45,8 @@ class PrefixFigures:
 
     Attributes:
         pool: the pool, or the sum over all upstreams.
-        complete: whether the mirrors missed no event; None without mirrors.
+        complete: the mirrors missed no event; None without mirrors.
+        reported: metrics of the engines that report them.
         slots: the blocks are slots of llama.cpp, which differ in length.
     """
 
@@ -59,7 +60,13 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """A `blocks.rows.Divergence` as text."""
+    """A `blocks.rows.Divergence` as text.
+
+    Attributes:
+        position: index of the first different token.
+        cached, prompt: the cached and the requested text from there on.
+        context: the equal text before.
+    """
 
     position: int
     cached: str
@@ -69,18 +76,18 @@ class DivergenceText:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """Prefix reuse of a request. Unknown values are None.
+    """The prefix reuse of a request. A value is None if it is unknown.
 
     Attributes:
-        matched_tokens: length of the cached prefix.
-        blocks: numbers, or hashes of mirrored blocks.
-        tiers: additional tokens by tier.
+        matched_tokens: length of the cached prefix in the pool.
+        blocks: numbers of the blocks, or hashes of mirrored blocks.
+        tiers: further cached tokens in each tier.
         reason: cause of a missing report, or a note.
         engine, rank: engine with the longest prefix, and its data-parallel rank.
-        engines: cached tokens by engine.
+        engines: cached tokens in each engine.
         complete: the mirror missed no event.
         hashes_match: the engine's block hashes follow the configured algorithm and seed.
-        groups: reuse by attention group of the embedded engine; empty without limited attention.
+        groups: reuse by attention group of the embedded engine; empty if all layers have full attention.
         slots: the engine caches prefixes in slots and files.
     """
 
@@ -101,7 +108,7 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Cached tokens in the pool and the tiers."""
+        """Return the number of cached tokens in the pool and the tiers together."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -114,7 +121,11 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset, with the numbers of pinned and used blocks that prevented it."""
+    """The result of a reset.
+
+    Attributes:
+        pinned, used: numbers of the pinned and used blocks that prevented it.
+    """
 
     reset: bool
     pinned: int | None = None

@@ -23,8 +23,8 @@ class Generated:
 
     Attributes:
         pieces: raises a KvproxyError if the engine fails.
-        usage: of the first piece, which has the reuse of the prompt.
-        echo: text that precedes each completion: the prompt if the client asked for it.
+        usage: token counts of the first piece, including the reused tokens of the prompt.
+        echo: the prompt, if the client requested that each completion begins with it.
         close: stops the generation; may be called again.
     """
 
@@ -57,7 +57,7 @@ class Relayed:
         headers: names in lower case, possibly repeated.
         chunks: raises a KvproxyError if the upstream breaks off.
         close: may be called again.
-        on_end: called once each: at the end of the body, its failure, or `close`.
+        on_end: functions that are called once, at the end of the body, its failure, or `close`.
         served_by: None if no fleet chose an upstream.
     """
 
@@ -71,11 +71,11 @@ class Relayed:
 
     @property
     def streams(self) -> bool:
-        """Whether the body is server-sent events."""
+        """Return whether the body is server-sent events."""
         return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
     async def wait_for_first_chunk(self) -> None:
-        """An engine sends the head of a stream long before its first token.
+        """Wait for the first chunk: an engine sends the head of a stream long before its first token.
 
         If the upstream fails first, close the response and raise a KvproxyError.
         """
@@ -119,12 +119,12 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Return with the head of the response, or raise a KvproxyError."""
+        """Return a reply with the head of the response, or raise a KvproxyError."""
 
     async def models(self) -> JsonObject:
-        """Return OpenAI's list."""
+        """Return the models in the format of OpenAI's list."""
 
     def failure(self) -> str | None:
-        """Return the reason why no request can be served, or None."""
+        """Return the reason why no request can be served; None if requests can be served."""
 
     async def close(self) -> None: ...

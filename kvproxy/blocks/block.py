@@ -10,10 +10,10 @@ class KVCacheBlock:
     """Metadata of one physical block.
 
     Attributes:
-        ref_count: number of holders (block tables and pins). Zero means free, or cached and evictable.
+        ref_count: number of block tables and pins that hold the block. Zero means free, or cached and evictable.
         hash: None if the block is not cached.
         group: KV cache group that cached the block; None if there is one group.
-        source: the request that cached the block and its first token's offset, if the pool keeps tokens.
+        source: the request that cached the block and the offset of the block's first token, if the pool keeps tokens.
         prev, next: neighbours in the free queue; None while the block is in use.
     """
 

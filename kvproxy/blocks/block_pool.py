@@ -44,12 +44,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated, including cached idle ones."""
+        """Return the number of blocks that can be allocated, including cached blocks that no request uses."""
         return self.free_queue.num_free_blocks
 
     @property
     def usage(self) -> float:
-        """Share of the pool in use, from 0 to 1, without the null block."""
+        """Return the share of the pool in use, from 0 to 1, without the null block."""
         return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
 
     def get_cached_block(self, key: Key) -> KVCacheBlock | None:
@@ -57,7 +57,7 @@ class BlockPool:
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
-        """Add a holder to each block, and raise priorities to `priority`."""
+        """Add a holder to each block, and raise the blocks' priorities to at least `priority`."""
         clock = self._clock = self._clock + 1
         self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:

@@ -14,7 +14,8 @@ class BlockStored:
 
     Attributes:
         parent: digest of the previous block; None at the start of a chain.
-        extra_keys: untagged extra keys of each block (adapter, salt, (item, offset)).
+        lora: name of the LoRA adapter.
+        extra_keys: the extra keys of each block (adapter, salt, (item, offset)).
         kind: the attention type in vLLM's spelling; None for a single group with full attention.
         window: sliding window in tokens.
     """

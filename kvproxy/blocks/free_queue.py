@@ -13,13 +13,13 @@ class FreeQueue(Protocol):
         """Take the first blocks off the queue; raises RuntimeError if fewer are free."""
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove blocks that were hit."""
+        """Remove blocks from the queue because a request reuses them."""
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add cached blocks, evicted last and in this order."""
+        """Add cached blocks in this order. They are evicted after the present ones."""
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add uncached blocks, evicted first and in this order."""
+        """Add uncached blocks in this order. They are evicted before the present ones."""
 
     def __iter__(self) -> Iterator[KVCacheBlock]: ...
 

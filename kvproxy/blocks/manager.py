@@ -21,9 +21,12 @@ from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """Result of a lookup.
+    """The cached blocks of a prompt.
 
-    `shared_prefix_end` is the end of a longer prefix that only full-attention groups have; 0 if there is none.
+    Attributes:
+        groups: the blocks of each KV cache group.
+        num_tokens: length of the cached prefix.
+        shared_prefix_end: end of a longer prefix that only groups with full attention have; 0 if there is none.
     """
 
     groups: tuple[Sequence[KVCacheBlock], ...]
@@ -36,7 +39,7 @@ class ComputedBlocks:
 
 
 class KVCacheManager:
-    """Block tables of live requests over one pool. Views show the chains of the `main` group.
+    """Block tables of live requests over one pool. Views show the chains of the main group, the first one.
 
     Args:
         num_blocks: includes the null block.
@@ -218,7 +221,7 @@ class KVCacheManager:
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Whether the free blocks suffice for the whole request; reserves nothing."""
+        """Return whether the free blocks suffice for the whole request; nothing is reserved."""
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)

@@ -21,7 +21,7 @@ class PinLimitExceeded(Exception):
 
 
 class Pins:
-    """Pins by name. A pinned block counts as used, and a reset is refused while a pin exists.
+    """Named pins. Pinned blocks count as used, and the cache cannot be reset while a pin exists.
 
     The caller calls `expire` before it allocates blocks or reads statistics.
     """

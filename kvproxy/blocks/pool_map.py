@@ -32,7 +32,7 @@ class PoolMap:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Cheap, because it blocks the engine thread."""
+    """Return the columns of a pool. This must be fast, because it blocks the engine's thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
     tenants: dict[str, int] = {}

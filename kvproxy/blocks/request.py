@@ -16,7 +16,7 @@ class MMItem:
 
 
 class CacheRequest:
-    """A sequence of tokens that holds blocks, or is about to.
+    """The tokens of a request that holds blocks or will hold them.
 
     Args:
         salt: separates the caches of tenants; part of the first block's hash.

@@ -68,7 +68,7 @@ class ResidencyTracker:
         self._num_evicted += len(blocks)
 
     def on_reset(self) -> None:
-        """Forget all blocks; a reset is not an eviction."""
+        """Remove all blocks from the records; a reset is not an eviction."""
         self._cached_at.clear()
         self._used_at.clear()
         self._hit.clear()

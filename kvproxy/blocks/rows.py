@@ -60,9 +60,11 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True)
 class ChainRow:
-    """A cached chain from the first block that is still cached to a leaf.
+    """A cached chain, from its first block that is still cached to a block without a successor (`leaf`).
 
-    `complete` tells whether its first block is the start of a prompt. `in_use` counts blocks.
+    Attributes:
+        complete: the first block is the start of a prompt.
+        in_use: number of blocks in use.
     """
 
     leaf: str | None
@@ -79,7 +81,13 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A KV cache group's share of the pool; `cached` counts idle blocks."""
+    """A KV cache group's share of the pool.
+
+    Attributes:
+        kind: attention type.
+        reach: sliding window or chunk in tokens; 0 for full attention.
+        cached: number of cached blocks that are not in use.
+    """
 
     number: int
     kind: str
@@ -121,7 +129,11 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Statistics of a pool; see `PoolStats`. `distinct` counts cached blocks without copies."""
+    """Statistics of a pool; see `PoolStats`.
+
+    Attributes:
+        distinct: number of different cached blocks, if a pool holds several copies of a block.
+    """
 
     num_blocks: int | None
     block_size: int | None
@@ -146,6 +158,7 @@ class Divergence:
     """The first difference between a prompt and the closest cached chain.
 
     Attributes:
+        position: index of the first different token.
         cached, prompt: tokens from `position` to the end of the block.
         before: the last common tokens.
     """

@@ -74,7 +74,7 @@ class SingleTypeKVCacheManager:
         return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Select this group's hashes: a block has the hash of the last small block in it."""
+        """Select the hashes of this group's blocks: each has the hash of the last small block in it."""
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
@@ -95,7 +95,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the new blocks and idle hits of a table."""
+        """Count the blocks that a request takes from the free queue: new blocks, and cached blocks that were idle."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -194,7 +194,7 @@ def find_window_hit(
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
-    """Each token attends to itself and the `reach - 1` previous tokens."""
+    """Block tables of a group whose tokens attend to themselves and the `reach - 1` previous tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         return find_window_hit(
@@ -231,10 +231,9 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
 
 
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
-    """Each token attends to the previous tokens in its own chunk of `reach` tokens."""
+    """Block tables of a group whose tokens attend to the previous tokens in their own chunk of `reach` tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
-        """Blocks before the last chunk are null blocks."""
         blocks = min(len(hashes), max_blocks)
         first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
         found = [self.pool.null_block] * min(first, blocks)

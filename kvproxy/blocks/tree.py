@@ -19,13 +19,13 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Consecutive blocks without a fork.
+    """Consecutive cached blocks without a fork.
 
     Attributes:
         end: hash of the last block.
-        below: number of blocks in all branches below.
+        below: number of blocks in all branches that follow.
         leaves: number of chains through this branch.
-        held: number of blocks in use, here and below.
+        held: number of blocks in use, in this branch and below.
     """
 
     end: str

@@ -24,8 +24,8 @@ class UpstreamCheck:
     """A reachable upstream.
 
     Attributes:
-        models: empty if it does not list them.
-        requires_key: it rejects requests without a client's key.
+        models: empty if the upstream does not list them.
+        requires_key: the upstream rejects requests without a client's key.
     """
 
     url: str
@@ -58,10 +58,10 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
 
 def check_proxy(url: str, token: str | None) -> str:
-    """Check the proxy at a URL; succeeds if there is no proxy.
+    """Check the proxy at a URL. It is no error if no proxy runs.
 
     Args:
-        token: without it, a proxy beyond loopback does not report why it is not ready.
+        token: admin token. Without it, a proxy on another machine does not report why it is not ready.
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
@@ -88,7 +88,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
-    """Return None without a response."""
+    """Send a GET request; None if no response arrives."""
     import httpx
 
     try:

@@ -21,10 +21,10 @@ def model_path() -> Path:
 
 
 def checked_model() -> Path:
-    """The same folder, after a check that its weights are the released ones.
+    """Return `model_path` after a check that the weights are the released ones.
 
     Raises:
-        ModelUnsupported: they are missing or others; the message names the fix.
+        ModelUnsupported: the weights are missing or modified; the message names the fix.
     """
     for name, digest in SHA256.items():
         file = model_path() / name

@@ -98,7 +98,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine does not answer. Can be read from any thread."""
+        """Return why the engine does not answer; None if it works. Any thread may call it."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -134,7 +134,7 @@ class AsyncLLM:
             self._thread.abort(request, send)
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
-        """Call `read` with the block cache, between steps."""
+        """Call `read` with the block cache on the engine's thread, between two steps."""
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def pins(self, change: Callable[[Pins], T]) -> T:

@@ -35,9 +35,10 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """A model with a paged prefix cache. Not thread-safe: `EngineThread` makes all calls.
+    """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
 
-    `capture` captures decode steps; by default CUDA graphs if the device supports them.
+    Args:
+        capture: captures decode steps; None uses CUDA graphs if the device supports them.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class EngineCore:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether every sequence waits for a tier that has not made progress."""
+        """Return whether every sequence waits for a tier that makes no progress."""
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(

@@ -56,7 +56,7 @@ class EngineThread:
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send` receives its deltas or one error, and must not block."""
+        """Enqueue a request. The callback `send` receives its deltas or one error, and must not block."""
         if self.health.fatal_error is not None:
             raise Overloaded(self.health.fatal_error)
         self.put(lambda: self._submit(request, send))
@@ -98,7 +98,7 @@ class EngineThread:
         self._engine.close()
 
     def _run_jobs(self) -> bool:
-        """Run pending jobs, and wait for one if there is no work. Return False to stop."""
+        """Run the pending jobs, and wait for one if the engine has no work. Return False to stop the thread."""
         engine = self._engine
         while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
             try:
@@ -132,7 +132,7 @@ class EngineThread:
                 self.health.record_success()
 
     def _fail_all(self, error: KvproxyError) -> None:
-        """Works even if the engine cannot list its requests."""
+        """Send an error to all requests, even if the engine cannot list them."""
         callbacks, self._live = self._live, {}
         try:
             self._engine.fail_all(error)

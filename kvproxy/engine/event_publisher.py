@@ -38,11 +38,11 @@ def create_publisher(settings: EngineSettings, request_snapshot: Callable[[], No
 
 
 class KVEventPublisher:
-    """Owns the sockets and the thread that uses them.
+    """Publishes events on a thread that owns the sockets.
 
     Args:
         endpoint: PUB address; bound if its host is `*` or this machine, otherwise connected.
-        replay: ROUTER address.
+        replay: ROUTER address; None disables replays.
         buffer: number of batches kept for replay.
         request_snapshot: called on the publisher's thread; the owner must call `publish_snapshot` soon.
     """

@@ -17,11 +17,11 @@ _DEVICE_ERRORS = (
 
 
 class StepFailed(Exception):
-    """A forward pass failed. Its requests are aborted; the engine continues."""
+    """A forward pass failed. The engine aborts its requests and continues."""
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether only a restart helps. Out of memory is not a device error."""
+    """Return whether only a restart helps against an error. Out of memory is not such an error."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -40,9 +40,9 @@ def first_line(error: BaseException) -> str:
 
 
 class EngineHealth:
-    """Health of the engine, written by its thread and read by any thread.
+    """The failures of the engine, which its thread writes and any thread reads.
 
-    `fatal_error` is permanent. Failed steps, in contrast, are forgotten after a good step.
+    `fatal_error` is permanent. Failed steps, in contrast, do not count any more after a successful step.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,11 @@ from kvproxy.engine.worker.model_runner import SequenceLogits
 
 
 class OutputProcessor:
-    """Turns the logits of a step into tokens of its sequences.
+    """Samples tokens from the logits of a step, and sends them to the sequences' callbacks.
 
-    `on_finished` receives each finished sequence before its blocks are freed. `on_failed` aborts the whole request.
+    Args:
+        on_finished: receives each finished sequence before its blocks are freed.
+        on_failed: aborts the whole request of a sequence that raised an error.
     """
 
     def __init__(

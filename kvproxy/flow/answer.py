@@ -42,8 +42,8 @@ class Answerer:
     """Answers requests from the caches or the backend.
 
     Args:
-        observer: None disables learning.
-        finish: receives finished exchanges; by default, only the journal does.
+        observer: compares responses so that the policy learns; None disables learning.
+        finish: receives finished exchanges; None only records them in the journal.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Answerer:
         return await watch(self._after_exact(exchange))
 
     def _wants_sample(self, request: ApiRequest) -> bool:
-        """A random sample without consent to a stored response."""
+        """Return whether a request is for a random sample, and does not allow a stored response."""
         control = request.control
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
@@ -131,7 +131,7 @@ class Answerer:
             return self._charged(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
-        """Use a timeout if a stale response can be served instead."""
+        """Forward a request, with a timeout if a stale response can be served instead."""
         try:
             async with asyncio.timeout(self._lookup.fallback_deadline(exchange)):
                 return await self._forward(exchange)

@@ -31,20 +31,20 @@ _SLOW_BYTES = 256 * 1024
 
 class ResponseReader(Protocol):
     def push(self, chunk: bytes) -> bool:
-        """Read a chunk. True if the response is complete with it."""
+        """Read a chunk, and return whether the response is complete with it."""
 
     def push_usage(self, chunk: bytes) -> None:
         """Read the usage from a stream that is not stored."""
 
     @property
     def prefix(self) -> PrefixUse | None:
-        """Reuse that a stream has reported so far."""
+        """Return the prefix reuse that a stream has reported so far."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
 
     async def result(self) -> JsonObject | None:
-        """None if the response is broken, incomplete, or too large."""
+        """Return the response; None if it is broken, incomplete, or too large."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class BackendResponse:
 
     Attributes:
         chunks: raises a KvproxyError if the response breaks off.
-        single_chunk: the body is one chunk at the end.
+        single_chunk: the body arrives as one chunk at the end.
         is_parsed: the reader parses events, which takes time.
-        prefix: an upstream reports it during the response.
+        prefix: prefix reuse; an upstream reports it during the response.
         served_by: the upstream; None for the embedded engine.
-        prefill_seconds: from the backend, or of a stream.
+        prefill_seconds: duration of the prefill, if the backend reports it.
         started: value of `time.perf_counter`.
     """
 
@@ -78,10 +78,10 @@ class BackendResponse:
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Convert a backend's reply to bytes.
+    """Return a backend's reply as a response in bytes.
 
     Args:
-        limit: larger responses, in bytes, are not collected.
+        limit: a response with more bytes is not collected for storage.
     """
     match reply:
         case Generated():
@@ -101,7 +101,10 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """`Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key."""
+    """Return whether headers forbid storing a response.
+
+    They have `Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key.
+    """
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -111,7 +114,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
 
 async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """Send a request of the proxy itself. Raises a KvproxyError."""
+    """Send a request that the proxy itself makes, and return the response. Raises a KvproxyError."""
     response = open_response(request, await backend.send(request), limit)
     try:
         async for chunk in response.chunks:
@@ -132,7 +135,7 @@ def _generated(request: ApiRequest, reply: Generated, limit: int) -> BackendResp
 
 
 class _GeneratedReader:
-    """Encodes the engine's typed output. Nothing is parsed."""
+    """Encodes the engine's typed output, which needs no parsing."""
 
     prefix = None
     prefill_seconds: float | None = None
@@ -165,8 +168,7 @@ class _GeneratedReader:
         self._size += len(chunk)
         return self._ended
 
-    def push_usage(self, chunk: bytes) -> None:
-        """The engine reports usage before the first chunk."""
+    def push_usage(self, chunk: bytes) -> None: ...
 
     async def result(self) -> JsonObject | None:
         return self._encoder.whole() if self._ended and self._size <= self._limit else None
@@ -176,7 +178,7 @@ class UpstreamReader:
     """Parses an upstream's response while its chunks pass.
 
     Args:
-        limit: larger responses, in bytes, are not collected.
+        limit: a response with more bytes is not collected for storage.
     """
 
     def __init__(self, api: Api, stream: bool, limit: int) -> None:

@@ -13,7 +13,7 @@ _LISTS = ("messages", "input")
 
 
 def may_have_call_ids(raw: bytes) -> bool:
-    """A quick check. An escape sequence could hide a name."""
+    """Return quickly whether a body may contain tool call ids. An escape sequence could hide a name."""
     return b"call_id" in raw or b"tool_use" in raw or b"tool_calls" in raw or b"\\u" in raw
 
 

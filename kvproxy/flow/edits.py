@@ -16,7 +16,10 @@ _SYSTEM = ("system", "developer")
 
 
 def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Apply all matching edits before the key is computed. Requests that differ only in a removed span then share one answer."""
+    """Return a request with all matching edits applied, before its key is computed.
+
+    Requests that differ only in a removed span then share one answer.
+    """
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _applied(body, edit) if fnmatchcase(request.model, edit.model) else None
@@ -31,7 +34,7 @@ def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
 
 
 def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
-    """None if the edit changes nothing."""
+    """Return the edited body; None if the edit changes nothing."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
@@ -91,7 +94,7 @@ class _Scissors:
 
 
 def _with_span(body: JsonObject, span: str) -> JsonObject | None:
-    """None if the last message is not the user's."""
+    """Append a removed span to the last message; None if the last message is not the user's."""
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:

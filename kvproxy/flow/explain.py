@@ -93,7 +93,7 @@ class SemanticReport:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The layer that would answer a request, and the reports of the layers before it.
+    """The layer that would answer a request, and the reports of all layers.
 
     Attributes:
         layer: `prefix` if the engine reuses a part of the prompt.
@@ -209,7 +209,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
 
 
 def _shown(lookup: Lookup) -> list[Candidate]:
-    """The nearest neighbours, and all that were judged."""
+    """Return the nearest neighbours, and all neighbours that a policy judged."""
     return [
         candidate
         for place, candidate in enumerate(lookup.candidates)

@@ -24,10 +24,11 @@ _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """The client and a digest of the headers that name users; `public` without both.
+    """Return the tenant of a request: the client and a digest of the headers that name users; `public` without both.
 
     Args:
         headers: names in lower case.
+        names: headers that name users.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -35,10 +36,10 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
-    """Keys of a request; raises Unkeyable if the body cannot be serialised.
+    """Compute the keys of a request; raises Unkeyable if the body cannot be serialised.
 
     Args:
-        backend: its name. A response is never served for another backend.
+        backend: name of the backend. A response is never served for another backend.
         shared: give every tenant the same keys.
     """
     api, body = request.api, _relevant(request)
@@ -67,7 +68,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 
 
 def _relevant(request: ApiRequest) -> JsonObject:
-    """The body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
+    """Return the body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
@@ -84,7 +85,7 @@ def _relevant(request: ApiRequest) -> JsonObject:
 
 
 def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
-    """Headers are added as digests, since they may be secret."""
+    """Add the headers and fields that a rule names. Headers are added as digests, since they may be secret."""
     rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:
@@ -101,7 +102,7 @@ def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> N
 
 
 def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
-    """Paths such as `user` or `metadata.run`."""
+    """Return a body without some fields, given by paths such as `user` or `metadata.run`."""
     left = dict(body)
     for path in paths:
         name, _, rest = path.partition(".")

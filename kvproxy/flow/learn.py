@@ -42,7 +42,10 @@ Arguments: the request, its question, and the texts of the cached and of the fre
 
 
 def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """The judge of the settings compares texts, then their embeddings, or asks the model."""
+    """Create the configured judge; None if comparisons are disabled.
+
+    It compares texts, compares embeddings, or asks the model.
+    """
     if settings.judge == "none":
         return None
 
@@ -57,7 +60,7 @@ def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSetting
 
 
 async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-    """Ask the model whether two answers are equivalent; None without a verdict."""
+    """Ask the model whether two answers are equivalent; None if it gives no verdict."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
         whole = await ask(backend, _judging(request, asked), _LARGEST)
@@ -70,7 +73,7 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
 
 
 def _judging(request: ApiRequest, asked: str) -> ApiRequest:
-    """Through the API of the original request, whose credentials it has."""
+    """Return a request that asks the judge, with the API and the credentials of the original request."""
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": asked}]
     match request.api.name:
@@ -87,7 +90,7 @@ def _judging(request: ApiRequest, asked: str) -> ApiRequest:
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
-    """The text of a stored response; None if it has no text, or several."""
+    """Return the text of a stored response; None if it has no text, or several."""
     api = by_name(endpoint)
     try:
         whole = loads(response)
@@ -138,7 +141,7 @@ class Observer:
         return self._queue.empty() and not self._is_comparing
 
     async def close(self) -> None:
-        """Stop, and drop the queue."""
+        """Stop the comparisons, and drop the waiting ones."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -37,7 +37,10 @@ class CacheLookup:
         self.stale: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """An expired entry is recorded as the exchange's `stale_entry`."""
+        """Return the stored response to an equal request.
+
+        An expired one is recorded as the exchange's `stale_entry`.
+        """
         try:
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
@@ -59,21 +62,26 @@ class CacheLookup:
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
-        """The expired response to an equal request, if it may be served during its revalidation."""
+        """Return the expired response to an equal request, if it may be served during its revalidation."""
         entry = exchange.stale_entry
         if entry is None or self._stale_reason(entry, exchange) != "stale-while-revalidate":
             return None
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_deadline(self, exchange: Exchange) -> float | None:
-        """Seconds until a stale response replaces a fresh one; None without one."""
+        """Return the seconds to wait for the backend before a stale response is served; None without a stale
+        response.
+        """
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or self._stale_reason(entry, exchange, failed=True) is None:
             return None
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """After the backend failed: the response to an equal request, or else to a similar question. It may be stale."""
+        """Return a stored response after the backend failed: to an equal request, else to a similar question.
+
+        It may be stale.
+        """
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -91,7 +99,7 @@ class CacheLookup:
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
-        """None if the entry is fresh or may not be served."""
+        """Return why an expired entry may be served; None if it is fresh or must not be served."""
         control, now = exchange.api_request.control, self._clock()
         freshness = entry.freshness(now)
         if freshness in ("fresh", "expired"):
@@ -105,7 +113,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Record the lookup in the exchange.
+        """Return the stored response to a similar question, and record the lookup in the exchange.
 
         Args:
             failed: the backend has no response, so a stale one is accepted.

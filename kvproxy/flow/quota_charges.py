@@ -25,7 +25,7 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
     """Send a request to the backend and charge a client for it.
 
     Raises:
-        KvproxyError: an error of the backend, which costs nothing.
+        KvproxyError: an error of the backend, which is not charged.
     """
     is_large = len(request.raw) > _SLOW_BYTES
     estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
@@ -102,7 +102,7 @@ class UnreadCharge:
             yield part
 
     def failed(self, error: BaseException) -> None:
-        """Settle a request without a response. Raises the quota's error if it ended the upload."""
+        """Settle a request that has no response. Raises the quota's error if the quota ended the upload."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error
@@ -137,7 +137,7 @@ class UnreadCharge:
 
 
 def estimate(body: JsonMap) -> int:
-    """A quarter of the bytes of all texts and names."""
+    """Estimate the prompt's tokens: a quarter of the bytes of all texts and names."""
     total = 0
     todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
     while todo:

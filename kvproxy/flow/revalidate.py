@@ -23,7 +23,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Revalidator:
-    """Revalidates stale responses, each one once at a time.
+    """Revalidates served stale responses in the background. Each response is revalidated once at a time.
 
     Args:
         join: see `SingleFlight.join`.
@@ -67,7 +67,7 @@ class Revalidator:
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _compute(self, exchange: Exchange) -> bool:
-        """The response is stored as its chunks pass. True if it is successful."""
+        """Compute a new response, which is stored as its chunks pass, and return whether it is successful."""
         shared, joined = self._join(exchange)
         try:
             async for _ in shared.chunks():
@@ -86,7 +86,9 @@ class Revalidator:
                 self._finish(exchange)
 
     async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
-        """The request of the entry, with the credentials of the client that received the stale response."""
+        """Return an exchange for the entry's request, with the credentials of the client that received the stale
+        response.
+        """
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)

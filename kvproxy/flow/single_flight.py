@@ -53,16 +53,16 @@ class SharedRequest:
 
     @property
     def is_joinable(self) -> bool:
-        """Whether another client would receive the response from its start."""
+        """Return whether another client would receive the response from its start."""
         return not (self.ended or self._dropped or self.task.cancelling())
 
     @property
     def entry_id(self) -> str | None:
-        """Id of the entry, as soon as its write is pending."""
+        """Return the id of the stored entry, as soon as its write is pending."""
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
-        """Wait for the commit. False if the response is not stored."""
+        """Wait for the commit. Return False if the response is not stored."""
         return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
@@ -114,7 +114,7 @@ class SharedRequest:
             self._pending_write = await self._recorder.finish(response)
 
     async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """A large chunk is parsed in steps, so that it does not block the event loop."""
+        """Read a chunk. A large one is parsed in steps, so that it does not block the event loop."""
         if not response.is_parsed or len(chunk) <= STEP:
             return self._recorder.push(response, chunk)
         complete = False
@@ -139,7 +139,7 @@ class SharedRequest:
             await self._client_moved.wait()
 
     def _progress(self, which: Callable[[list[int]], int]) -> int:
-        """Bytes that the fastest (`max`) or slowest (`min`) client has read."""
+        """Return the bytes that the fastest client (`max`) or the slowest client (`min`) has read."""
         not_started = [0] * (self.clients - len(self._bytes_read))
         return which([*self._bytes_read.values(), *not_started] or [self._size])
 
@@ -152,7 +152,7 @@ class SharedRequest:
             self._dropped += read
 
     def release(self) -> None:
-        """A client is done or has disconnected. The last one ends the request."""
+        """Detach a client that is done or has disconnected. The last one ends the request."""
         self.clients -= 1
         self._client_moved.set()
         if self.clients == 0 and not self.ended:
@@ -171,7 +171,7 @@ class SharedRequest:
         """Wait until the response is complete, a timeout ends, or a window of bytes is full.
 
         Args:
-            seconds: the timeout, except for a response of a single chunk.
+            seconds: the timeout; a response of a single chunk ignores it.
 
         Returns:
             Whether the response is complete.
@@ -189,7 +189,7 @@ class SharedRequest:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
-        """All chunks from the first one. Raises the error that ended the response.
+        """Yield all chunks from the first one. Raises the error that ended the response.
 
         Args:
             confirm: hold the last chunks back until the response is committed.
@@ -231,9 +231,10 @@ class SharedRequests:
         return len(self._in_flight)
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
-        """Join the request with a key, or begin one.
+        """Join the request in flight with a key, or begin one.
 
-        Return it, to be released with `release`, and whether it was in flight already.
+        Returns:
+            The request, which the caller must `release`, and whether it was in flight already.
         """
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
@@ -261,7 +262,7 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend; identical ones only once."""
+    """Sends requests to the backend; identical requests are sent only once."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
         self.requests = SharedRequests()
@@ -269,7 +270,7 @@ class SingleFlight:
         self._writer = writer
 
     def is_private(self, exchange: Exchange) -> bool:
-        """A request that requires a fresh response or forbids storing it is never shared."""
+        """Return whether a request must not be shared, because it requires a fresh response or forbids storing it."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:

@@ -43,7 +43,10 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Seconds until a response expires: from its request, its rule, its upstream, or the settings, in this order."""
+        """Return the seconds until a response expires.
+
+        The first of these that is set counts: its request, its rule, its upstream, the settings.
+        """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         if requested is None and rule_ttl is not None:
             return rule_ttl
@@ -52,7 +55,7 @@ class ResponseWriter:
         return min(default if requested is None else requested, longest)
 
     async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response, and have it compared with the response to a similar question.
+        """Begin to store a response, and queue its comparison with the response to a similar question.
 
         The caller waits only if redaction takes time, or if too many writes are pending.
         """
@@ -80,7 +83,7 @@ class ResponseWriter:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
-        """None if the response is not stored."""
+        """Return the entry to store; None if the response must not be stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(whole, request.body):
             return None
@@ -118,10 +121,11 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Stores the response of a shared request.
+    """Reads the response of a shared request, and stores it.
 
     Args:
-        exchange: of the client that began the request.
+        exchange: the exchange of the client that began the request.
+        stores: False if the request forbids storing.
 
     Attributes:
         limit: maximum bytes of a response that is kept in memory for clients that join late.
@@ -134,7 +138,7 @@ class ResponseRecorder:
         self._stores = stores
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk before the clients do. True if the response is complete with it."""
+        """Read a chunk before the clients do, and return whether the response is complete with it."""
         if self._reads(response):
             complete = response.reader.push(chunk)
         else:
@@ -145,7 +149,9 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        """The response must be complete to be stored, to report its reuse in a header, or to charge for it."""
+        """Return whether the response must be read completely: to store it, to report its reuse in a header, or to
+        charge for it.
+        """
         has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
         return self._is_stored(response) or (response.status == 200 and not has_usage)
 
@@ -153,7 +159,7 @@ class ResponseRecorder:
         return self._stores and response.status == 200 and not response.is_private
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the response. Called once, when it is complete or has ended."""
+        """Begin to store the response. It is called once, when the response is complete or has ended."""
         try:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:

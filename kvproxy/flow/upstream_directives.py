@@ -13,10 +13,10 @@ _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """Directives of a response, in seconds; None if they are missing.
+    """Cache directives of a response, in seconds; None for a missing directive.
 
     Attributes:
-        stale_while_revalidate, stale_if_error: after `max_age`; 0 if it must never be served stale.
+        stale_while_revalidate, stale_if_error: seconds after `max_age`; 0 if the response must never be served stale.
     """
 
     max_age: float | None = None
@@ -26,7 +26,7 @@ class Directives:
 
 
 def read_directives(headers: Headers) -> Directives:
-    """Invalid numbers are ignored, as RFC 9111 requires."""
+    """Parse the headers of a response. Invalid numbers are ignored, as RFC 9111 requires."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:

@@ -43,7 +43,10 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 
 def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
-    """The scores of the prompt's tokens in vLLM's format: by id, each with its `count` most likely alternatives."""
+    """Return the scores of the prompt's tokens in vLLM's format.
+
+    Each token has a map from ids to scores: its own id, and those of its `count` most likely alternatives.
+    """
     return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
 
 

@@ -62,14 +62,14 @@ class ResponseEncoder(Protocol):
         """Return the events after the last piece."""
 
     def whole(self) -> JsonObject:
-        """The response as one object, after the last piece."""
+        """Return the response as one object, after the last piece."""
 
 
 class Codec(Protocol):
     """Decodes requests and encodes responses of one API."""
 
     def decode_prompt(self, body: JsonMap) -> PromptInput:
-        """Raises InvalidRequest for parts other than text."""
+        """Return the prompt of a body. Raises InvalidRequest for parts other than text."""
 
     def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         """Convert a body to a request for the engine. Raises InvalidRequest for unsupported fields."""

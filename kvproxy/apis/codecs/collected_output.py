@@ -25,7 +25,7 @@ class CollectedOutput:
 
     Attributes:
         cached_tokens: prompt tokens that were not computed.
-        prompt_logprobs: scores of the prompt's tokens from the second one, if requested.
+        prompt_logprobs: scores of the prompt's tokens from the second one on, if requested.
     """
 
     def __init__(self) -> None:

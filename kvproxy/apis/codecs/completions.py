@@ -70,7 +70,7 @@ class CompletionsEncoder(ChoicesEncoder):
             yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
     def _echo_logprobs(self, echo: Echo) -> Json:
-        """The first token has no log-probability."""
+        """Return the log-probabilities of the echoed prompt; its first token has none."""
         if self._logprobs is None:
             return None
         found: JsonObject = {
@@ -104,10 +104,10 @@ def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = N
 
 
 def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
-    """Log-probabilities in the format of completions.
+    """Return log-probabilities in the format of completions.
 
     Args:
-        at: offset of the first token in the text.
+        at: offset of the first token in the text, in characters.
     """
     offsets: list[Json] = []
     for item in items:

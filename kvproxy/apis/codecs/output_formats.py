@@ -24,7 +24,7 @@ class ToolUse:
 
 
 def json_format(kind: Json, param: str) -> Grammar | None:
-    """The grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper."""
+    """Return the grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
         return None
@@ -42,7 +42,7 @@ def json_format(kind: Json, param: str) -> Grammar | None:
 
 
 def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
-    """The tools that a request may call, in OpenAI's or Anthropic's format."""
+    """Return the tools that a request may call, in OpenAI's or Anthropic's format; None without tools."""
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")
     if not tools or kind == "none":
@@ -62,7 +62,7 @@ def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
 
 
 def check_one_format(grammar: Grammar | None, tools: ToolUse | None, param: str) -> None:
-    """Reject JSON together with tool calls, since the response would be ambiguous."""
+    """Reject a request for both JSON and tool calls, since the response would be ambiguous."""
     if grammar is not None and tools is not None:
         raise InvalidRequest(
             f"the embedded engine supports {param} or tools, not both: set tool_choice to none", param=param

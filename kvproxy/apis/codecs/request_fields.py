@@ -87,7 +87,7 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
 
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields of all APIs.
+    """Decode the fields that all APIs share.
 
     Args:
         sampling: further sampling parameters; None selects the default.
@@ -111,7 +111,7 @@ def only_text(param: str) -> InvalidRequest:
 
 
 def with_text_content(message: JsonObject) -> JsonObject:
-    """For chat templates: the content as one text."""
+    """Return a message whose content is one text, as chat templates require."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}

@@ -7,14 +7,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Idle keys in eviction order."""
+    """Chooses which idle key is evicted next. The keys are block hashes."""
 
     def add(self, key: Key) -> None: ...
 
     def remove(self, key: Key) -> None: ...
 
     def pop(self) -> Key:
-        """Evict a key; raises LookupError if no key is idle."""
+        """Remove the next key to evict and return it; raises LookupError if no key is idle."""
 
     def restore(self, key: Key) -> None:
-        """Add a popped key again, because a child of it is still cached."""
+        """Add a popped key again, because a child of its block is still cached."""

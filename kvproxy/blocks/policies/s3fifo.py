@@ -7,7 +7,9 @@ from kvproxy.blocks.policies.policy import Key
 
 
 class S3FIFO(Generic[Key]):
-    """A small queue for new keys, a main queue for keys that were hit, and a ghost queue."""
+    """An eviction policy with a small queue for new keys, a main queue for keys that were hit, and a queue of
+    evicted keys.
+    """
 
     SMALL_SHARE = 0.1
 

@@ -15,9 +15,11 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """A layer's attention scores.
+    """Options of a layer's attention scores.
 
-    `softcap` limits scores to ±softcap by tanh. `sinks`, `[heads]`, are extra scores in the softmax without a value.
+    Attributes:
+        softcap: limits scores to ±softcap by tanh.
+        sinks: `[heads]`, extra scores in the softmax that have no value.
     """
 
     scaling: float | None = None

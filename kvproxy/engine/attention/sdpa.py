@@ -21,7 +21,7 @@ _MIN_PRODUCT_SCORES = 4096
 
 
 class SdpaPrefill:
-    """One call per span, or per run if attention is limited."""
+    """Computes a span in one call, or in several runs of tokens if the attention is limited."""
 
     name = "sdpa"
 
@@ -58,10 +58,10 @@ class SdpaDecode:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Consecutive tokens of one sequence.
+    """Consecutive tokens of one sequence that one call computes.
 
     Attributes:
-        keys: slice of the step's own keys without a past, otherwise of the tokens in `blocks`.
+        keys: slice of the step's own keys if the sequence has no earlier tokens, otherwise of the tokens in `blocks`.
         mask: added to the scores; None for causal attention.
     """
 
@@ -135,7 +135,11 @@ def _sdpa(
 
 @dataclass(frozen=True, slots=True)
 class _DecodeRows:
-    """`mask`, `[rows, 1, 1, keys]`, is 0 for visible keys and -inf elsewhere."""
+    """Attention of one row per sequence.
+
+    Attributes:
+        mask: `[rows, 1, 1, keys]`, 0 for visible keys and -inf for hidden ones.
+    """
 
     table: torch.Tensor
     mask: torch.Tensor
@@ -157,5 +161,5 @@ class _DecodeRows:
 
 
 def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """SDPA would convert a boolean mask in every layer."""
+    """Return a mask that is added to scores. SDPA would convert a boolean mask in every layer."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -9,7 +9,7 @@ import torch
 
 
 class QueryTemperature(torch.nn.Module):
-    """Factor of a layer's queries at a position: 1 + scale * log(1 + (position + 1) // floor)."""
+    """The factor of a layer's queries by position: 1 + scale * log(1 + (position + 1) // floor)."""
 
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ _DOUBLE_BUFFER_STAGES = 5
 
 
 class TritonDecode:
-    """Two kernel launches per layer.
+    """Launches two kernels per layer: the first computes splits of the keys, the second merges them.
 
     Args:
         max_splits: most splits of a sequence, a power of two.
@@ -156,7 +156,7 @@ def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
 
 
 def _dot_type(query: torch.Tensor) -> Any:
-    """The interpreter does not support bfloat16."""
+    """Return the type of products; the interpreter does not support bfloat16."""
     import triton.language as tl
 
     if query.dtype == torch.bfloat16 and not query.is_cuda:

@@ -14,7 +14,11 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedModule(torch.nn.Module):
-    """A replacement of a linear layer, whose weights cannot be read back."""
+    """Base class of linear layers whose packed weights cannot be read back.
+
+    Attributes:
+        digest: identifies the weights.
+    """
 
     digest: torch.Tensor
 
@@ -48,7 +52,7 @@ class PackedSlice(PackedModule):
 
 
 class _MergedLinear:
-    """Linear layers with the same input as one layer. Keeps its output until the last of them is called."""
+    """Several linear layers with the same input as one layer. It keeps its output until the last of them is called."""
 
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]

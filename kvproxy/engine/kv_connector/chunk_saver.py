@@ -84,8 +84,8 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If a tier has no room for a chunk, it and all later chunks are offered again after the next step: a chain is only
-        readable up to its first missing chunk.
+        If a tier has no room for a chunk, this chunk and all later ones are offered again after the next step: a chain
+        can be read only up to its first missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):

@@ -125,7 +125,7 @@ class TierConnector:
         return end if self.chain.may_hold(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
-        """The last token is computed for its logits."""
+        """Return how many tokens may be loaded: all but the last, which is computed for its logits."""
         num_tokens = cache_request.num_tokens
         return (
             min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)
@@ -134,7 +134,7 @@ class TierConnector:
         )
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks beyond the pool's hit, with their added tokens."""
+        """Return the chunks beyond the pool's hit as pairs (key of the chunk, number of added tokens)."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))

@@ -23,7 +23,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers of one sequence; repeatable with a seed."""
+    """The random numbers of one sequence, which a seed makes repeatable."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -34,7 +34,7 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next numbers in [0, 1), without consuming them."""
+        """Return the next random numbers in [0, 1), without consuming them."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))
@@ -107,7 +107,7 @@ def _with_logprobs(
 
 
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-    """All rows are filtered, or no row is."""
+    """Sample one token for each row. Either all rows are filtered by top_k or top_p, or no row is."""
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
     if is_filtered(params[0], logits.shape[-1]):

@@ -4,11 +4,11 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 
 
 class ChunkedPrefill:
-    """Division of sequences into steps.
+    """Decides how many tokens of a sequence one step computes.
 
     By default a step takes as many tokens as the budget allows. Rounding depends on the batch size, so a hit can differ
-    from a miss in the last bits. In strict mode they are equal: prompts are computed in aligned chunks, output tokens one
-    at a time.
+    from a miss in the last bits. In strict mode they are equal: prompts are computed in aligned chunks, output tokens
+    one at a time.
     """
 
     def __init__(self, block_size: int, max_num_batched_tokens: int, *, strict: bool) -> None:

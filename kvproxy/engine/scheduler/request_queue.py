@@ -10,7 +10,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """Waiting sequences; within one priority, the tenant with the least computed tokens comes first."""
+    """Waiting sequences. Within one priority, the tenant with the fewest computed tokens comes first."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}

@@ -97,7 +97,7 @@ class SequenceState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens whose keys and values are not computed."""
+        """Return the number of tokens whose keys and values are not computed yet."""
         return self.cache_request.num_tokens - self.cache_request.num_computed_tokens
 
     @property

@@ -16,7 +16,8 @@ _NUM_THREADS = 3
 class AsyncTokenizer:
     """Runs a tokenizer on its own threads; see `ChatTokenizer`. After `close`, calls raise `Overloaded`.
 
-    `validate_length` receives a lower bound of the prompt's tokens, and raises an error if they cannot fit.
+    Args:
+        validate_length: receives the fewest tokens that a prompt can have, and raises an error if they cannot fit.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:

@@ -20,7 +20,7 @@ def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A thread-safe Hugging Face tokenizer; `eos_ids` end the output."""
+    """A Hugging Face tokenizer that several threads may use. The tokens `eos_ids` end the output."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -90,7 +90,9 @@ class ChatTokenizer:
 
     @cached_property
     def _decode(self) -> Callable[[list[int]], str]:
-        """The Rust decoder if transformers adds nothing to it: its wrapper takes longer than the decoding."""
+        """Return the decoder of the Rust tokenizer if transformers adds nothing to it: the wrapper takes longer than
+        the decoding.
+        """
         from transformers import PreTrainedTokenizerFast
 
         tokenizer, kind = self._tokenizer, type(self._tokenizer)
@@ -104,7 +106,7 @@ class ChatTokenizer:
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:
-        """None if tool calls are not supported."""
+        """Return how the chat template writes tool calls; None if it does not support them."""
         if self._tokenizer.chat_template is None:
             return None
 

@@ -34,7 +34,7 @@ def no_capture(step: Step) -> Step:
 
 
 class CannotCapture(Exception):
-    """The forward pass synchronizes with the device."""
+    """The forward pass waits for the device, so that it cannot be captured."""
 
 
 class CudaCapture:
@@ -92,7 +92,11 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """One captured step per capture size; `forward` computes logits, `[rows, vocabulary]`."""
+    """Captured steps for several numbers of rows.
+
+    Args:
+        forward: computes the logits of a batch, `[rows, vocabulary]`.
+    """
 
     def __init__(
         self,

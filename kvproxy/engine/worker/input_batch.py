@@ -20,7 +20,7 @@ class AttentionMetadata:
 
     Attributes:
         slot_mapping: `[tokens]`, the KV slot of each token: block * block_size + offset.
-        prefill, decode: None if the part of the row is empty.
+        prefill, decode: attention of the prefill and of the decode tokens; None if the step has no such tokens.
     """
 
     slot_mapping: torch.Tensor

@@ -73,7 +73,7 @@ class KVPool:
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU the system commits memory on the first write, so that startup is fast."""
+    """Allocate zeros. On a CPU the system commits the memory on the first write, so that startup is fast."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     num_bytes = math.prod(sizes) * dtype.itemsize

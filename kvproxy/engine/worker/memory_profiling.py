@@ -37,7 +37,7 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Return `num_blocks`, or as many blocks as fit `kv_memory`."""
+    """Return the setting `num_blocks`, or as many blocks as fit into the setting `kv_memory`."""
     block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
         _check_host_memory(block_bytes, settings)
@@ -54,7 +54,7 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
-    """Refuse a pool beyond the free memory: the system would kill the process later."""
+    """Raise an error for a pool beyond the free memory, because the system would kill the process later."""
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:

@@ -40,10 +40,10 @@ class Backup:
 
 
 def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None) -> Backup:
-    """Write the databases, clients, and settings of a data folder to a private archive.
+    """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
-    Each database is copied in one transaction, while writes continue. Excludes responses in PostgreSQL, encryption keys,
-    tiers, and search indexes.
+    Each database is copied in one transaction, while writes continue. Responses in PostgreSQL, encryption keys, tiers,
+    and search indexes are not included.
 
     Args:
         archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.

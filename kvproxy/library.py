@@ -125,7 +125,7 @@ class Cache:
             ttl: lifetime in seconds; None uses the default.
 
         Returns:
-            False if it exceeds the capacity, or contains text to redact.
+            False if the answer exceeds the capacity, or contains text to redact.
         """
         return self._run(self._cache.set(question, answer, namespace, ttl=ttl))
 
@@ -193,7 +193,7 @@ def open_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
-    """As `open_async_cache`, without asyncio."""
+    """Open stored answers. The arguments are those of `open_async_cache`."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
 
 

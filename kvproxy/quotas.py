@@ -9,7 +9,7 @@ from kvproxy.token_bucket import TokenBucket
 
 
 class Quota:
-    """Usage of a client in this process; other proxies count separately.
+    """A client's limits and usage in this process. Other proxies count separately.
 
     Args:
         spent: called with the client's name and the tokens of each computed response.
@@ -34,7 +34,7 @@ class Quota:
 
     @contextmanager
     def request(self) -> Iterator["Account"]:
-        """Count a request until its end. Raises TooMany."""
+        """Count a request until the `with` block ends. Raises TooMany."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"{most} requests are in flight", 1.0)
@@ -50,7 +50,7 @@ class Quota:
             self._in_flight -= 1
 
     def take(self, tokens: int) -> None:
-        """Charge for tokens before they are computed.
+        """Charge a client for tokens before they are computed.
 
         Raises:
             TooMany: this minute's quota is used up.

@@ -42,7 +42,7 @@ class PatternRedactor:
 
 
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """Load the redactor; None without patterns and function.
+    """Load the configured redactor; None if the settings have neither patterns nor a function.
 
     Raises:
         SettingsError: the function cannot be used.

@@ -81,7 +81,7 @@ def _semantic(
     data: Path | None,
     chance: Callable[[], float],
 ) -> SemanticCache | None:
-    """Index all entries; None if semantic lookups are disabled."""
+    """Create the semantic search and index all entries; None if semantic lookups are disabled."""
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data, model_threads())
@@ -112,7 +112,7 @@ def build_policy(
     data: Path | None = None,
     load: Callable[..., Verifier] = load_verifier,
 ) -> Policy:
-    """The policy of the settings, with its verifier.
+    """Create the configured policy with its verifier.
 
     Args:
         observations: training data of the policy `learned`.

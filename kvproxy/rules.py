@@ -15,7 +15,7 @@ from kvproxy.settings.rules import RuleSettings
 
 
 class Rules:
-    """The first matching rule applies."""
+    """The operator's rules. The first rule that matches a request applies to it."""
 
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
@@ -26,12 +26,12 @@ class Rules:
         return len(self._held[0])
 
     def edits(self, request: ApiRequest) -> tuple[EditSettings, ...]:
-        """The edits for a request whose rule is set."""
+        """Return the edits for a request whose rule is set."""
         named, edits = request.control.rule.edits, self._held[1]
         return edits if named is None else tuple(edit for edit in edits if edit.name in named)
 
     def reload(self) -> list[str]:
-        """Reload rules and edits. Return other changed settings, which require a restart.
+        """Read rules and edits from the settings file again. Return other changed settings, which require a restart.
 
         Raises:
             SettingsError: the file cannot be used; nothing changes.
@@ -48,13 +48,13 @@ class Rules:
             return {}
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """Set the request's rule."""
+        """Return the request with its rule set."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_changed(request.control, rule))
 
 
 def _fixed(settings: Settings) -> dict[str, object]:
-    """Settings that require a restart."""
+    """Return the settings that require a restart."""
     return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
@@ -69,7 +69,7 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
 
 
 def _names(tenant: str) -> tuple[str, ...]:
-    """A tenant matches by its name, its client, and the client's name."""
+    """Return the names by which a rule may match a tenant: the tenant, its client, and the client's name."""
     client = tenant.partition("/")[0]
     return tenant, client, client.removeprefix(CLIENT)
 
@@ -79,7 +79,7 @@ def _fits(pattern: str | None, text: str | None) -> bool:
 
 
 def _changed(control: Control, rule: RuleSettings) -> Control:
-    """Of the request's and the rule's controls, the stricter applies."""
+    """Combine the control of a request with its rule; for each limit, the stricter one applies."""
     limits = control.limits
     off = rule.cache is False
     return replace(

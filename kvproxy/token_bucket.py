@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Holds one minute's units. It starts full, refills evenly, and may go into debt.
+    """A limit of units (requests or tokens) per minute. It starts full, refills evenly, and may go into debt.
 
     Args:
         clock: monotonic time in seconds.
@@ -19,7 +19,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """Available units; negative in debt."""
+        """Return the available units; negative in debt."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60)
         self._updated = now
@@ -34,7 +34,7 @@ class TokenBucket:
         return max(0.0, units - self.level) * 60 / self.per_minute
 
     def headers(self, unit: str) -> dict[str, str]:
-        """OpenAI's rate limit headers."""
+        """Return OpenAI's rate limit headers for a unit."""
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),
@@ -43,7 +43,7 @@ class TokenBucket:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds for these headers: `350ms`, `12s`, `1m0s`."""
+    """Format seconds for rate limit headers: `350ms`, `12s`, `1m0s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     minutes, rest = divmod(round(seconds), 60)

@@ -13,7 +13,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Ids as hexadecimal digits.
+    """The ids of a trace and its spans, as hexadecimal digits.
 
     Attributes:
         parent: span of the client; None if the trace begins here.

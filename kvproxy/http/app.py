@@ -27,7 +27,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def create_app(services: Services) -> Starlette:
-    """Its lifespan starts and closes the services."""
+    """Create the app, which starts the services with its lifespan and closes them."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -27,12 +27,12 @@ async def whole_body(
     Args:
         limit: most bytes.
         seconds: timeout for the whole body.
-        reservation: share in the budget for bodies.
+        reservation: the request's share of the budget for bodies.
 
     Raises:
-        TooLarge: too many bytes or items; no more is read.
+        TooLarge: the body has too many bytes or items. The rest of it is not read.
         TooSlow: the body did not arrive in time.
-        Overloaded: the budget is spent.
+        Overloaded: the budget is used up.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -72,10 +72,10 @@ async def api_request(request: Request, api: Api, raw: bytes, settings: Settings
     """Parse a request to a cached API. The settings name the headers that identify users.
 
     Args:
-        check: reject invalid requests; otherwise the upstream does.
+        check: reject invalid requests; False leaves this to the upstream.
 
     Raises:
-        InvalidRequest: the body is no JSON object, fails the check, or a header is invalid.
+        InvalidRequest: the body is not a JSON object, fails the check, or a header is invalid.
     """
     if len(raw) > _SLOW_BYTES:
         body = await asyncio.to_thread(_checked, raw, api, check)
@@ -109,13 +109,13 @@ def joined_headers(request: Request) -> dict[str, str]:
 
 
 def query_of(request: Request) -> str:
-    """The query without its question mark."""
+    """Return the query without its question mark."""
     query: bytes = request.scope["query_string"]
     return query.decode("latin-1")
 
 
 def check_choices(body: JsonMap, most: int) -> None:
-    """Limit the number of choices. Raises InvalidRequest."""
+    """Raise InvalidRequest if a request asks for more than `most` choices."""
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > most:

@@ -21,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Reserve for one request; released when the block ends."""
+        """Reserve a share for one request, which is released when the `with` block ends."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -51,11 +51,11 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve items before parsing, which blocks all other requests. An item takes some 250 bytes.
+        """Reserve JSON items before parsing, which blocks all other requests. An item takes about 250 bytes.
 
         Raises:
             TooLarge: one body has too many items.
-            Overloaded: the requests in flight have too many.
+            Overloaded: all requests in flight together have too many.
         """
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.

@@ -9,7 +9,7 @@ BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
-    """`Cache-Status`, and for a hit `Age`."""
+    """Return the header `Cache-Status`, and for a hit the header `Age`."""
     hit = exchange.hit
     if hit is not None:
         return [("cache-status", _hit(hit)), ("age", str(int(hit.age)))]

@@ -10,7 +10,7 @@ from kvproxy.errors import KvproxyError
 
 
 def failed(error: KvproxyError, body: JsonObject | None = None) -> Response:
-    """The response to an error; `body` has it in an API's form, by default OpenAI's."""
+    """Return the response for an error. `body` is the error in an API's format; None uses OpenAI's."""
     headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
     if not error.retryable:
         # The SDKs of OpenAI and Anthropic retry some statuses without this header.

@@ -26,10 +26,10 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Description of a metric, or of a group with a common prefix and labels, for the docs.
+    """The description of a metric, or of a group of metrics with a common prefix and labels, for the docs.
 
     Attributes:
-        members: descriptions by the rest of the name.
+        members: descriptions of a group's metrics, by the rest of their name.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Described:
 
 
 class _Group(Collector):
-    """Metrics with a common prefix and labels, whose values are read elsewhere. `_total` marks counters.
+    """Metrics with a common prefix and labels, whose values are computed elsewhere.
 
-    A single metric has the value name "".
+    A name that ends in `_total` is a counter. A single metric has the value name "".
     """
 
     def __init__(self, described: Described) -> None:
@@ -71,7 +71,7 @@ class _Group(Collector):
 
 
 class Metrics:
-    """The metrics of a proxy; `described` has all of them in order."""
+    """The metrics of a proxy. `described` has the descriptions of all metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -226,7 +226,7 @@ class Metrics:
         self._client_tokens.labels(self._client(name)).inc(tokens)
 
     def _client(self, name: str) -> str:
-        """Limit the number of labels."""
+        """Return a client's label; after the first 200 clients, all others share one."""
         if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             return _OTHERS
         self._clients.add(name)

@@ -98,7 +98,7 @@ def _allow_descriptors(settings: Settings) -> None:
 
 
 def _require_clients(settings: Settings) -> None:
-    """Refuse to listen beyond loopback without clients."""
+    """Raise an error if the proxy would listen on other than loopback addresses without clients."""
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(

@@ -53,7 +53,7 @@ class Services:
 
     @cached_property
     def finish(self) -> Finisher:
-        """Reports an exchange after its response."""
+        """Return the finisher, which reports each exchange after its response."""
         return Finisher([self.metrics.finished, self.answerer.finish])
 
     @cached_property
@@ -82,7 +82,7 @@ class Services:
         return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
 
     def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Continue the client's trace at the upstream."""
+        """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
@@ -128,7 +128,7 @@ def build(settings: Settings) -> Services:
 
     Raises:
         SettingsError: the store, the embedder, the journal or a tier cannot be used.
-        ModelUnsupported: the model cannot.
+        ModelUnsupported: the model cannot be used.
     """
     metrics, clients = Metrics(), Clients(settings)
     # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.

@@ -22,10 +22,11 @@ Texts = Callable[[int], Mapping[str, Json] | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A region that differs.
+    """A region of the request that differs from an earlier request.
 
     Attributes:
-        offset: characters before the difference.
+        offset: number of equal characters before the difference.
+        before, after: text around the difference in the earlier request and in this one.
     """
 
     region: str
@@ -39,6 +40,7 @@ class PromptDivergence:
     """The end of the longest common prefix with an earlier prompt.
 
     Attributes:
+        earlier: request id of the earlier prompt.
         shared: number of common regions (a parameter, the tools, or a message).
         region: the first region that differs; None if all are common.
     """
@@ -103,7 +105,7 @@ def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
 
 
 def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
-    """The newest prompt with the fewest differences; None if all prompts differ completely."""
+    """Return the newest prompt with the fewest differences; None if all prompts differ completely."""
     best: tuple[int, int] | None = None
     prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
     for number, regions in earlier:
@@ -114,7 +116,7 @@ def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
 
 
 def _same_question(prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts) -> int | None:
-    """The newest prompt with the same question, apart from case and punctuation."""
+    """Return the newest prompt with the same question, apart from case and punctuation."""
     question = _question(own, texts(prompt))
     if not question:
         return None
@@ -183,7 +185,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:
-    """The contents of messages if nothing else differs."""
+    """Return the contents of two messages if nothing else differs, or else the whole messages."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

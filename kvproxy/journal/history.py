@@ -19,7 +19,12 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """An entry was stored. `time`: of the commit; `request`: the request id."""
+    """An entry was stored.
+
+    Attributes:
+        time: of the commit, in seconds since the epoch.
+        request: the request id.
+    """
 
     key: str
     id: str
@@ -40,7 +45,7 @@ class PromptRecord:
     """The prompt of an exact key.
 
     Attributes:
-        entry, expires: of the last stored response.
+        entry, expires: id and expiry of the last stored response.
         seconds: duration of the last computed response.
     """
 
@@ -52,7 +57,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The regions in which a request differs from the earlier prompt `against`."""
+    """The regions in which a request differs from an earlier one; `against` is the number of the earlier prompt."""
 
     regions: tuple[str, ...]
     against: int
@@ -88,7 +93,7 @@ class History:
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the number of the last record of each prompt, by the number of the prompt."""
+        """Set the last record of each prompt, from pairs of a record's number and a prompt's number."""
         sql = "update prompts set last = ? where number = ?"
         self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -97,7 +102,7 @@ class History:
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Reason and time of an entry's removal; None if there was no entry."""
+        """Return reason and time of an entry's removal; None if there was no entry."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone

@@ -35,7 +35,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Journal:
-    """Receives finished requests and changes of the store. This one keeps nothing."""
+    """Receives finished requests and changes of the store. This base class stores nothing."""
 
     def add(self, exchange: Exchange) -> None: ...
 
@@ -44,26 +44,29 @@ class Journal:
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
     def latest(self, limit: int) -> list[Record]:
-        """The last records, newest first. Reads the file."""
+        """Read the last records from the file, newest first."""
         return []
 
     def saved(self) -> list[Saving]:
-        """Reads the file."""
+        """Read the savings from the file."""
         return []
 
     def reader(self) -> Reader:
-        """Open the file; the caller closes it. Raises NotFound without a journal, KvproxyError if it cannot be read."""
+        """Open the file; the caller closes it.
+
+        Raises NotFound without a journal, KvproxyError if the file cannot be read.
+        """
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def question(self, number: int) -> str | None:
-        """The question of a recent record, if it is still in memory."""
+        """Return the question of a recent record, if it is still in memory."""
         return None
 
     def close(self) -> None: ...
 
 
 class FileJournal(Journal):
-    """A journal in an SQLite file. Thread-safe.
+    """A journal in an SQLite file. Threads may share it.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -130,7 +133,7 @@ class FileJournal(Journal):
         return self._writer.questions.get(number)
 
     def flush(self, pause: float = 0.0) -> None:
-        """Write the events that wait now."""
+        """Write the events that are queued now."""
         with self._writing:
             left = len(self._queue)
             while left > 0:
@@ -172,7 +175,7 @@ class FileJournal(Journal):
         self._failures.log_failure(message, self.path, error)
 
     def _check_file(self) -> None:
-        """Writes to a deleted or replaced file would be lost."""
+        """Open the file again if it was deleted or replaced, because writes to it would be lost."""
         if self._files.were_replaced():
             self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
@@ -208,7 +211,7 @@ def open_journal(
     clock: Callable[[], float] = time.time,
     redact: Redactor | None = None,
 ) -> Journal:
-    """The journal of a data folder, which also records removals from the store.
+    """Open the journal of a data folder, which also records removals from the store.
 
     Raises:
         SettingsError: the file cannot be used.

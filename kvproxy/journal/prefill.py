@@ -21,7 +21,7 @@ _Z = 1.645
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Seconds per computed token, and the ends of their range."""
+    """The seconds of prefill per computed token: an estimate, and the ends of its range."""
 
     seconds: float
     least: float
@@ -29,12 +29,13 @@ class PrefillCost:
 
 
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
-    """The Theil-Sen slope; None if the requests cannot show it.
+    """Return the Theil-Sen slope of seconds by tokens; None if the requests do not suffice for an estimate.
 
     The range covers Sen's 90% interval and the slopes of consecutive windows, since the load changes.
 
     Args:
         tokens: computed tokens of each request, newest first.
+        seconds: prefill time of each request.
     """
     x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
     y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
@@ -51,7 +52,7 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
 
 
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of all pairs with different numbers of tokens."""
+    """Return the slopes of all pairs of points with different x."""
     one, other = np.triu_indices(len(x), 1)
     run = x[other] - x[one]
     differ = run != 0
@@ -60,7 +61,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def combined(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
-    """The mean, weighted by reused tokens."""
+    """Return the mean of several costs, weighted by reused tokens."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(
         *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))

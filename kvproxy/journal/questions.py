@@ -31,7 +31,7 @@ def with_questions(
     """Add the questions to records.
 
     Args:
-        prompts: questions of stored responses, by id.
+        prompts: questions of stored responses, by entry id.
         recent_text: returns a question by record number, if it is in memory.
     """
 

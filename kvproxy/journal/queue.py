@@ -27,7 +27,7 @@ class EventQueue:
         return len(self._events)
 
     def put(self, exchange: Exchange) -> bool:
-        """False if the queue is full."""
+        """Add a finished request; return False if the queue is full."""
         size = _size(exchange)
         with self._lock:
             if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_BYTES:
@@ -38,7 +38,7 @@ class EventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        """Changes of the store are never dropped."""
+        """Add changes of the store, which are never dropped."""
         with self._lock:
             self._events.extend(changes)
 

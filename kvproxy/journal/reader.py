@@ -34,10 +34,10 @@ class Query:
 
     Attributes:
         since, until: seconds since the epoch.
-        reason: prefix of the token.
+        reason: beginning of the reason token.
         where: SQL condition over the view `requests`.
         after, before: exclusive bounds of the record number.
-        judged: only requests whose lookup had a decisive neighbour.
+        judged: only requests whose semantic lookup compared a neighbour.
     """
 
     since: float | None = None
@@ -55,12 +55,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Requests with a common value.
+    """The requests of a group, for example of a tenant.
 
     Attributes:
-        name: the value; for a prompt, the beginning of its text, or its number.
-        computed: tokens.
-        seconds: at the backend.
+        name: the common value; for a prompt, the beginning of its text, or its number.
+        entry: id of the stored response to a prompt.
+        cached: requests that a cache answered.
+        computed: computed tokens.
+        seconds: time at the backend.
     """
 
     name: str
@@ -96,11 +98,13 @@ class Series:
     """Requests in consecutive time spans, by layer or reason.
 
     Attributes:
-        start, step: seconds since the epoch; seconds of each span.
+        start: seconds since the epoch.
+        step: length of a time span in seconds.
         prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
-        first_ms: median time to first byte, by name.
-        cached_ms, backend_ms: median and 95th percentile of the time to first byte of hits and backend responses. All
-            times come from a sample.
+        first_ms: median time to the first byte, by layer or reason.
+        cached_ms, backend_ms: median and 95th percentile of the time to the first byte, of hits and of backend
+            responses.
+            All times come from a sample.
     """
 
     start: float
@@ -154,7 +158,10 @@ class Reader:
         return [Record(*row) for row in self._rows(sql, values)]
 
     def find(self, name: str) -> Record:
-        """The last record whose request id equals or starts with a name, or the record with this number; raises NotFound."""
+        """Return the last record whose request id equals or starts with a name, or the record with this number.
+
+        Raises NotFound.
+        """
         columns = ", ".join(COLUMNS)
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
@@ -199,7 +206,7 @@ class Reader:
         return LayerCounts(start * step, step, counts)
 
     def prompt_counts(self) -> list[PromptCount]:
-        """The most frequent first."""
+        """Return the prompts of each tenant with their counts, the most frequent first."""
         sql = (
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
             " and layer <> 'revalidated' group by prompt, tenant, api, model order by 5 desc, 1"
@@ -248,14 +255,14 @@ class Reader:
         return int(low)
 
     def newest(self) -> int:
-        """0 if the journal is empty."""
+        """Return the number of the last record; 0 if the journal is empty."""
         return int(self._rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """Sums over all requests.
+        """Return sums over all requests.
 
         Args:
-            since: the first day that counts.
+            since: the first day that counts, as 2026-11-21; None counts all days.
         """
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
@@ -264,12 +271,12 @@ class Reader:
         return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:
-        """Time of the last request of each client, in seconds since the epoch."""
+        """Return the time of each client's last request, in seconds since the epoch."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by r.client"
         return dict(self._rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
-        """By model, for models with enough measured requests."""
+        """Return the cost of the prefill by model, for models with enough measured requests."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
             " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"
@@ -292,7 +299,7 @@ class Reader:
         return self._strings.regions(*rows[0])
 
     def before(self, number: int, limit: int) -> list[tuple[int, int]]:
-        """Numbers of earlier records and their prompts, newest first."""
+        """Return the numbers of earlier records and of their prompts, newest first."""
         sql = (
             "select max(number), prompt from (select number, prompt from requests where number < ? and prompt is not null"
             " order by number desc limit ?) group by prompt order by 1 desc"
@@ -305,12 +312,12 @@ class Reader:
         return Record(*rows[0]) if rows else None
 
     def stored(self, prompt: int) -> tuple[str, float] | None:
-        """Id and expiry of the last stored response to a prompt."""
+        """Return id and expiry of the last stored response to a prompt."""
         rows = self._rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def whole(self, prompt: int) -> bytes | None:
-        """The compressed contents of all regions of a prompt."""
+        """Return the compressed contents of all regions of a prompt."""
         rows = self._rows("select whole from prompts where number = ?", [prompt])
         return None if not rows else rows[0][0]
 
@@ -320,7 +327,7 @@ class Reader:
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
-    """The median and the 95th percentile."""
+    """Return the median and the 95th percentile; None without values."""
     if not values:
         return None
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)

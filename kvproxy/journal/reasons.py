@@ -121,7 +121,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """The journal's history may refine `miss-new`."""
+    """Return the reason token of an exchange. The journal's history may refine `miss-new`."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_left:
@@ -150,7 +150,7 @@ def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:
-    """The token for a neighbour whose response was not served."""
+    """Return the reason token for a neighbour whose response was not served."""
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
     return _VERDICTS.get(near.verdict)
@@ -163,9 +163,10 @@ def meaning(token: str) -> str:
 
 
 def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """The token of a miss that no earlier request and no removed entry explain.
+    """Return the reason token of a miss that no earlier request and no removed entry explain.
 
     Args:
+        asked_before: an equal request is in the journal.
         computed_before: the backend responded to it, so that its response could have been stored.
     """
     if exchange.lookup is not None and exchange.lookup.skip_reason is not None:

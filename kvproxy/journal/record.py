@@ -78,7 +78,7 @@ class Record:
 
 
 def record_of(exchange: Exchange) -> Record:
-    """The number is 0; the journal's history may refine `miss-new` (`writer.py`)."""
+    """Return the record of an exchange. Its number is 0, and the writer may refine the reason `miss-new`."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
     prefix = exchange.prefix if hit is None else None

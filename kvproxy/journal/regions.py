@@ -23,7 +23,7 @@ class Regions:
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
-        question: index of the last message, the prompt, or the input.
+        question: index of the region of the last message, the prompt, or the input.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Regions:
     question: int | None
 
     def differing(self, other: "Regions") -> list[str]:
-        """Names of the regions that differ, in order, including regions that only one has."""
+        """Return the names of the regions that differ, in order, including regions that only one request has."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
@@ -44,7 +44,7 @@ class Regions:
 
 
 def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Names and contents of the regions of an exact key's parts."""
+    """Yield names and contents of the regions, from the parts of an exact key."""
     for name, value in whole.items():
         if name == "headers" and isinstance(value, dict):
             yield from ((f"header {header}", text) for header, text in sorted(value.items()))
@@ -57,7 +57,7 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Order the regions of a body as a chat template does."""
+    """Yield the regions of a body in the order of a chat template."""
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]
@@ -72,7 +72,7 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def body_of(parts: JsonMap) -> JsonObject:
-    """The request body from the regions of `parts_of`, without fields that the key ignores."""
+    """Restore the request body from the regions of `parts_of`, without fields that the key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -103,5 +103,5 @@ def _digest(value: Json) -> bytes:
 
 
 def written(whole: JsonObject) -> bytes:
-    """The contents of all regions by name, as JSON."""
+    """Return the contents of all regions by name, as JSON."""
     return dumps(dict(parts_of(whole)))

@@ -23,7 +23,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The interval of the share of wrong semantic hits, and its source."""
+    """The interval of the share of wrong semantic hits, and how it is known."""
 
     least: float
     most: float
@@ -37,12 +37,12 @@ class Saving:
     Attributes:
         answered: requests that a cache answered.
         prompt_tokens, completion_tokens: of cached responses.
-        reused_tokens: tokens that the backend did not compute.
-        seconds: durations of the responses that hits replaced, less those of the hits, and the known prefill time of
+        reused_tokens: prompt tokens that the backend did not compute.
+        seconds: durations of the responses that hits replaced, less those of the hits, plus the known prefill time of
             reused tokens.
         unmeasured_tokens: reused tokens of unknown prefill time.
         money: None without a price for any of the models.
-        least_money: if as many semantic hits as possible were wrong, and so worth nothing.
+        least_money: money if as many semantic hits as possible were wrong, and so worth nothing.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """Savings by group, and their total (None for tags: a request may have several)."""
+    """Savings by group, and their total. The total is None for tags, since a request may have several."""
 
     rows: list[Saving]
     total: Saving | None
@@ -95,9 +95,10 @@ def savings(
     wrong: Wrong | None = None,
     since: str | None = None,
 ) -> list[Saving]:
-    """Savings, the largest first; days in their order.
+    """Return the savings of each group, the largest first; days are in their order.
 
     Args:
+        by: kind of the groups.
         since: the first day that counts, as 2026-11-21.
     """
     found: dict[str, Saving] = {}
@@ -135,7 +136,7 @@ def savings(
 
 
 def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
-    """Measured by comparisons, else the bound of the policy."""
+    """Return the interval measured by comparisons, else the bound of the policy; None if neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:

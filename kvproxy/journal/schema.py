@@ -84,7 +84,7 @@ def _stored(name: str, value: Any, strings: StringIds) -> object:
 
 
 def short_key(key: str) -> bytes:
-    """Half of a key's digits, or a digest: the key of an imported entry may be any text."""
+    """Return half of a key's digits, or a digest if it has other characters, as imported keys may have."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -92,7 +92,7 @@ def short_key(key: str) -> bytes:
 
 
 def blob_of(id: str) -> bytes | str:
-    """The id of an imported entry may be any text, and stays one."""
+    """Return an entry id as bytes; the id of an imported entry may be any text, and stays a text."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
     except ValueError:
@@ -100,10 +100,10 @@ def blob_of(id: str) -> bytes | str:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the file for writing; it is created if it is missing.
+    """Open the file for writing, and create it if it is missing.
 
     Raises:
-        sqlite3.Error: it is not a journal.
+        sqlite3.Error: the file is not a journal.
         SchemaVersionError: another version of kvproxy created it.
     """
     make_private(path)

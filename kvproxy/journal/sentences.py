@@ -7,7 +7,7 @@ from kvproxy.journal.reasons import meaning
 
 
 def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
-    """The sentences of an explanation. They contain texts of requests, which the caller must escape."""
+    """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
     record = found.record
     said = [meaning(record.reason)]
     if record.removed_at is not None:

@@ -22,7 +22,7 @@ class StringIds:
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:
-        """The id of the names of regions and the question's place."""
+        """Return the id of the names of regions and of the question's place."""
         return self._number(json.dumps([regions.question, *regions.names]))
 
     def _number(self, text: str) -> int:
@@ -40,7 +40,7 @@ class StringIds:
         self._shapes.clear()
 
     def regions(self, digests: bytes, shape: int) -> Regions:
-        """Decode concatenated digests, and the id of their names."""
+        """Decode regions from their concatenated digests, and the id of their names."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()

@@ -14,7 +14,7 @@ _MAX_QUESTION = 2_000
 
 
 def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """The beginning of a question, and the compressed request, if the settings keep them.
+    """Return the beginning of a question, and the compressed request; None for each that the settings do not keep.
 
     Args:
         default: the setting `journal.text`, which a rule may override.

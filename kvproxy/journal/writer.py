@@ -37,14 +37,14 @@ _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """A stored entry, and the reason that no entry was stored before it."""
+    """A stored entry, and the reason why no entry had been stored before."""
 
     stored: ResponseStored
     absence: tuple[str, float | None] | None
 
 
 class Writer:
-    """Writes records. A method that raises sqlite3.Error rolls its transaction back."""
+    """Writes records. If a method raises sqlite3.Error, its transaction is rolled back."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Writer:
         self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
-        """Records by number are not in the file yet."""
+        """Write a change of the store. `records` are the records by number that are not in the file yet."""
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
@@ -112,7 +112,7 @@ class Writer:
         self._history.set_entry(change)
 
     def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
-        """For a request that ended before its response was stored."""
+        """Set the entry of a request that ended before its response was stored."""
         number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
@@ -172,7 +172,7 @@ class Writer:
         record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
-        """Now or as soon as it is stored."""
+        """Set the entry of a record, now or as soon as the response is stored."""
         storage = self._storages.get(key)
         if storage is not None and storage.stored.request == exchange.request_id:
             record.entry = storage.stored.id
@@ -193,7 +193,7 @@ class Writer:
             sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
-        """Duration of the replaced response, less the duration of the hit."""
+        """Return the duration of the replaced response, less the duration of the hit."""
         if exchange.hit is None:
             return 0.0
         key = exchange.hit.key

@@ -38,7 +38,7 @@ class StoredEvent:
 
     Attributes:
         parent: hash of the previous block; None at the start of a chain.
-        tokens: ids of all blocks; empty if they were not published as plain ids.
+        tokens: token ids of all blocks; empty if they were not published.
         extras: each block's extra keys (adapter, salt, media); None if there are none.
         medium: `GPU`, unless an offloading tier published the event.
         group: index of the KV cache group; None if there is one group.
@@ -196,7 +196,7 @@ def _medium(fields: dict[Any, Any]) -> str:
 
 
 def _optional(value: object, kind: type[_T], name: str) -> _T | None:
-    """Check the type of an optional field; a bool is not an int."""
+    """Return an optional field after a check of its type; a bool is not an int."""
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

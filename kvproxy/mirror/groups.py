@@ -37,7 +37,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """A group with full attention. `cached_blocks` end before the prompt's first miss."""
+    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before the first miss."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -68,7 +68,7 @@ class MirroredGroup:
 
 
 class MirroredWindowGroup(MirroredGroup):
-    """A group with a sliding window, or with a state at the end of the prefix."""
+    """A KV cache group with a sliding window, or with a state (Mamba) at the end of the prefix."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes, window: int) -> None:
         super().__init__(pool, hashes)

@@ -21,7 +21,7 @@ class BlockHashes:
 
 
 class HashedPrompt:
-    """A prompt that computes its block hashes once."""
+    """The tokens of a prompt, whose block hashes are computed only once."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)

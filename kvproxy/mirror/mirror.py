@@ -37,10 +37,10 @@ def expand_endpoint(endpoint: str) -> list[str]:
 
 
 class Mirror:
-    """Follows an engine.
+    """Follows the KV events of an engine, and rebuilds its pools.
 
     Args:
-        endpoint: the PUB sockets, see `expand_endpoint`; `replay` has one socket for each.
+        endpoint: the PUB sockets, see `expand_endpoint`; `replay` has one socket for each of them.
         idle: seconds of silence before a check for lost batches.
     """
 
@@ -95,7 +95,7 @@ class Mirror:
         return [subscriber.state.resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the ranks without a reset since `before`, which is an earlier `num_resets()`.
+        """Clear the ranks that published no reset since `before`, an earlier result of `num_resets()`.
 
         vLLM confirms a reset before it publishes it with its next step.
         """
@@ -108,7 +108,7 @@ class Mirror:
 
     @property
     def complete(self) -> bool:
-        """Whether the mirror has all events since the engine's start."""
+        """Return whether the mirror has all events since the engine's start."""
         return all(
             one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None
             for one in self.subscribers

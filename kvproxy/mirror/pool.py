@@ -15,7 +15,7 @@ class MirroredBlock:
 
     Attributes:
         tokens: token ids; empty if they were not published.
-        stored: ordinal of the event that stored the block.
+        stored: number of the event that stored the block.
         copies: number of physical blocks.
     """
 
@@ -103,7 +103,9 @@ class MirroredPool:
         self.num_copies = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
-        """Return the cached blocks that follow `parent`, the oldest first; None for the start of a chain."""
+        """Return the cached blocks that follow the block `parent`, the oldest first; None stands for the start of a
+        chain.
+        """
         return [self.blocks[digest] for digest in self._children.get(parent, ())]
 
     def find_child(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
@@ -119,11 +121,11 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The state after a publisher's events.
+    """The pools of an engine after the events of its publisher.
 
     Attributes:
-        unknown: removals of unknown blocks, which indicate lost events.
-        resets: published resets of the cache.
+        unknown: number of removals of unknown blocks, which indicate lost events.
+        resets: number of published resets of the cache.
     """
 
     def __init__(self) -> None:

@@ -43,9 +43,10 @@ class Replay:
     """A replay in progress.
 
     Attributes:
-        from_start: whether all batches were requested.
-        is_verified: whether it belongs to the known run.
-        is_skipped: whether the remaining batches are ignored.
+        from_start: all batches were requested.
+        is_verified: the batches belong to the process whose batches were applied before.
+        has_batches: at least one batch has arrived.
+        is_skipped: the remaining batches are ignored.
     """
 
     from_start: bool
@@ -131,7 +132,7 @@ class Sequencer:
             self._on_next(number, payload)
 
     def begin_replay(self) -> int:
-        """Start the requested replay; return its first number."""
+        """Start the requested replay; return the number of its first batch."""
         assert self.replay_from is not None
         start, self.replay_from = self.replay_from, None
         # Held batches precede the request: the replay contains them, or they belong to an earlier run.
@@ -239,7 +240,7 @@ class Sequencer:
         self.counts.batches += 1
 
     def discard_state(self) -> None:
-        """Handle an unexpected error in a batch: start again after it with an empty state."""
+        """Continue after an unexpected error in a batch with an empty state."""
         self._replay = None
         self.replay_from = None
         self._held.clear()
@@ -252,7 +253,7 @@ class Sequencer:
         self._replayed_all = False
 
     def _skip_to(self, number: int) -> None:
-        """Start again at a batch with an empty state: a missing block is better than one that does not exist."""
+        """Continue at a batch with an empty state: a missing block is better than one that does not exist."""
         self.counts.losses += 1
         self._clear()
         self.complete = False

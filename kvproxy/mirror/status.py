@@ -10,7 +10,7 @@ class StreamCounts:
     Attributes:
         gaps: gaps in the sequence numbers.
         restarts: restarts of the publisher.
-        losses: times that the mirror was discarded, because lost batches could not be replayed.
+        losses: number of times that the mirror was emptied, because lost batches could not be replayed.
         malformed: messages that could not be decoded.
     """
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventSubscriber:
-    """Follows one publisher.
+    """Receives the events of one publisher.
 
     Args:
         endpoint: the PUB socket, `tcp://host:port`; with `*` as the host, kvproxy binds and engines connect.
@@ -78,7 +78,7 @@ class EventSubscriber:
 
     @property
     def has_valid_state(self) -> bool:
-        """Whether the state belongs to a running process; the blocks of a disconnected process may be gone."""
+        """Return whether the state belongs to a running process. A disconnected process may have lost its blocks."""
         return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:

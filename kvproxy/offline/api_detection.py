@@ -12,7 +12,7 @@ _RESPONSES_FIELDS = {
 
 
 def detect_api(body: JsonMap) -> ApiName | None:
-    """Return the API of a body; None if ambiguous, such as with only `input`."""
+    """Return the API of a body; None if several APIs are possible, for example if the body only has `input`."""
     if "messages" in body:
         return "messages" if _is_for_messages(body) else "chat"
     if "prompt" in body:

@@ -34,7 +34,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """Tokens, or words if the server returns no tokens, and the reported reuse."""
+    """The output tokens of a response, or its words if the server returns no tokens, and the reported reuse."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -43,7 +43,7 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to one request; `number` counts from 1."""
+    """The cold and the warm response to one request; `number` counts the requests from 1."""
 
     number: int
     cold: AuditedResponse
@@ -51,12 +51,12 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reports reuse for the second response only."""
+        """Return whether the server reports reuse for the second response only."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
     def differs_at(self) -> int | None:
-        """Index of the first difference; None if equal."""
+        """Return the index of the first different token; None if the responses are equal."""
         if self.cold.tokens == self.warm.tokens:
             return None
         both = zip(self.cold.tokens, self.warm.tokens, strict=False)
@@ -65,7 +65,7 @@ class AuditedPair:
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
-    """Generate requests of a few hundred tokens without common beginnings."""
+    """Generate request bodies of a few hundred tokens, none of which begin alike."""
     chance = random.Random(seed)
     found: list[JsonObject] = []
     for number in range(count):
@@ -90,10 +90,10 @@ class Auditor:
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
     ) -> list[AuditedPair]:
-        """Send every request cold, then warm.
+        """Send every request twice: cold, then warm.
 
         Args:
-            concurrency: pairs in flight; they change the batches.
+            concurrency: number of pairs in flight, which changes the engine's batches.
 
         Raises:
             ProxyUnreachable: the server does not answer.

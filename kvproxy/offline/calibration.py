@@ -86,7 +86,7 @@ def calibrate_stream(
 
 
 def calibration_charts(result: Calibration) -> list[Chart]:
-    """Return the wrong hits over the hit rate."""
+    """Return charts of the share of wrong hits by hit rate."""
     lines = []
     for name, points in result.curves.items():
         served = [point for point in points if point.served]
@@ -98,7 +98,7 @@ def calibration_charts(result: Calibration) -> list[Chart]:
 
 
 def stream_charts(report: Report) -> list[Chart]:
-    """Return hit rates, and wrong hits, over the requests."""
+    """Return charts of hit rates and of wrong hits by number of requests."""
     curves = {name: curve(outcome) for name, outcome in report.outcomes.items()}
     hits = [
         ChartLine(name, [count for count, _, _ in points], [served / count for count, served, _ in points])

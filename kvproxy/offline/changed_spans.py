@@ -31,14 +31,14 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ChangedSpan:
-    """A changing span of a prompt.
+    """A span of text that changes between two prompts.
 
     Attributes:
-        role: None in tools and plain prompts.
+        role: of the message; None in tools and plain prompts.
         at: offset in the region, in characters.
-        old, new: its text in the earlier and this prompt.
-        before, after: equal text around it.
-        lost: equal words after it, which are recomputed.
+        old, new: text of the span in the earlier and in the later prompt.
+        before, after: equal text around the span.
+        lost: number of equal words after the span, which an engine computes again.
     """
 
     region: str
@@ -53,13 +53,15 @@ class ChangedSpan:
 
     @property
     def place(self) -> tuple[str, str | None, str, str]:
-        """Key of the span within a family."""
+        """Return a key that identifies the span within a family of prompts."""
         # The text before a span may itself contain changing digits.
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
-    """Return the changing span; None for a continuation or an unrelated prompt."""
+    """Return the first changing span; None if the prompts are unrelated, or if the later one only continues the
+    earlier one.
+    """
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
@@ -102,7 +104,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
 
 
 def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return how many pieces to skip in each until they are equal, and the number of equal words."""
+    """Return how many pieces each text must skip until both are equal again, and the number of equal words there."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
@@ -122,7 +124,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    """Count the words of equal leading regions."""
+    """Count the words of the leading regions that are equal."""
     count = 0
     for one, other in zip(old, new, strict=False):
         if one != other:
@@ -157,7 +159,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def describe(span: ChangedSpan) -> Iterator[str]:
-    """Describe the place of a span, and its change."""
+    """Yield a description of a span's place and change."""
     if span.kind == "order of tools":
         yield "the order of the tools"
         return
@@ -170,7 +172,7 @@ def _short(text: str) -> str:
 
 
 def strip_edit(span: ChangedSpan) -> EditSettings:
-    """Return the edit that removes such spans."""
+    """Return an edit that removes such spans from prompts."""
     if span.kind == "order of tools":
         return EditSettings(name="tools", action="sort-tools")
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
@@ -186,7 +188,7 @@ def strip_edit(span: ChangedSpan) -> EditSettings:
 
 
 def move_edit(edit: EditSettings) -> EditSettings:
-    """Return an edit that moves the span instead."""
+    """Return an edit that moves the span to the last message instead of removing it."""
     return edit.model_copy(update={"action": "move"})
 
 
@@ -195,5 +197,5 @@ def _matches(pattern: str, span: ChangedSpan) -> bool:
 
 
 def _escape(text: str) -> str:
-    """Escape a text; each digit matches any digit."""
+    """Return a regular expression for a text, in which each digit matches any digit."""
     return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

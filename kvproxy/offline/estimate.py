@@ -21,11 +21,12 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class WrongShare:
-    """Wrong responses among semantic hits.
+    """How often semantic hits of a replay were wrong.
 
     Attributes:
-        compared: hits compared with the logged response.
-        expected: mean probability predicted by the policy.
+        compared: number of hits compared with the logged response.
+        wrong: number of wrong hits among them.
+        expected: mean error that the policy estimated.
     """
 
     compared: int
@@ -34,7 +35,7 @@ class WrongShare:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% confidence interval; None without comparisons."""
+        """Return the 95% confidence interval of the share; None without comparisons."""
         return wilson(self.wrong, self.compared) if self.compared else None
 
 
@@ -58,14 +59,13 @@ class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
-        exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
-        exact_savings, similar_savings: the savings of the hits.
+        exact, similar, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
         similar_range: fewest and most semantic hits of all replays, which explore at random.
         uncacheable: forwarded requests that are never cached.
         learned: the policy learned from logged responses.
         prefix: reuse of forwarded prompts by the engine.
-        prefix_alone: reuse without a response cache.
-        unread: forwarded requests without a tokenizable prompt.
+        prefix_alone: reuse by the engine without a response cache.
+        unread: forwarded requests whose prompt cannot be tokenized.
     """
 
     requests: int
@@ -92,12 +92,12 @@ async def estimate(
     progress: Progress = lambda step, share: None,
     draws: int = 1,
 ) -> Estimate:
-    """Replay a log and count its hits. Raises SettingsError.
+    """Replay a log and count the hits. Raises SettingsError.
 
     Args:
         block_size: in tokens.
         sizes: pool sizes in blocks; by default a range that fits the log.
-        draws: replays of a log with responses; the median counts.
+        draws: number of replays of a log with responses; the one with the median of semantic hits counts.
     """
     replays = await _replays(requests, settings, progress, draws)
     replayed = replays[len(replays) // 2]
@@ -133,7 +133,7 @@ async def estimate(
 
 
 def estimate_charts(found: Estimate) -> list[Chart]:
-    """Return the requests by layer, and the reuse by pool size."""
+    """Return charts of the requests by layer, and of the reuse by pool size."""
     bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
     tokens = found.prefix.block_size
     lines = [
@@ -154,7 +154,7 @@ def estimate_charts(found: Estimate) -> list[Chart]:
 async def _replays(
     requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
 ) -> list[list[ReplayedRequest]]:
-    """Sort the replays by semantic hits."""
+    """Return several replays of a log, sorted by their number of semantic hits."""
     count = draws if has_responses(requests) else 1
     found = []
     for draw in range(count):

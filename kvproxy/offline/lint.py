@@ -31,7 +31,7 @@ class EditSaving:
     """The savings of editing one span.
 
     Attributes:
-        changed: requests with a change at this span.
+        changed: number of requests in which the span changed.
         stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """
 
@@ -48,8 +48,8 @@ class FamilyReport:
 
     Attributes:
         reused: tokens that a prefix cache reuses today.
-        shared_blocks: median of reused blocks, without the first prompt.
-        savings: by span, each added to the earlier ones.
+        shared_blocks: median number of reused blocks, without the first prompt.
+        savings: one for each span; each includes the edits before it.
     """
 
     family: Family
@@ -60,13 +60,17 @@ class FamilyReport:
 
     @property
     def share(self) -> float:
-        """Reused share of the prompt tokens."""
+        """Return the share of prompt tokens that are reused today."""
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """Families of prompts with a common beginning, largest first; `unread` counts prompts that cannot be tokenized."""
+    """The findings of all families of prompts with a common beginning, largest family first.
+
+    Attributes:
+        unread: number of prompts that cannot be tokenized.
+    """
 
     families: tuple[FamilyReport, ...]
     block_size: int
@@ -96,7 +100,7 @@ async def lint(
 
     Args:
         block_size: in tokens.
-        pool: in blocks; None is unlimited.
+        pool: size of the pool in blocks; None is unlimited.
     """
     prompts = _Prompts(tokenizer, block_size, pool)
     for number, logged in enumerate(requests, 1):

@@ -28,11 +28,11 @@ _NO_USAGE = Usage(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """The result of one request.
+    """The result of replaying one request.
 
     Attributes:
         exchange: None if the request is invalid.
-        is_right: whether a semantic hit equals the logged response; None if unknown.
+        is_right: a semantic hit equals the logged response; None if unknown.
     """
 
     logged: LoggedRequest
@@ -42,7 +42,7 @@ class ReplayedRequest:
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
-    """Whether the log has responses, from which the policy can learn."""
+    """Return whether a log has responses, from which the policy can learn."""
     return any(each.response is not None for each in requests)
 
 
@@ -141,7 +141,7 @@ class _Replayer:
 
 
 class LoggedBackend:
-    """Returns the logged response, or a unique text; `now` is the request's time."""
+    """A backend that returns the logged response, or a unique text if there is none. `now` is the request's time."""
 
     name = "log"
     forwarder: Forwarder | None = None

@@ -17,11 +17,11 @@ _POLICY = "lru"
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """A request in tokens.
+    """The tokens of a request.
 
     Attributes:
-        response: the logged response, with which the next turn may begin.
-        salt: different salts share no blocks.
+        response: tokens of the logged response, with which the next prompt of the conversation may continue.
+        salt: requests with different salts share no blocks.
     """
 
     prompt: tuple[int, ...]
@@ -31,7 +31,7 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """Prompt tokens that a pool of `blocks` blocks reuses."""
+    """The number of prompt tokens (`reused`) that a pool of `blocks` blocks reuses."""
 
     blocks: int
     reused: int
@@ -39,12 +39,13 @@ class PrefixPoint:
 
 @dataclass(frozen=True, slots=True)
 class PrefixEstimate:
-    """Reuse by a prefix cache.
+    """Estimated reuse of a log by the engine's prefix cache.
 
     Attributes:
         block_size: in tokens.
-        prompts, prompt_tokens: requests to the engine, and their tokens.
+        prompts, prompt_tokens: number of requests to the engine, and of their tokens.
         endless: tokens that an unlimited pool reuses.
+        points: reuse by size of the pool.
     """
 
     block_size: int

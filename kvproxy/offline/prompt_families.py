@@ -41,7 +41,7 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[Sequence[Region]]) -> list[Family]:
-    """Group requests, the largest family first, without prompts that have no text."""
+    """Group prompts, the largest family first. Prompts without text belong to no family."""
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):

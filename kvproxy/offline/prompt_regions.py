@@ -24,7 +24,7 @@ class Region:
 
 
 def prompt_regions(form: PromptInput) -> list[Region]:
-    """Token ids have no regions."""
+    """Return the regions of a prompt; a prompt of token ids has none."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]
     if not isinstance(form, Conversation):

@@ -46,7 +46,7 @@ class LoggedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that failed, and the reason."""
+    """A line that could not be used, and the reason."""
 
     line: int
     message: str

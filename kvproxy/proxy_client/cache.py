@@ -22,7 +22,7 @@ CacheClient: TypeAlias = "RemoteCache | StoreCache"
 
 @dataclass(frozen=True, slots=True)
 class EntryList:
-    """Rows, and the number of all matches."""
+    """A page of rows, and the number of all matching rows."""
 
     entries: Rows
     total: int
@@ -35,7 +35,7 @@ class RemoteCache:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> EntryList:
-        """List matches, newest first; a limit of 0 is no limit."""
+        """List matching entries, newest first; a limit of 0 lists all."""
         return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
 
     def eviction_queue(self, limit: int) -> Rows:
@@ -54,11 +54,11 @@ class RemoteCache:
         return cast("Document", document)
 
     def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or expire it if `soft`; return the number of changes."""
+        """Remove an entry, or only expire it if `soft`; return the number of changed entries."""
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """As `remove`, for all matches."""
+        """Remove all matching entries, or only expire them if `soft`; return the number of changed entries."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
@@ -68,7 +68,7 @@ class RemoteCache:
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
     def pin(self, id: str, *, pinned: bool) -> Document:
-        """Pinned entries are evicted last."""
+        """Pin or unpin an entry. Pinned entries are evicted last."""
         path = f"/admin/cache/{path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 

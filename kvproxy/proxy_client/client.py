@@ -17,7 +17,12 @@ _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
 class ProxyClient:
-    """Client of a proxy. `timeout` is in seconds without data."""
+    """HTTP client of a proxy.
+
+    Args:
+        token: admin token.
+        timeout: longest time without data, in seconds.
+    """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
         import httpx
@@ -28,11 +33,11 @@ class ProxyClient:
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return JSON; query values of None are left out."""
+        """Return the JSON of a GET request; query values of None are left out."""
         return self._json(self._send("GET", path, query, headers=headers))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return JSON; bytes are sent unchanged, other bodies as JSON."""
+        """Send a POST request and return the JSON of its response. Bytes are sent unchanged, other bodies as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self._json(self._send("POST", path, query, headers=headers, **content))
 
@@ -76,7 +81,7 @@ class ProxyClient:
         return str(self.post("/admin/explain", body, headers=headers)["tenant"])
 
     def is_reachable(self) -> bool:
-        """Whether a kvproxy answers at the URL, ready or not."""
+        """Return whether a kvproxy answers at the URL, ready or not."""
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()

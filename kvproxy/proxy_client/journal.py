@@ -26,7 +26,7 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: see `journal.causes.MissExplanation`.
+        document: a `journal.causes.MissExplanation` as JSON.
         sentences: may contain text of requests.
     """
 
@@ -36,9 +36,9 @@ class ExplanationReport:
 
 
 class JournalFile:
-    """The journal in a data folder. Raises NotFound.
+    """Reads the journal in a data folder. Raises NotFound if there is none.
 
-    Requests are named by id, by the beginning of their id, or by number.
+    Arguments named `request` are a request id, the beginning of one, or a record number.
     """
 
     def __init__(self, data: Path) -> None:
@@ -95,7 +95,7 @@ class JournalFile:
         return self._reader.prompt_counts()
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
-        """Yield request bodies from the store or the journal's text; None if neither has one."""
+        """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
         from kvproxy.checks.stored import opened_store, store_exists
         from kvproxy.journal.regions import body_of
 

@@ -22,10 +22,11 @@ _COUNTS = {
 
 @dataclass(slots=True)
 class Snapshot:
-    """Statistics at a moment of the monotonic clock.
+    """Statistics of a proxy at a moment.
 
     Attributes:
-        requests, seconds: requests, and sums of their times to first byte, by layer.
+        at: value of the monotonic clock in seconds.
+        requests, seconds: number of requests, and sum of their times to the first byte, by layer.
         totals: `blocks` is None if the upstream manages the prefix cache.
     """
 
@@ -63,7 +64,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return None if the proxy lacks the feature."""
+    """Return the JSON of a path; None if the proxy does not have the feature."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -71,7 +72,7 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 
 
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
-    """Return rates and mean times between two snapshots, and totals.
+    """Return the rates and mean times between two snapshots, and the totals of the later one.
 
     Counters that decreased after a restart count from zero.
     """

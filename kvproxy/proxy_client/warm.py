@@ -29,9 +29,9 @@ class WarmReport:
     """Counts of a run.
 
     Attributes:
-        outcomes: `stored`, `forwarded` (not stored), `exact`, `semantic`.
+        outcomes: number of responses that are `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         skipped: lines without a request.
-        duplicates: lines equal to an earlier line; not sent.
+        duplicates: lines equal to an earlier line; they are not sent.
         pinned: tokens pinned; None without pinning.
         has_cache: the server is a kvproxy.
     """
@@ -47,7 +47,7 @@ class WarmReport:
 
     @property
     def cached(self) -> int:
-        """Requests with a cached response."""
+        """Return the number of requests that have a cached response now."""
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     def document(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ class WarmRequest:
     """A request to send.
 
     Attributes:
-        line: its first line in the file, or its rank.
-        count: equal requests in the file, or hits of the stored response.
+        line: number of its first line in the file, or its rank.
+        count: number of equal requests in the file, or of hits of the stored response.
     """
 
     line: int
@@ -32,11 +32,11 @@ class WarmRequest:
 
 @dataclass(slots=True)
 class WarmSource:
-    """Requests of a file, a cache, or a journal.
+    """The requests read from a file, a cache, or a journal.
 
     Attributes:
-        requests: distinct, the most frequent first.
-        skipped: comments, lines of other programs, responses of other tenants, and prompts without a text.
+        requests: distinct requests, the most frequent first.
+        skipped: number of comments, lines of other programs, responses of other tenants, and prompts without a text.
         errors: malformed requests.
     """
 
@@ -46,7 +46,7 @@ class WarmSource:
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read distinct requests. Raises InvalidRequest without any."""
+    """Read the distinct requests of a file. Raises InvalidRequest if there are none."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
     return WarmSource(most_frequent(requests), log.skipped, log.errors)
@@ -122,7 +122,7 @@ def logged_requests(client: ProxyClient, token: str | None, top: int | None, api
 
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Limit requests to one token; leave out embeddings."""
+    """Return the requests with a limit of one output token; embeddings are left out."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

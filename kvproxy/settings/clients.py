@@ -27,7 +27,7 @@ class ClientSettings(Section):
     )
 
     def accepts(self, digest: str, now: float) -> bool:
-        """`now` is in seconds since the epoch."""
+        """Return whether a key with this digest is valid at a time in seconds since the epoch."""
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires
         return digest == self.key_sha256
@@ -39,5 +39,5 @@ class ClientSettings(Section):
 
     @property
     def tenant(self) -> str:
-        """Tenant of its responses and blocks; users of a client have the tenant `client:NAME/DIGEST`."""
+        """Return the tenant of the client's responses and blocks; users of a client have `client:NAME/DIGEST`."""
         return f"{CLIENT}{self.name}"

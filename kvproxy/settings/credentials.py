@@ -27,7 +27,7 @@ def parse_upstream_url(text: str) -> dict[str, str]:
     """Return the `url` of an upstream without a trailing slash or `/v1`, and its credentials.
 
     Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
-    Raises ValueError without the credentials in its message.
+    Raises ValueError; its message does not contain the credentials.
     """
     shown = _without_secrets(text)
     if "://" not in text:

@@ -19,7 +19,7 @@ class SettingConflict(ValueError):
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Return the line, from 1, of a setting, or else of its table."""
+    """Return the line number, from 1, of a setting, or else of its table; None if neither is in the file."""
     table: SettingPath = ()
     counts: Counter[str] = Counter()
     lines: dict[SettingPath, int] = {}

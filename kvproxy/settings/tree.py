@@ -161,12 +161,12 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> Path:
-        """File of the stored responses, if they are in a file."""
+        """Return the file of the stored responses, if they are in a file."""
         return Path(self.store_where)
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:
-        """Upstreams with their keys; empty with the embedded engine."""
+        """Return the upstreams with their keys; empty with the embedded engine."""
         shared = self.forward.api_key
         if not shared:
             return self.upstreams

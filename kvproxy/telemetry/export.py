@@ -34,7 +34,7 @@ _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _GivenIds(IdGenerator):
-    """Uses ids that were sent to other services already, else new ones. For one thread."""
+    """Returns ids that were already sent to other services, else new ids. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -91,7 +91,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Queue the spans of an exchange; they are sent later in batches. Call it on the event loop."""
+        """Queue the spans of an exchange, which are sent later in batches. Only code on the event loop may call it."""
         if exchange.api is None:
             return
         record = record_of(exchange)
@@ -101,7 +101,7 @@ class Exporter:
             self._send(spans_of(exchange, record, trace), trace)
 
     def _send(self, spans: Sequence[Span], trace: Trace) -> None:
-        """The first span is the parent."""
+        """Send spans. The first span is the parent of the other spans."""
         outer = None
         if trace.parent is not None:
             outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))

@@ -8,7 +8,7 @@ from kvproxy.settings.telemetry import LogSettings
 
 
 def log_to_stderr(settings: LogSettings) -> None:
-    """Print the messages of kvproxy, and the warnings of its libraries."""
+    """Print the log messages of kvproxy, and the warnings of its libraries."""
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
     handler.setFormatter(_JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

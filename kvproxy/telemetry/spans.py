@@ -43,8 +43,9 @@ class Span:
     Attributes:
         name, kind: as in OpenTelemetry.
         start, end: nanoseconds since the epoch.
-        id: None for a new one.
+        id: None if the exporter creates one.
         attributes: without the text of prompts and responses.
+        events: times of events by name.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Span:
 
 
 def general(record: Record) -> dict[str, Value]:
-    """Attributes of spans and metrics, by OpenTelemetry's conventions."""
+    """Return the attributes of both spans and metrics, by OpenTelemetry's conventions."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
@@ -75,7 +76,7 @@ def general(record: Record) -> dict[str, Value]:
 
 
 def spans_of(exchange: Exchange, record: Record, trace: Trace) -> list[Span]:
-    """The exchange's span, followed by the spans of its steps."""
+    """Return the span of the exchange, followed by the spans of its steps."""
 
     def moment(clock: float) -> int:
         return int((exchange.arrived + clock - exchange.started) * 1e9)
@@ -122,7 +123,7 @@ def _steps(
 
 
 def _more(exchange: Exchange, record: Record) -> dict[str, Value]:
-    """Further attributes of the exchange's span."""
+    """Return further attributes of the exchange's span."""
     values: dict[str, Json] = {
         "http.response.status_code": record.status,
         "gen_ai.usage.input_tokens": record.prompt_tokens,

@@ -24,9 +24,12 @@ def build_chain(
     batch_tokens: int = 0,
     cipher: Cipher | None = None,
 ) -> TierChain | None:
-    """Create the configured tiers, or return None.
+    """Create the configured tiers; None without tiers.
 
-    `pin` moves a buffer into page-locked memory. `token_bytes` is the size of a token's keys and values.
+    Args:
+        pin: copies a buffer into page-locked memory.
+        token_bytes: size of a token's keys and values.
+        batch_tokens: most tokens that a step computes.
     """
     if not settings.enabled:
         return None

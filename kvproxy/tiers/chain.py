@@ -21,9 +21,11 @@ _log = logging.getLogger("kvproxy")
 
 
 class TierChain:
-    """Stores from the fastest to the slowest.
+    """The configured stores, from the fastest to the slowest.
 
-    `pending` is the maximum bytes of chunks to be written. All machines that share a store need the same cipher keys.
+    Args:
+        pending: maximum bytes of chunks that wait to be written.
+        cipher: encrypts chunks. All machines that share a store need the same keys.
     """
 
     def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
@@ -72,7 +74,7 @@ class TierChain:
         return None
 
     def _decrypt(self, key: str, data: Data) -> Data:
-        """Return the chunk unchanged if it was not encrypted, or with another key."""
+        """Decrypt a chunk; return it unchanged if it was not encrypted, or with an unknown key."""
         try:
             return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
         except ValueError:
@@ -84,7 +86,10 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Whether a chunk is accepted now; a single chunk of any size is. Reserves nothing."""
+        """Return whether a chunk of this size would be accepted now.
+
+        Nothing is reserved. An empty queue accepts any size.
+        """
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:

@@ -59,7 +59,7 @@ def check_disk(folder: Path, limit: int) -> str:
 
 
 def check_redis(settings: TierSettings) -> str:
-    """Check that the server answers and evicts when full, and count its chunks."""
+    """Check that the server answers and evicts chunks when it is full, and count its chunks."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:

@@ -47,7 +47,7 @@ def header_bytes(name: ChunkName) -> int:
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write header and checksum of a buffer whose payload is complete at `header_bytes`."""
+    """Write header and checksum into a buffer whose payload is complete. The payload begins at `header_bytes`."""
     start = header_bytes(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)

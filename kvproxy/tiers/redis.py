@@ -31,7 +31,7 @@ class CircuitBreaker:
         return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
     def allow(self) -> bool:
-        """Reserve a call, which must end with `success` or `failure`; False while the circuit is open."""
+        """Reserve a call; False while the circuit is open. Each call must end with `success` or `failure`."""
         with self._lock:
             if not self.ready:
                 return False

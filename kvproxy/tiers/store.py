@@ -18,7 +18,9 @@ class TierError(Exception):
 class StoreStats:
     """Statistics of a store.
 
-    `chunks` and `bytes` are the content as far as this process knows. `limit` is None if the store decides.
+    Attributes:
+        chunks, bytes: the content as far as this process knows.
+        limit: in bytes; None if the store decides itself.
     """
 
     name: str
@@ -33,7 +35,8 @@ class StoreStats:
 class TierStats(StoreStats):
     """Statistics of a tier since the start.
 
-    `dropped` counts chunks that were never written, because too many were pending.
+    Attributes:
+        dropped: chunks that were never written, because too many were pending.
     """
 
     hits: int = 0
@@ -45,7 +48,7 @@ class TierStats(StoreStats):
 
 
 class ChunkStore(Protocol):
-    """Chunks by key; thread-safe. All methods except `should_put` and `stats` may raise TierError."""
+    """Stores chunks by key; threads may share it. All methods except `should_put` and `stats` may raise TierError."""
 
     name: str
     remote: bool
@@ -75,7 +78,7 @@ class ChunkStore(Protocol):
 
 
 class LocalStore:
-    """Base of the stores that one process uses: an LRU index with a limit in bytes."""
+    """Base class of stores that only one process uses: an LRU index with a limit in bytes."""
 
     name: str
     remote = False

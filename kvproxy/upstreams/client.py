@@ -98,7 +98,7 @@ class UpstreamClient:
         return reply
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> Relayed:
-        """Send a request at once, even if client requests wait for a connection. Raises UpstreamError."""
+        """Send a request immediately, even if client requests wait for a connection. Raises UpstreamError."""
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A streamed body cannot be sent twice.
         retries = self._settings.retries if isinstance(body, bytes) else 0

@@ -109,7 +109,7 @@ def _was_closed_before_write(error: Exception) -> bool:
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return the headers that are not hop-by-hop, with names in lower case."""
+    """Return the headers to forward: all but the hop-by-hop headers, with names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
     dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
@@ -140,7 +140,7 @@ class _StrictConnection(ResponseHandler):
 
 
 async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
-    """Fail if the size differs from the Content-Length, so that the connection closes."""
+    """Raise an error if the size differs from the Content-Length, so that the connection closes."""
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
     async for chunk in body:

@@ -39,9 +39,10 @@ class EngineStatus:
     """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        load: tokens of work.
+        load: work in flight, in prefill tokens.
+        sent: requests sent since the start.
         failures: consecutive failures.
-        complete: whether the mirror missed no event; None without a mirror.
+        complete: the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
     """
 
@@ -65,9 +66,10 @@ class EngineStatus:
 
 
 class FleetEngine:
-    """Raises SettingsError if the events endpoint is not valid.
+    """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid.
 
-    `llama` is None if the engine publishes events.
+    Attributes:
+        llama: the slots of llama.cpp; None if the engine publishes KV events.
     """
 
     def __init__(
@@ -106,7 +108,10 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
-        """Request `/health`. Any status below 500 is a success, since not all servers have the route."""
+        """Request `/health` and record the result.
+
+        Any status below 500 is a success, since not all servers have the route.
+        """
         try:
             async with asyncio.timeout(self._probe_timeout):
                 reply = await self.client.request("GET", "/health", {})
@@ -201,7 +206,12 @@ class FleetEngine:
         )
 
     def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
-        """Return this engine with the tokens that it should reuse (`predicted`) and compute (`work`)."""
+        """Return this engine as the upstream of a request.
+
+        Args:
+            predicted: prompt tokens that it should reuse.
+            work: prompt tokens that it should compute.
+        """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

@@ -29,7 +29,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Engines in order of preference, with the tokens that each must compute and should reuse."""
+    """The engines for a request in order of preference.
+
+    Attributes:
+        work, predicted: by engine, prompt tokens that it must compute, and that it should reuse.
+    """
 
     engines: list[FleetEngine]
     work: dict[str, int]
@@ -103,7 +107,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available(self) -> list[FleetEngine]:
-        """Return the available engines, else the ejected ones. Raises Overloaded."""
+        """Return the available engines, or the ejected ones if none is available. Raises Overloaded."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
@@ -184,9 +188,9 @@ class Fleet:
 
 
 def _is_predictable(request: ApiRequest) -> bool:
-    """Whether the reported reuse can be predicted.
+    """Return whether the reuse that an engine reports can be predicted.
 
-    Log-probabilities of the prompt require computing all of it. Of several completions, vLLM reports one lookup.
+    Log-probabilities of the prompt require computing all of it. For several completions, vLLM reports one lookup.
     """
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)

@@ -24,7 +24,7 @@ from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
 
 
 class FleetPrefix(PrefixCache):
-    """All engines together. Without a mirror or a llama.cpp server, only reported metrics are known."""
+    """The prefix caches of all engines together. Engines without a mirror or slots only report metrics."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

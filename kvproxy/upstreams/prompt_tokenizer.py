@@ -26,7 +26,7 @@ class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
     async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        """Tokenize a request, with the client's engine within `seconds`. Raises KvproxyError."""
+        """Tokenize a request by calling the engine of `client`, within `seconds`. Raises KvproxyError."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return HashedPrompt(source, salt=_salt(request))
@@ -113,7 +113,7 @@ def load_tokenizer(name: str) -> PromptTokenizer:
 
 
 def prompt_input(request: ApiRequest) -> PromptInput:
-    """Return the prompt. Raises InvalidRequest if it is missing, or not only text."""
+    """Return a request's prompt. Raises InvalidRequest if it is missing, or not only text."""
     codec = CODECS.get(request.api.name)
     if codec is None:
         raise InvalidRequest(f"requests to {request.api.name} have no prompt with a prefix cache")

@@ -75,7 +75,12 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """An engine that can serve a request; `matched` is None if its cached tokens are unknown."""
+    """An engine that can serve a request.
+
+    Attributes:
+        matched: prompt tokens in its cache; None if unknown.
+        load: work in flight, in prefill tokens.
+    """
 
     name: str
     matched: int | None

@@ -24,7 +24,9 @@ _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """Changes by `kvproxy keys` are read within a second."""
+    """The clients of the settings and of the file of `kvproxy keys`, which is read again within a second of a
+    change.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,7 +37,7 @@ class Clients:
 
     @property
     def any(self) -> bool:
-        """A proxy that had clients requires keys even after the last client's removal."""
+        """Return whether requests require a key, which stays true after the last client's removal."""
         self._reload()
         return self._closed
 
@@ -58,7 +60,7 @@ class Clients:
             _log.error("the clients were not reloaded: %s", error)
 
     def _version(self) -> tuple[int, int]:
-        """The file's time alone may be equal for two changes in quick succession."""
+        """Return values that differ after each change of the file. Its time may be equal after two quick changes."""
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -75,7 +77,7 @@ class Clients:
         return None
 
     def stored_bytes(self, tenant: str) -> int | None:
-        """Limit of a tenant's stored bytes; None without a limit."""
+        """Return the limit of a tenant's stored bytes; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
         name = tenant.removeprefix(CLIENT)
@@ -149,5 +151,5 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Whether the path is the proxy's own: it needs no key, and is never forwarded."""
+    """Return whether a path is the proxy's own: it needs no key, and is never forwarded."""
     return path in _OWN or path.startswith(("/admin/", "/ui/"))

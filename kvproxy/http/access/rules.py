@@ -23,9 +23,9 @@ class Access:
         self._behind_proxy = False
 
     def page(self, request: Request) -> KvproxyError | None:
-        """Reject requests of web pages from other origins.
+        """Return an error for requests of web pages from other origins, and for public host names.
 
-        Public host names are rejected, too: a page could rebind its name to this machine, and would have the same origin.
+        A page could rebind a public name to this machine, and would then have the same origin.
         """
         self._notice_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -47,7 +47,7 @@ class Access:
         return None
 
     def admin(self, request: Request) -> KvproxyError | None:
-        """Require the token, or a request from this machine if no token is set."""
+        """Return an error for requests without the admin token, or from another machine if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
             if any(_equal(given, settings.admin_token) for given in _tokens(request)):
@@ -69,7 +69,7 @@ class Access:
         return None
 
     def _notice_proxy(self, request: Request) -> None:
-        """After the first request of a reverse proxy, no request counts as local."""
+        """Treat no request as local after the first request of a reverse proxy."""
         if not self._behind_proxy and _forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
@@ -79,13 +79,13 @@ class Access:
 
 
 def _forwarded(request: Request) -> bool:
-    """Whether a reverse proxy sent a request. Hardly any client uses HTTP/1.0."""
+    """Return whether a reverse proxy sent a request. Hardly any client uses HTTP/1.0."""
     named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
     return named or request.scope["http_version"] == "1.0"
 
 
 def _foreign(request: Request) -> bool:
-    """Whether a page of another origin sent a request, even if its origin is allowed."""
+    """Return whether a page of another origin sent a request, even if its origin is allowed."""
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -96,7 +96,7 @@ def _same_origin(origin: str, host: str) -> bool:
 
 
 def _tokens(request: Request) -> list[str]:
-    """Tokens in our own header, and as a bearer token."""
+    """Return the tokens in the proxy's own header, and the bearer token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []

@@ -28,7 +28,7 @@ async def queue(request: Request) -> Response:
 
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
-    """Convert in a thread: a large pool would block the event loop."""
+    """Return rows as a response. They are converted in a thread, because a large pool would block the event loop."""
     return await asyncio.to_thread(lambda: reply([flat(row) for row in rows]))
 
 

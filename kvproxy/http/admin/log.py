@@ -67,7 +67,7 @@ def _query(query: QueryParams) -> Query:
 
 
 def _until(query: QueryParams) -> float:
-    """The end of the time range: `until`, or now."""
+    """Return the end of the time range: the parameter `until`, or now."""
     text = query.get("until")
     return number(text, "until") if text else time.time()
 

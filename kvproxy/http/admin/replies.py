@@ -32,12 +32,14 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def named(row: Row) -> dict[str, object]:
-    """The fields of a row by name, uncopied: tens of thousands of rows would take a second."""
+    """Return the fields of a row by name, without copying their values: tens of thousands of rows would take a
+    second.
+    """
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat(row: BlockRow | ChainRow) -> dict[str, object]:
-    """The fields of a row and of its location."""
+    """Return the fields of a row and of its location as one dict."""
     found = named(row)
     del found["place"]
     return found if row.place is None else found | named(row.place)

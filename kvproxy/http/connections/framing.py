@@ -13,9 +13,10 @@ _UPGRADE = (b"upgrade", b"http2-settings")
 
 
 def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
-    """Reject a head that two servers could read differently, or that is not supported.
+    """Return the error for a head that two servers could read differently, or that is not supported; None if it is
+    accepted.
 
-    The parser rejects a repeated Content-Length, one beside a Transfer-Encoding, and bad line ends.
+    The parser rejects a repeated Content-Length, a Content-Length beside a Transfer-Encoding, and bad line ends.
     """
     if version not in ("1.0", "1.1"):
         return InvalidRequest("the request line names no version of HTTP that is served: HTTP/1.1 or HTTP/1.0")
@@ -44,7 +45,7 @@ def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> Kvpr
 
 
 def head_without_upgrade(method: bytes, version: str, target: bytes, headers: Headers) -> bytes:
-    """Remove the offer of an upgrade, which RFC 9110 (7.8) lets a server ignore."""
+    """Return a head without the offer of an upgrade, which RFC 9110 (7.8) lets a server ignore."""
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":

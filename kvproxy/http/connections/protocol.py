@@ -34,7 +34,7 @@ _LINGER_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """Bytes that wait for a client, and the time since then."""
+    """Bytes that a client has not read, and since when."""
 
     bytes: int
     since: float
@@ -78,7 +78,7 @@ class _Lingering:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection with limits. `full` replaces the app on connections beyond the limit."""
+    """A client's connection with limits. On connections beyond the limit, `full` replaces the app."""
 
     def __init__(
         self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], full: ASGIApp, **kwargs: Any
@@ -258,7 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """End the connection if its client is too slow; `now` is the event loop's time."""
+        """Close the connection if its client is too slow; `now` is the event loop's time."""
         late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
         if late and not self.transport.is_closing():
             self._head_since = None
@@ -276,7 +276,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _in_kernel(self) -> int:
-        """Unsent bytes in the kernel, which precede our own buffer."""
+        """Return the unsent bytes in the kernel's buffer, which are sent before the bytes in uvicorn's buffer."""
         held = array("i", [0])
         try:
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)

@@ -25,9 +25,13 @@ _log = logging.getLogger("kvproxy")
 async def cancel_on_disconnect(
     request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, uploaded: asyncio.Event | None = None
 ) -> T:
-    """Await work; cancel it when the client disconnects or the deadline passes.
+    """Await `work`; cancel it when the client disconnects or the deadline passes.
 
-    `uploaded` is that of `RelayResponse`. Raises ClientDisconnect, DeadlineExceeded, or ShuttingDown.
+    Args:
+        uploaded: see `RelayResponse`.
+
+    Raises:
+        ClientDisconnect, DeadlineExceeded, or ShuttingDown.
     """
     me = asyncio.current_task()
     assert me is not None

@@ -107,7 +107,7 @@ class ProxyServer(uvicorn.Server):
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain; then end requests with an error, and abort the connections."""
+        """Wait for requests in flight during the drain time, then end them with an error, and abort the connections."""
         self._lifetimes.stopping = True
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
@@ -138,7 +138,7 @@ class ProxyServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn, do not raise signals again: exit code 0 after SIGTERM and Ctrl-C."""
+        """Handle signals like uvicorn, but do not raise them again, so that SIGTERM and Ctrl-C exit with code 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

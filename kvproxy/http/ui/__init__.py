@@ -39,7 +39,9 @@ class Strict:
 
 
 async def _page(request: Request) -> Response:
-    """/ui is /ui/, from where the page finds its files; it may lie under a path of a reverse proxy."""
+    """Return the page, or redirect from /ui to /ui/: the page's links are relative, since a reverse proxy may add a
+    path.
+    """
     return RedirectResponse("ui/", status_code=308)
 
 

@@ -12,8 +12,8 @@ class ChainRequest:
     """A prompt as the ids of its full blocks.
 
     Attributes:
-        blocks: equal ids have equal prefixes.
-        reusable: blocks that may be hits; at least one token is computed.
+        blocks: two prompts with an equal id have an equal prefix up to this block.
+        reusable: number of blocks that may be hits; at least one token is always computed.
         partial: the prompt ends in an incomplete block, which takes space until the request ends.
     """
 
@@ -24,7 +24,7 @@ class ChainRequest:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Blocks requested, blocks hit, and requests that exceed the pool."""
+    """The result of a simulation: blocks requested, blocks hit, and requests that exceed the pool."""
 
     blocks: int
     hits: int
@@ -36,7 +36,7 @@ class PoolSimulation:
 
 
 class ChainCache:
-    """Serves one request at a time; evicts a block only after its children.
+    """A simulated pool that serves one request at a time. It evicts a block only after the blocks that follow it.
 
     Args:
         capacity: in blocks.

@@ -8,7 +8,7 @@ from kvproxy.blocks.policies import POLICIES, EvictionPolicy
 
 
 class LRU:
-    """Least recently used first."""
+    """Evicts the least recently used key."""
 
     def __init__(self, capacity: int) -> None:
         self._keys: OrderedDict[int, None] = OrderedDict()
@@ -28,7 +28,7 @@ class LRU:
 
 
 class Belady:
-    """The optimum: evict the farthest next use, and among equals the deepest in its chain.
+    """Evicts the key with the farthest next use, which is optimal; among equals, the deepest in its chain.
 
     Args:
         uses: positions of each key in the trace, in order.

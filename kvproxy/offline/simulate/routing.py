@@ -38,7 +38,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """Equal engines; sizes in blocks and tokens, and prompt tokens per second."""
+    """The size and speed of equal engines.
+
+    Attributes:
+        blocks: blocks of each engine's pool.
+        block_tokens: tokens in a block.
+        prefill_rate: prompt tokens per second.
+    """
 
     engines: int
     blocks: int
@@ -48,12 +54,12 @@ class FleetShape:
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Result of a routing policy.
+    """The result of a routing policy.
 
     Attributes:
-        hit_tokens, hit_rate: prompt tokens hit, and their share.
-        imbalance: computed tokens of the busiest engine over the mean.
-        wait_p50, wait_p99: seconds from arrival to the end of prefill.
+        hit_tokens, hit_rate: number of prompt tokens found in a cache, and their share.
+        imbalance: computed tokens of the busiest engine, divided by the mean.
+        wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
         refused: requests that exceed a pool.
     """
 
@@ -141,7 +147,7 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
 
 
 def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
-    """Route a trace.
+    """Simulate a trace under a routing policy.
 
     Args:
         arrivals: in order of time.

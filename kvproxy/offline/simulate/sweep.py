@@ -18,11 +18,11 @@ _SUFFICIENT_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Result of a sweep.
+    """The hit rates of a trace by pool size and eviction policy.
 
     Attributes:
-        sizes: in blocks, ascending.
-        rates: each policy's hit rates by size.
+        sizes: pool sizes in blocks, ascending.
+        rates: hit rates of each policy, one for each size.
         unlimited: hit rate of an unlimited pool.
         block_tokens: tokens in a block.
         requests, blocks: size of the trace.
@@ -36,7 +36,7 @@ class Sweep:
     blocks: int
 
     def sufficient_size(self, policy: str) -> int | None:
-        """Return the smallest size with 90% of the unlimited hit rate, or None."""
+        """Return the smallest pool with 90% of the unlimited hit rate; None if no size reaches it."""
         target = _SUFFICIENT_SHARE * self.unlimited
         return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
 
@@ -87,7 +87,7 @@ class _Simulation:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return geometric steps from 1% to 100% of the distinct blocks."""
+    """Return pool sizes in geometric steps from 1% to 100% of the distinct blocks."""
     distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:

@@ -27,7 +27,7 @@ _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class TraceError(InvalidRequest):
-    """The message names the line and the fix."""
+    """A trace is invalid. The message names the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator
 
 
 def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
-    """Return the given block size, the trace's, or the first that fits all token counts."""
+    """Return the given block size, else the trace's, else the first that fits all token counts."""
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")

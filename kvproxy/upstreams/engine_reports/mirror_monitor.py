@@ -39,7 +39,7 @@ class MirrorMonitor:
         self._known: frozenset[Problem] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
-        """Count prompt tokens that the engine computed.
+        """Count prompt tokens that the engine computed, reported by the engine or estimated.
 
         Estimates count only before the first event, since a prompt in the engine's cache causes no event.
         """

@@ -9,10 +9,12 @@ _MAX_TOO_HIGH = 0.05
 
 @dataclass(slots=True)
 class ReuseFigures:
-    """Reports of one engine for one model.
+    """Reports of one engine for one model, compared with predictions.
 
     Attributes:
-        predictions: reports with a prediction.
+        reports: number of reports.
+        predictions: number of reports for which there was a prediction.
+        exact, too_high, too_low: number of predictions by result.
         tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """
 
@@ -41,5 +43,5 @@ class ReuseFigures:
 
     @property
     def is_unreliable(self) -> bool:
-        """Whether more predictions are too high than waiting requests explain."""
+        """Return whether too many predictions are too high, more than requests waiting in the engine explain."""
         return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions

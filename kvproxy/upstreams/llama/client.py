@@ -32,7 +32,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot as reported by `/slots`; `task` is the id of its last request, None before the first."""
+    """One slot as reported by `/slots`. `task` is the id of its last request; None before the first request."""
 
     slot: int
     busy: bool
@@ -43,7 +43,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotTransfer:
-    """Result of a save or restore; `size` is in bytes."""
+    """The result of saving or restoring a slot; `size` is in bytes."""
 
     tokens: int
     size: int
@@ -123,7 +123,7 @@ class LlamaClient:
         return await self._transfer(slot, "save", name, "n_saved", "n_written")
 
     async def restore(self, slot: int, name: str) -> SlotTransfer:
-        """Read a file into a slot. The previous contents are lost even if it fails."""
+        """Read a file into a slot. The slot's previous contents are lost even if this fails."""
         return await self._transfer(slot, "restore", name, "n_restored", "n_read")
 
     async def erase(self, slot: int) -> None:

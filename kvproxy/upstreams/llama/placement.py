@@ -27,7 +27,7 @@ _MAX_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """Contents of a response; `text` is None if the response has anything else."""
+    """The contents of a response. `text` is None if the response contains anything else than text."""
 
     text: str | None = None
     reuse: ReportedReuse | None = None
@@ -75,7 +75,7 @@ class ResponseCapture:
 
 
 def _has_more_than_text(response: JsonMap) -> bool:
-    """Whether there are tool calls or reasoning, whose exact tokens are unknown."""
+    """Return whether a response has tool calls or reasoning, whose exact tokens are unknown."""
     choices = response.get("choices")
     message: Json = field(choices[0], "message") if isinstance(choices, list) and choices else None
     return any(field(message, name) for name in ("tool_calls", "reasoning_content", "reasoning"))
@@ -113,7 +113,7 @@ class Placement:
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
-        """Release the slot of a request without a response; its contents are unknown."""
+        """Release the slot of a request that got no response. The slot's contents are unknown then."""
         if not self._released:
             self._released = True
             self._slot.prefix = b""
@@ -147,10 +147,10 @@ class Placement:
         return None
 
     async def _new_prefix(self, response: CapturedResponse, status: int, state: SlotState) -> Tokens:
-        """Return the certain contents of the slot.
+        """Return the known contents of the slot after a response.
 
-        It holds the prompt and the response, without the last token, which was not computed. The response's text may tokenize to
-        other tokens; then the count differs from the server's.
+        It holds the prompt and the response, without the last token, which was not computed. The response's text may
+        tokenize to other tokens; then the count differs from the server's.
         """
         slot, prompt = self._slot, self._prompt
         if state.task == slot.task or status != 200:

@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class LlamaServer:
-    """The slots of one upstream; inactive if it is not llama.cpp.
+    """The slots of one upstream. It is inactive if the upstream is not llama.cpp.
 
     Attributes:
-        is_identified: whether the server was identified since its last failure.
+        is_identified: the server was identified since its last failure.
         saver: None if slots cannot be saved.
-        unplaced_requests: requests for which the server chose the slot.
+        unplaced_requests: number of requests for which the server chose the slot.
     """
 
     def __init__(
@@ -126,7 +126,10 @@ class LlamaServer:
             return None
 
     async def place(self, request: ApiRequest) -> Placement | None:
-        """Choose and prepare a slot, which stays locked until the placement ends; None if the server must choose."""
+        """Choose, lock, and prepare a slot; None if the server must choose.
+
+        The end of the placement unlocks the slot.
+        """
         placement = await self._place(request)
         # A request without a placement may use any slot.
         self.unplaced_requests += placement is None and self.active

@@ -15,9 +15,9 @@ class SlotChoice:
     """The chosen slot.
 
     Attributes:
-        kept: tokens of the prompt in the slot.
+        kept: number of prompt tokens in the slot.
         restore: name of the file to restore first, if any.
-        reused: tokens of the prompt that need no computation.
+        reused: number of prompt tokens that need no computation.
     """
 
     slot: int
@@ -47,5 +47,5 @@ def choose_slot(
 
 
 def reusable_tokens(common: int, prompt: Tokens) -> int:
-    """Exclude the last token of the prompt, which is always computed."""
+    """Return how much of a common prefix can be reused: the prompt's last token is always computed."""
     return max(0, min(common, count(prompt) - 1))

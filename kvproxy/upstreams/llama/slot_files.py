@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """One file; unused if `tokens` is None. `used` is the time of the last save or restore."""
+    """One file. It is unused if `tokens` is None. `used` is the time of the last save or restore."""
 
     name: str
     identity: str
@@ -72,7 +72,7 @@ class SlotFiles:
         return self._files.get(name)
 
     def covered_tokens(self, identity: str, tokens: Tokens) -> int:
-        """Return the longest common prefix with a file."""
+        """Return the length of the longest common prefix of `tokens` with any file."""
         return max((common_prefix(file.tokens or b"", tokens) for file in self.saved(identity)), default=0)
 
     @property
@@ -106,7 +106,7 @@ class SlotFiles:
         self._put(SlotFile(name, identity, tokens, count, size, self._clock()))
 
     def touch(self, name: str) -> None:
-        """Record a restore."""
+        """Record that a file was restored."""
         file = self._files[name]
         file.used = self._clock()
         self._write("UPDATE files SET used = ? WHERE url = ? AND name = ?", file.used, self._url, name)
@@ -127,7 +127,7 @@ class SlotFiles:
         return sorted(found, key=lambda file: -file.size)
 
     def evict(self, max_bytes: int) -> None:
-        """Discard the least recently used files, down to this total."""
+        """Discard the least recently used files until the rest has at most `max_bytes`."""
         saved = [file for file in self._files.values() if file.tokens is not None]
         excess = sum(file.size for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):

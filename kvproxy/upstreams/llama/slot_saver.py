@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlotSaver:
-    """Saves and restores the slots of one server. The caller has locked the slot."""
+    """Saves and restores the slots of one server. The caller must lock the slot first."""
 
     def __init__(
         self, url: str, client: LlamaClient, info: ServerInfo, files: SlotFiles, max_bytes: int, min_tokens: int
@@ -44,7 +44,7 @@ class SlotSaver:
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
-        """Save tokens that the request will overwrite, and restore the chosen file; return the restored file."""
+        """Save the tokens that the request will overwrite, and restore the chosen file; return the restored file."""
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept
@@ -124,7 +124,7 @@ class SlotSaver:
         )
 
     async def _is_same_server(self) -> bool:
-        """Check the identity: keys and values of another model must never be restored."""
+        """Return whether the server is still the same: keys and values of another model must never be restored."""
         return await self._client.identity() == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:

@@ -22,8 +22,8 @@ class Slot:
         prefix: its known tokens.
         task: number of its last request since the server's start.
         context: maximum number of tokens.
-        locked: whether a request of this proxy uses it, or it is being saved. Only the owner may change the other attributes.
-        busy: whether a request of another client uses it.
+        locked: a request of this proxy uses it, or it is being saved. Only the owner may change the other attributes.
+        busy: a request of another client uses it.
         version: number of changes, to detect outdated reports.
     """
 
@@ -75,7 +75,11 @@ class SlotsStatus:
 
 
 class SlotTable:
-    """All slots of one server. `clears_idle` is set if the server was observed to clear idle slots."""
+    """All slots of one server.
+
+    Attributes:
+        clears_idle: the server was observed to clear idle slots.
+    """
 
     def __init__(self, client: LlamaClient) -> None:
         self.slots: dict[int, Slot] = {}
@@ -86,7 +90,12 @@ class SlotTable:
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], only: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Lock a slot, `only` the requested one if it is set; None after the timeout. Raises UpstreamError."""
+        """Lock the slot that `choose` returns. Raises UpstreamError.
+
+        Args:
+            only: number of a slot that the client requested.
+            seconds: timeout, after which the result is None.
+        """
         end = time.monotonic() + seconds
         while only is None or only in self.slots:
             usable = [slot for slot in self.slots.values() if only in (None, slot.id)]

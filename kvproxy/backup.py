@@ -145,7 +145,6 @@ def _is_sound(path: Path) -> bool:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Move a file, and delete the log of the replaced file."""
     for suffix in ("-wal", "-shm"):
         target.with_name(target.name + suffix).unlink(missing_ok=True)
     source.chmod(0o600)

@@ -126,7 +126,6 @@ def _drawn(chart: Chart, width: int, colours: bool) -> str:
 
 
 def _leave_room(plot: Any, most: float, names: int, step: float) -> None:
-    """Leave room for the legend above the values."""
     ticks = [place * step for place in range(int(most / step) + 1)] if step else [0.0]
     plot.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
     plot.ylim(0, (most or 1) * _ROWS / max(1, _ROWS - names))
@@ -186,7 +185,6 @@ def _plot(chart: Chart, axes: "Axes") -> None:
 
 
 def _time_labels(chart: Chart) -> list[tuple[int, str]]:
-    """Places of some x values, and their local times."""
     xs, step = (chart.lines[0].xs if chart.lines else ()), chart.time_step or 0
     clock = "%H:%M" if step >= 60 else "%H:%M:%S"
     form = "%d %b" if step >= _DAY else clock if xs and xs[-1] - xs[0] < _DAY else "%d %b %H:%M"
@@ -199,7 +197,6 @@ def _value(value: float, is_share: bool) -> str:
 
 
 def _colour(name: str, place: int = 0) -> str:
-    """The colour of a layer, or the next of the palette."""
     return _LAYER_COLOURS.get(name.partition(" ")[0], _COLOURS[place % len(_COLOURS)])
 
 

@@ -40,7 +40,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def is_closed(settings: Settings) -> bool:
-    """Return whether requests require a key, which stays true after the last client's removal."""
+    """Whether requests require a key, which stays true after the last client's removal."""
     return bool(settings.clients) or clients_file(settings.data).exists()
 
 
@@ -125,7 +125,6 @@ def _read(data: Path) -> Sequence[ClientSettings]:
 
 
 def _write(data: Path, clients: Sequence[ClientSettings]) -> None:
-    """Write atomically, readable by the owner only."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
     with os.fdopen(handle, "wb") as out:

@@ -86,7 +86,6 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Return the origin of the keys, and their text."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

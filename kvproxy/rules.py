@@ -54,7 +54,6 @@ class Rules:
 
 
 def _fixed(settings: Settings) -> dict[str, object]:
-    """Return the settings that require a restart."""
     return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
@@ -79,7 +78,6 @@ def _fits(pattern: str | None, text: str | None) -> bool:
 
 
 def _changed(control: Control, rule: RuleSettings) -> Control:
-    """Combine the control of a request with its rule; for each limit, the stricter one applies."""
     limits = control.limits
     off = rule.cache is False
     return replace(

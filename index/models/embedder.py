@@ -30,7 +30,7 @@ class Embedder(Protocol):
         """Return the vectors of texts: `[len(texts), dim]` float32, each row of length 1."""
 
     def can_read(self, text: str) -> bool:
-        """Return whether the vector depends on all of a text: it is short enough and has no unknown characters."""
+        """Whether the vector depends on all of a text: it is short enough and has no unknown characters."""
 
 
 class SentenceEmbedder:

@@ -108,7 +108,6 @@ def language_of(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    """Return the language of letters that are not Latin, if any. A single Greek letter is a mathematical symbol."""
     found: dict[str, int] = {}
     for word in words(text):
         foreign = [
@@ -127,12 +126,12 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Return whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
+    """Whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
     return not has_hidden_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.can_read(text)
 
 
 def is_known(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
-    """Return whether a text is in one of several languages.
+    """Whether a text is in one of several languages.
 
     Args:
         language_codes: ISO 639-1 codes, or `*` for all languages.

@@ -85,7 +85,7 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Return whether the models read all of a text and know its language. Other texts have exact hits only."""
+        """Whether the models read all of a text and know its language. Other texts have exact hits only."""
         return can_match(text, self._embedder, self._languages)
 
     def has_vector(self, text: str) -> bool:

@@ -66,7 +66,7 @@ class Store(StoreWriter):
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
-        """Return whether an entry is small enough for the store's capacity and for its tenant's limit."""
+        """Whether an entry is small enough for the store's capacity and for its tenant's limit."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
@@ -182,7 +182,6 @@ class Store(StoreWriter):
         return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
 
     def _matching_ids(self, where: EntryFilter, matches: Callable[[str], bool]) -> Iterator[str]:
-        """Return the ids of matching entries, newest first. Decrypts every prompt."""
         condition, values = self._where(replace(where, prompt=None, search=None))
         sql = (
             f"select id, key, namespace, prompt, sealed, created from responses{condition}{' and' if condition else ' where'}"

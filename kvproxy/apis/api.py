@@ -49,7 +49,7 @@ class Api:
         raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:
-        """Return whether a stored response may be served for an equal request."""
+        """Whether a stored response may be served for an equal request."""
         raise NotImplementedError
 
     def question(self, body: JsonObject) -> Question | None:
@@ -60,7 +60,7 @@ class Api:
         raise NotImplementedError
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        """Return whether a response is complete and successful."""
+        """Whether a response is complete and successful."""
         raise NotImplementedError
 
     def output_text(self, whole: JsonMap) -> str | None:

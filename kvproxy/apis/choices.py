@@ -121,7 +121,7 @@ def includes_usage(body: JsonMap) -> bool:
 
 
 def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[JsonObject], bool]) -> bool:
-    """Return whether every choice is complete, or reached a limit of the request."""
+    """Whether every choice is complete, or reached a limit of the request."""
     choices = whole.get("choices")
     if not isinstance(choices, list) or not choices or whole.get("error") is not None:
         return False

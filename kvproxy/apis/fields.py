@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Return whether the fields of a request allow the response to a similar question.
+    """Whether the fields of a request allow the response to a similar question.
 
     An unknown field may constrain the response, like a schema, documents, or an earlier response.
     """

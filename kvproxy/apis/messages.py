@@ -191,7 +191,6 @@ def _turns(messages: Json) -> list[JsonObject] | None:
 
 
 def _split_block(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """Split a content block into its start event and its delta events. Blocks of unknown types have no deltas."""
     kind = block.get("type")
     if kind == "text":
         citations: list[JsonObject] = [

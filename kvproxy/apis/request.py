@@ -43,7 +43,7 @@ class ApiRequest:
 
 
 def requests_sample(body: JsonMap) -> bool:
-    """Return whether a request sets a temperature above 0 and no seed."""
+    """Whether a request sets a temperature above 0 and no seed."""
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]

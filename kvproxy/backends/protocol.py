@@ -71,7 +71,7 @@ class Relayed:
 
     @property
     def streams(self) -> bool:
-        """Return whether the body is server-sent events."""
+        """Whether the body is server-sent events."""
         return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
 
     async def wait_for_first_chunk(self) -> None:

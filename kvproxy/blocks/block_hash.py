@@ -34,7 +34,6 @@ def encode_blocks(tokens: Sequence[int], block_size: int) -> list[bytes]:
 
 
 def _encode_many(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
-    """Write every token into five bytes, and compress to its shortest form with a mask."""
     import numpy as np
 
     ids = np.frombuffer(tokens, dtype=np.uint32)

@@ -221,7 +221,7 @@ class KVCacheManager:
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Return whether the free blocks suffice for the whole request; nothing is reserved."""
+        """Whether the free blocks suffice for the whole request; nothing is reserved."""
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)

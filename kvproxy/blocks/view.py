@@ -132,7 +132,6 @@ def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
 
 
 def _reported_groups(manager: KVCacheManager) -> Sequence[SingleTypeKVCacheManager]:
-    """Return the groups for a report; none for a single group with full attention."""
     groups = manager.groups
     return () if len(groups) == 1 and groups[0].spec.kind == "full" else groups
 

@@ -118,7 +118,6 @@ def _reason(response: "Response") -> str:
 
 
 def _lines(response: "Response | None", kind: str) -> list[str]:
-    """Return a proxy's notes or advice on its upstreams."""
     if response is None or response.status_code != 200:
         return []
     try:

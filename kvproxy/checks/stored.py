@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def store_exists(settings: Settings) -> bool:
-    """Return whether the configured store exists; a database server counts as existing."""
+    """Whether the configured store exists; a database server counts as existing."""
     from kvproxy.index.store.opening import is_url
 
     return is_url(settings.store_where) or settings.store_path.is_file()

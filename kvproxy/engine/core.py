@@ -120,7 +120,7 @@ class EngineCore:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether every sequence waits for a tier that makes no progress."""
+        """Whether every sequence waits for a tier that makes no progress."""
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(
@@ -183,7 +183,6 @@ class EngineCore:
         return [replace(output, logits=output.logits.clone()) for output in outputs]
 
     def _abort_step(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        """Abort the requests of a failed step, and all requests that share a block of it."""
         work = scheduled.prefills + scheduled.decodes
         unwritten = {block for _, span in work for block in self._written_blocks(span)}
         failed = {sequence.request.id for sequence, _ in work}

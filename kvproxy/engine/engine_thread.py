@@ -132,7 +132,6 @@ class EngineThread:
                 self.health.record_success()
 
     def _fail_all(self, error: KvproxyError) -> None:
-        """Send an error to all requests, even if the engine cannot list them."""
         callbacks, self._live = self._live, {}
         try:
             self._engine.fail_all(error)

@@ -21,7 +21,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return whether only a restart helps against an error. Out of memory is not such an error."""
+    """Whether only a restart helps against an error. Out of memory is not such an error."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (

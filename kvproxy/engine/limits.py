@@ -65,7 +65,6 @@ class EngineLimits:
 
 
 def _validate_scheduling(request: GenerationRequest) -> None:
-    """Check values that would fail in code shared by all requests."""
     if type(request.priority) is not int or type(request.queue_priority) is not int:
         raise InvalidRequest("priority must be an integer", param="priority")
     try:

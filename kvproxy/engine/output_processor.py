@@ -73,7 +73,6 @@ class OutputProcessor:
         return children
 
     def _sample(self, ready: Sequence[tuple[SequenceState, SequenceLogits]]) -> None:
-        """Sample all sequences in one call. If that fails, sample each by itself."""
         try:
             sampled = iter(_sample_tokens(ready))
         except Exception as error:
@@ -88,7 +87,6 @@ class OutputProcessor:
                     self._append(sequence, output, tokens or _sample_tokens([(sequence, output)]))
 
     def _append(self, sequence: SequenceState, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:
-        """Append the first token, and one more after each accepted draft token."""
         tokens, num_drafts = output.span.tokens, output.span.num_draft_tokens
         drafts = tokens[len(tokens) - num_drafts :]
         for place, token in enumerate(sampled):

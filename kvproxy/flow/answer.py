@@ -107,7 +107,6 @@ class Answerer:
         return await watch(self._after_exact(exchange))
 
     def _wants_sample(self, request: ApiRequest) -> bool:
-        """Return whether a request is for a random sample, and does not allow a stored response."""
         control = request.control
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
@@ -131,7 +130,6 @@ class Answerer:
             return self._charged(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
-        """Forward a request, with a timeout if a stale response can be served instead."""
         try:
             async with asyncio.timeout(self._lookup.fallback_deadline(exchange)):
                 return await self._forward(exchange)

@@ -101,7 +101,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Return whether headers forbid storing a response.
+    """Whether headers forbid storing a response.
 
     They have `Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key.
     """

@@ -209,7 +209,6 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
 
 
 def _shown(lookup: Lookup) -> list[Candidate]:
-    """Return the nearest neighbours, and all neighbours that a policy judged."""
     return [
         candidate
         for place, candidate in enumerate(lookup.candidates)

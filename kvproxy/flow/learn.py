@@ -73,7 +73,6 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
 
 
 def _judging(request: ApiRequest, asked: str) -> ApiRequest:
-    """Return a request that asks the judge, with the API and the credentials of the original request."""
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": asked}]
     match request.api.name:

@@ -67,7 +67,6 @@ class Revalidator:
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _compute(self, exchange: Exchange) -> bool:
-        """Compute a new response, which is stored as its chunks pass, and return whether it is successful."""
         shared, joined = self._join(exchange)
         try:
             async for _ in shared.chunks():
@@ -86,9 +85,6 @@ class Revalidator:
                 self._finish(exchange)
 
     async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
-        """Return an exchange for the entry's request, with the credentials of the client that received the stale
-        response.
-        """
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)

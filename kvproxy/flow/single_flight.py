@@ -53,7 +53,7 @@ class SharedRequest:
 
     @property
     def is_joinable(self) -> bool:
-        """Return whether another client would receive the response from its start."""
+        """Whether another client would receive the response from its start."""
         return not (self.ended or self._dropped or self.task.cancelling())
 
     @property
@@ -128,7 +128,6 @@ class SharedRequest:
         self._changed = asyncio.Event()
 
     async def _wait_for_clients(self) -> None:
-        """Wait until at most a window of bytes is unread."""
         while self._size > WINDOW:
             is_large = self._size > self._recorder.limit
             if is_large:
@@ -139,7 +138,6 @@ class SharedRequest:
             await self._client_moved.wait()
 
     def _progress(self, which: Callable[[list[int]], int]) -> int:
-        """Return the bytes that the fastest client (`max`) or the slowest client (`min`) has read."""
         not_started = [0] * (self.clients - len(self._bytes_read))
         return which([*self._bytes_read.values(), *not_started] or [self._size])
 
@@ -270,7 +268,7 @@ class SingleFlight:
         self._writer = writer
 
     def is_private(self, exchange: Exchange) -> bool:
-        """Return whether a request must not be shared, because it requires a fresh response or forbids storing it."""
+        """Whether a request must not be shared, because it requires a fresh response or forbids storing it."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:

@@ -149,7 +149,7 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        """Return whether the response must be read completely: to store it, to report its reuse in a header, or to
+        """Whether the response must be read completely: to store it, to report its reuse in a header, or to
         charge for it.
         """
         has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None

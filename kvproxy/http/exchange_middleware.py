@@ -94,5 +94,4 @@ class ExchangeMiddleware:
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> bytes:
-    """Format a time for HTTP."""
     return formatdate(second, usegmt=True).encode()

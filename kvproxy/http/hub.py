@@ -40,7 +40,6 @@ def _is_cached(name: str) -> bool:
 
 
 def _hub_ids(settings: Settings) -> list[str]:
-    """Models that are neither built in nor local paths."""
     names = [settings.forward.tokenizer if settings.servers else settings.model]
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]

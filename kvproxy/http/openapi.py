@@ -104,7 +104,6 @@ def _some(schema: Schema) -> Schema:
 
 
 def _record(required: list[str], **fields: Schema) -> Schema:
-    """Upstreams may support further fields."""
     return {"type": "object", "required": required, "properties": fields}
 
 

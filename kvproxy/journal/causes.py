@@ -95,7 +95,6 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
 
 
 def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
-    """Return earlier requests, newest first."""
     found = []
     for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
         regions = reader.regions(prompt) if prompt != record.prompt else None
@@ -116,7 +115,6 @@ def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
 
 
 def _same_question(prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts) -> int | None:
-    """Return the newest prompt with the same question, apart from case and punctuation."""
     question = _question(own, texts(prompt))
     if not question:
         return None
@@ -185,7 +183,6 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:
-    """Return the contents of two messages if nothing else differs, or else the whole messages."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

@@ -97,7 +97,6 @@ class Writer:
         self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
-        """Write a change of the store. `records` are the records by number that are not in the file yet."""
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
@@ -122,7 +121,6 @@ class Writer:
             self._connection.execute(sql, [blob_of(stored.id), number])
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
-        """Set the prompt of a record, and the reason of a miss."""
         key = cache_key.exact
         prompt = self._prompts.get(key)
         if prompt is not None and exchange.hit is not None:
@@ -172,7 +170,6 @@ class Writer:
         record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
-        """Set the entry of a record, now or as soon as the response is stored."""
         storage = self._storages.get(key)
         if storage is not None and storage.stored.request == exchange.request_id:
             record.entry = storage.stored.id
@@ -182,7 +179,6 @@ class Writer:
         self._without_entry[key, exchange.request_id] = record.number
 
     def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
-        """Count a request of a client once for all requests, and once for each of its tags."""
         if record.layer == "revalidated":
             return
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
@@ -193,7 +189,6 @@ class Writer:
             sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
-        """Return the duration of the replaced response, less the duration of the hit."""
         if exchange.hit is None:
             return 0.0
         key = exchange.hit.key

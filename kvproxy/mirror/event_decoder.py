@@ -196,7 +196,6 @@ def _medium(fields: dict[Any, Any]) -> str:
 
 
 def _optional(value: object, kind: type[_T], name: str) -> _T | None:
-    """Return an optional field after a check of its type; a bool is not an int."""
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

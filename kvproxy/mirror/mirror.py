@@ -108,7 +108,7 @@ class Mirror:
 
     @property
     def complete(self) -> bool:
-        """Return whether the mirror has all events since the engine's start."""
+        """Whether the mirror has all events since the engine's start."""
         return all(
             one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None
             for one in self.subscribers
@@ -118,7 +118,7 @@ class Mirror:
         return view.report_pools(self.state())
 
     def has_same_hashes(self) -> bool | None:
-        """Return whether the engine's block hashes equal ours; None while no published block can be compared."""
+        """Whether the engine's block hashes equal ours; None while no published block can be compared."""
         for pools in self.state().ranks().values():
             block = next((block for pool in pools if (block := _first_full_block(pool)) is not None), None)
             if block is not None:

@@ -30,7 +30,7 @@ class AppliedBatches:
         self._fingerprints.pop(number - MAX_FINGERPRINTS, None)
 
     def has_same(self, number: int, payload: bytes) -> bool | None:
-        """Return whether the batch with this number had this content; None if its fingerprint is unknown."""
+        """Whether the batch with this number had this content; None if its fingerprint is unknown."""
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 

@@ -78,7 +78,7 @@ class EventSubscriber:
 
     @property
     def has_valid_state(self) -> bool:
-        """Return whether the state belongs to a running process. A disconnected process may have lost its blocks."""
+        """Whether the state belongs to a running process. A disconnected process may have lost its blocks."""
         return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:

@@ -51,7 +51,7 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the server reports reuse for the second response only."""
+        """Whether the server reports reuse for the second response only."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property

@@ -104,7 +104,6 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
 
 
 def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return how many pieces each text must skip until both are equal again, and the number of equal words there."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
@@ -124,7 +123,6 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    """Count the words of the leading regions that are equal."""
     count = 0
     for one, other in zip(old, new, strict=False):
         if one != other:
@@ -134,7 +132,6 @@ def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
 
 
 def _shaped(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
-    """Return the kind of a span, its start, and its end in both texts."""
     line = new.rfind("\n", 0, at) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
@@ -197,5 +194,4 @@ def _matches(pattern: str, span: ChangedSpan) -> bool:
 
 
 def _escape(text: str) -> str:
-    """Return a regular expression for a text, in which each digit matches any digit."""
     return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

@@ -154,7 +154,6 @@ def estimate_charts(found: Estimate) -> list[Chart]:
 async def _replays(
     requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
 ) -> list[list[ReplayedRequest]]:
-    """Return several replays of a log, sorted by their number of semantic hits."""
     count = draws if has_responses(requests) else 1
     found = []
     for draw in range(count):

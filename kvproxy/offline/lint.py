@@ -166,7 +166,6 @@ class _Prompts:
     async def _edited(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
-        """Return a family's reused tokens after an edit, and the edited requests."""
         changed = [edited(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
@@ -180,7 +179,6 @@ class _Prompts:
 
 
 def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | None:
-    """Return the span that costs the most words, and how often it changes."""
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:

@@ -42,7 +42,7 @@ class ReplayedRequest:
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
-    """Return whether a log has responses, from which the policy can learn."""
+    """Whether a log has responses, from which the policy can learn."""
     return any(each.response is not None for each in requests)
 
 

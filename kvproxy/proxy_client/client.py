@@ -81,7 +81,7 @@ class ProxyClient:
         return str(self.post("/admin/explain", body, headers=headers)["tenant"])
 
     def is_reachable(self) -> bool:
-        """Return whether a kvproxy answers at the URL, ready or not."""
+        """Whether a kvproxy answers at the URL, ready or not."""
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()

@@ -141,5 +141,4 @@ def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str 
 
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
-    """Return the tenant of a key by API; `models` names a served model for each."""
     return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

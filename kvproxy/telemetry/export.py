@@ -101,7 +101,6 @@ class Exporter:
             self._send(spans_of(exchange, record, trace), trace)
 
     def _send(self, spans: Sequence[Span], trace: Trace) -> None:
-        """Send spans. The first span is the parent of the other spans."""
         outer = None
         if trace.parent is not None:
             outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))

@@ -123,7 +123,6 @@ def _steps(
 
 
 def _more(exchange: Exchange, record: Record) -> dict[str, Value]:
-    """Return further attributes of the exchange's span."""
     values: dict[str, Json] = {
         "http.response.status_code": record.status,
         "gen_ai.usage.input_tokens": record.prompt_tokens,

@@ -40,7 +40,7 @@ class TierChain:
         self._lock = threading.Lock()
 
     def may_hold(self, key: str) -> bool:
-        """Return whether a tier may hold a chunk; calls no other machine."""
+        """Whether a tier may hold a chunk; calls no other machine."""
         return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
 
     def should_save(self, key: str) -> bool:
@@ -74,7 +74,6 @@ class TierChain:
         return None
 
     def _decrypt(self, key: str, data: Data) -> Data:
-        """Decrypt a chunk; return it unchanged if it was not encrypted, or with an unknown key."""
         try:
             return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
         except ValueError:
@@ -86,7 +85,7 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a chunk of this size would be accepted now.
+        """Whether a chunk of this size would be accepted now.
 
         Nothing is reserved. An empty queue accepts any size.
         """

@@ -63,10 +63,10 @@ class ChunkStore(Protocol):
         """Store a chunk; the caller does not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Return whether the store has a chunk; does not count as a use."""
+        """Whether the store has a chunk; does not count as a use."""
 
     def should_put(self, key: str) -> bool:
-        """Return whether a chunk should be stored; uses local information only."""
+        """Whether a chunk should be stored; uses local information only."""
 
     def delete(self, key: str) -> None: ...
 

@@ -215,6 +215,5 @@ def _has_framing(response: aiohttp.ClientResponse) -> bool:
 
 
 def _retrieve(closed: "asyncio.Future[None]") -> None:
-    """Retrieve the exception of an idle connection, which asyncio would log otherwise."""
     if not closed.cancelled():
         closed.exception()

@@ -188,10 +188,6 @@ class Fleet:
 
 
 def _is_predictable(request: ApiRequest) -> bool:
-    """Return whether the reuse that an engine reports can be predicted.
-
-    Log-probabilities of the prompt require computing all of it. For several completions, vLLM reports one lookup.
-    """
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 

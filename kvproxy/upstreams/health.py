@@ -29,7 +29,7 @@ class Health:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether new requests may be sent and the last request succeeded."""
+        """Whether new requests may be sent and the last request succeeded."""
         return self.failures == 0 and not self.draining
 
     @property

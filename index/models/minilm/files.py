@@ -116,7 +116,7 @@ def _tidy(folder: Path, kind: str) -> None:
 
 
 def computes_int8_exactly(files: GraphFiles) -> bool:
-    """Return whether this processor's products of the largest 8-bit values are exact.
+    """Whether this processor's products of the largest 8-bit values are exact.
 
     x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).
     """

@@ -141,7 +141,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Return whether 80% of the words are in the vocabulary or are function words."""
+    """Whether 80% of the words are in the vocabulary or are function words."""
     tokens = words(text)
     if not tokens:
         return True

@@ -23,7 +23,7 @@ _NAMES = frozenset(
 
 
 def case_differs(question: str, cached_question: str) -> bool:
-    r"""Return whether units, codes, or short names differ in letter case.
+    r"""Whether units, codes, or short names differ in letter case.
 
     For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The capital of a sentence's first word is
     ignored, and so are names in a question without capitals.

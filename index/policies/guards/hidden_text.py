@@ -14,7 +14,7 @@ _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def has_hidden_text(text: str) -> bool:
-    """Return whether a text has characters that readers cannot see or distinguish.
+    """Whether a text has characters that readers cannot see or distinguish.
 
     These are invisible characters, variation selectors, stacked marks, and words of two alphabets.
     """
@@ -30,7 +30,7 @@ def has_hidden_text(text: str) -> bool:
 
 
 def _mixes_alphabets(word: str) -> bool:
-    """Return whether a word has letters of two alphabets, such as a Cyrillic letter in a Latin word."""
+    """Whether a word has letters of two alphabets, such as a Cyrillic letter in a Latin word."""
     if word.isascii():
         return False
     letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)

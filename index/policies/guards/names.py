@@ -11,14 +11,14 @@ _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
 def names_differ(question: str, cached_question: str) -> bool:
-    """Return whether each text has as many names that the other lacks: `weather in Paris` and `weather in Rome`."""
+    """Whether each text has as many names that the other lacks: `weather in Paris` and `weather in Rome`."""
     ours = {name for name in _names(question) if not _mentions(cached_question, name)}
     theirs = {name for name in _names(cached_question) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _is_same_sentence_renamed(question, cached_question)
 
 
 def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
-    """Return whether two texts are the same sentence with other names.
+    """Whether two texts are the same sentence with other names.
 
     For instance `Python or something else` and `Java or something else`.
     """
@@ -32,7 +32,7 @@ def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Return whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
+    """Whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
         _canonical_unit(word) == _canonical_unit(name) or (len(name) > 4 and word.startswith(name[:4]))
         for word in _plain_words(text)
@@ -61,7 +61,7 @@ def _names(text: str) -> set[str]:
 
 
 def order_differs(question: str, cached_question: str) -> bool:
-    """Return whether two texts are the same sentence with swapped words.
+    """Whether two texts are the same sentence with swapped words.
 
     For instance `convert miles to kilometres` and `convert kilometres to miles`. Words around `and` or `or` may be
     swapped, and a sentence may be rearranged, such as `which is the best X` and `which X is best`.
@@ -92,7 +92,7 @@ def _content(text: str) -> list[str]:
 
 
 def possession_differs(question: str, cached_question: str) -> bool:
-    """Return whether the owners differ: `my brother's friend` and `my friend's brother`."""
+    """Whether the owners differ: `my brother's friend` and `my friend's brother`."""
     if {"of"} & {*words(question), *words(cached_question)}:
         return False
     (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached_question)

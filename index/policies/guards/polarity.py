@@ -26,12 +26,12 @@ def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
 
 
 def negation_differs(question: str, cached_question: str) -> bool:
-    """Return whether one text is negated and the other is not: `does it work` and `does it not work`."""
+    """Whether one text is negated and the other is not: `does it work` and `does it not work`."""
     return bool(lexicon.NEGATION & set(words(question))) != bool(lexicon.NEGATION & set(words(cached_question)))
 
 
 def are_opposites(question: str, cached_question: str) -> bool:
-    """Return whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
+    """Whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
     `irregular`.
     """
     ours, theirs = set(words(question)), set(words(cached_question))
@@ -61,7 +61,7 @@ def _opposites_of(word: str) -> frozenset[str]:
 
 
 def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:
-    """Return whether two texts differ in a pair of opposites that counts only if nothing else differs.
+    """Whether two texts differ in a pair of opposites that counts only if nothing else differs.
 
     For instance `move it to another bank` and `move it from another bank`.
     """

@@ -12,7 +12,7 @@ _PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
 
 
 def numbers_differ(question: str, cached_question: str) -> bool:
-    """Return whether each text has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
+    """Whether each text has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
     ours, theirs = _numbers(question), _numbers(cached_question)
     ours, theirs = ours - theirs, theirs - ours
     return bool(
@@ -23,7 +23,7 @@ def numbers_differ(question: str, cached_question: str) -> bool:
 
 
 def _one_is_number(text: str, other: str) -> bool:
-    """Return whether the word `one` is a number here: only if the other text has another number."""
+    """Whether the word `one` is a number here: only if the other text has another number."""
     return "one" in words(text) and "one" not in words(other)
 
 
@@ -41,7 +41,7 @@ def _normalize_number(number: str) -> str:
 
 
 def units_differ(question: str, cached_question: str) -> bool:
-    """Return whether the units of numbers differ: `10 miles` and `10 kilometres`, `15%` and `15`."""
+    """Whether the units of numbers differ: `10 miles` and `10 kilometres`, `15%` and `15`."""
     ours, theirs = _units(question), _units(cached_question)
     if _percents(question) != _percents(cached_question) and _numbers(question) == _numbers(cached_question):
         return True

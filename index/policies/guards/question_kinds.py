@@ -17,7 +17,7 @@ _QUESTION_KINDS = {
 
 
 def question_differs(question: str, cached_question: str) -> bool:
-    """Return whether the question words ask for different things: `when was it invented` and `where was it invented`.
+    """Whether the question words ask for different things: `when was it invented` and `where was it invented`.
 
     The word `which` matches every kind, and `what` matches every kind but `who`.
     """
@@ -40,7 +40,7 @@ def _question_kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached_question: str) -> bool:
-    """Return whether the texts name different times: `open on monday` and `open on sunday`, or `open today` and
+    """Whether the texts name different times: `open on monday` and `open on sunday`, or `open today` and
     `open`.
     """
     ours, theirs = _times(question), _times(cached_question)
@@ -57,7 +57,7 @@ def _times(text: str) -> set[str]:
 
 
 def language_differs(question: str, cached_question: str) -> bool:
-    """Return whether answers are asked for in different languages, or the questions are written in different
+    """Whether answers are asked for in different languages, or the questions are written in different
     languages.
     """
     ours, theirs = set(words(question)), set(words(cached_question))

@@ -14,7 +14,7 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached_question: str) -> bool:
-    """Return whether subject and object are swapped, by word order or by voice.
+    """Whether subject and object are swapped, by word order or by voice.
 
     For instance `who beat Brazil` and `who did Brazil beat`, or `was Tom hit by Ann` and `did Tom hit Ann`.
     """

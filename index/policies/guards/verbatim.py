@@ -16,7 +16,7 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached_question: str) -> bool:
-    """Return whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed"
+    """Whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed"
     mean`.
     """
     return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
@@ -34,7 +34,7 @@ def _space_tokens(text: str) -> str:
 
 
 def code_differs(question: str, cached_question: str) -> bool:
-    """Return whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
+    """Whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
     ours, theirs = _code(question), _code(cached_question)
     # A brand such as iPhone appears in any case; an identifier does not.
     return any(code.lower() not in words(cached_question) for code in ours - theirs) or any(
@@ -48,7 +48,7 @@ def _code(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached_question: str) -> bool:
-    """Return whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
+    """Whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
     ours, theirs = _signs(question), _signs(cached_question)
     if ours - theirs and theirs - ours:
         return True

@@ -32,7 +32,7 @@ class ClassErrors:
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, name: str) -> bool:
-        """Return whether a class differed from fresh answers so often that its entries are ignored."""
+        """Whether a class differed from fresh answers so often that its entries are ignored."""
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:

@@ -91,7 +91,7 @@ class Learner:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the policy has seen enough to decide without `checked`."""
+        """Whether the policy has seen enough to decide without `checked`."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def exploration_share(self, error: float) -> float:
@@ -113,7 +113,7 @@ class Learner:
 
     @property
     def may_serve_checked(self) -> bool:
-        """Return whether answers that `checked` accepts may be served.
+        """Whether answers that `checked` accepts may be served.
 
         Their error must be within the bound and leave room for the answers of `learned`. Once `learned` decides itself,
         comparisons in this namespace must also have shown that half of the bound suffices for them.

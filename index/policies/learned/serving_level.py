@@ -78,7 +78,7 @@ class ServingLevel:
         return min(1.0, allowed / max(answers, FROM))
 
     def can_afford(self, error: float) -> bool:
-        """Return whether `checked` may serve one more answer with such an estimated error."""
+        """Whether `checked` may serve one more answer with such an estimated error."""
         return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:

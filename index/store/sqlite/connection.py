@@ -108,7 +108,7 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, check_now: bool = True) -> bool:
-        """Return whether the database or its write-ahead log was deleted or replaced.
+        """Whether the database or its write-ahead log was deleted or replaced.
 
         Args:
             check_now: False may return a result that is 0.1 seconds old.

@@ -94,7 +94,6 @@ def _reason(choice: CollectedChoice) -> str | None:
 
 
 def _call(id: str, index: int, at: int, call: ToolCall) -> JsonObject:
-    """Return a tool call, with an id that is unique among all choices."""
     function: JsonObject = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{id}-{index}-{at}", "type": "function", "function": function}
 

@@ -70,7 +70,6 @@ class CompletionsEncoder(ChoicesEncoder):
             yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
     def _echo_logprobs(self, echo: Echo) -> Json:
-        """Return the log-probabilities of the echoed prompt; its first token has none."""
         if self._logprobs is None:
             return None
         found: JsonObject = {

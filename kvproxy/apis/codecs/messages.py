@@ -129,7 +129,6 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 
 def _turns(message: JsonObject) -> Iterator[JsonObject]:
-    """Convert a message to messages of a chat, which has a separate message for each tool result."""
     content = message.get("content")
     if isinstance(content, str):
         yield {"role": message["role"], "content": content}

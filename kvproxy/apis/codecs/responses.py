@@ -96,7 +96,6 @@ class ResponsesEncoder:
         return {**self._start, **end}
 
     def _call(self, place: int, call: ToolCall) -> JsonObject:
-        """Return a tool call as an output item. A response has calls or text, never both."""
         names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,

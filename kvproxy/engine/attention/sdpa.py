@@ -161,5 +161,4 @@ class _DecodeRows:
 
 
 def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask that is added to scores. SDPA would convert a boolean mask in every layer."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -156,7 +156,6 @@ def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
 
 
 def _dot_type(query: torch.Tensor) -> Any:
-    """Return the type of products; the interpreter does not support bfloat16."""
     import triton.language as tl
 
     if query.dtype == torch.bfloat16 and not query.is_cuda:

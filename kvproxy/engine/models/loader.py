@@ -154,7 +154,6 @@ def unsupported_reason(model: Any, config: Any) -> str | None:
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Return the position encodings of all layers, which may differ between kinds of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))] if isinstance(rope, dict) else []
     return {str(part.get("rope_type") or part.get("type")) for part in parts}
@@ -201,7 +200,6 @@ def _device(name: str) -> torch.device:
 
 
 def _fastest_dtype(model: Any, device: torch.device) -> torch.dtype:
-    """Return the fastest dtype that gives stable answers. In float32, answers do not depend on cached content."""
     if device.type != "cpu":
         return torch.bfloat16
     has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

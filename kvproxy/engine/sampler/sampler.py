@@ -107,7 +107,6 @@ def _with_logprobs(
 
 
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
-    """Sample one token for each row. Either all rows are filtered by top_k or top_p, or no row is."""
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
     if is_filtered(params[0], logits.shape[-1]):

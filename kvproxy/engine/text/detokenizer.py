@@ -50,7 +50,6 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the longest suffix of `text` that is a proper prefix of `stop`, as a length."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

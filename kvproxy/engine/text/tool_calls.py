@@ -60,7 +60,6 @@ class ToolCallFormat:
         return text
 
     def _lark(self, text: str) -> str:
-        """Return a text as Lark literals, with special tokens by id."""
         parts, rest = [], text
         while rest:
             at, token = min(((rest.find(each), each) for each in self.special if each in rest), default=(len(rest), ""))

@@ -140,7 +140,6 @@ class CapturedSteps:
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
 
     def _row(self, span: TokenSpan, block_size: int) -> list[int]:
-        """Return token, position, sequence length, and the KV slot in each group."""
         slots = [span.slot_mapping(block_size, group.index)[0] for group in self._groups]
         return [span.tokens[0], span.start, span.end, *slots]
 

@@ -37,7 +37,7 @@ class Clients:
 
     @property
     def any(self) -> bool:
-        """Return whether requests require a key, which stays true after the last client's removal."""
+        """Whether requests require a key, which stays true after the last client's removal."""
         self._reload()
         return self._closed
 
@@ -60,7 +60,6 @@ class Clients:
             _log.error("the clients were not reloaded: %s", error)
 
     def _version(self) -> tuple[int, int]:
-        """Return values that differ after each change of the file. Its time may be equal after two quick changes."""
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -140,7 +139,6 @@ class ClientGuard:
 
 
 def _authenticate(scope: Scope, client: ClientSettings) -> None:
-    """Set the exchange's client. Upstreams must not receive its key."""
     exchange_of(scope).client = client
     own = [name.encode() for name in KEY_HEADERS]
     scope["headers"] = [
@@ -151,5 +149,5 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a path is the proxy's own: it needs no key, and is never forwarded."""
+    """Whether a path is the proxy's own: it needs no key, and is never forwarded."""
     return path in _OWN or path.startswith(("/admin/", "/ui/"))

@@ -69,7 +69,6 @@ class Access:
         return None
 
     def _notice_proxy(self, request: Request) -> None:
-        """Treat no request as local after the first request of a reverse proxy."""
         if not self._behind_proxy and _forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
@@ -79,13 +78,11 @@ class Access:
 
 
 def _forwarded(request: Request) -> bool:
-    """Return whether a reverse proxy sent a request. Hardly any client uses HTTP/1.0."""
     named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
     return named or request.scope["http_version"] == "1.0"
 
 
 def _foreign(request: Request) -> bool:
-    """Return whether a page of another origin sent a request, even if its origin is allowed."""
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -96,7 +93,6 @@ def _same_origin(origin: str, host: str) -> bool:
 
 
 def _tokens(request: Request) -> list[str]:
-    """Return the tokens in the proxy's own header, and the bearer token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []

@@ -73,8 +73,6 @@ def _until(query: QueryParams) -> float:
 
 
 async def _read(app: Services, work: Callable[[Reader], T]) -> T:
-    """Read the journal in a thread."""
-
     def read() -> T:
         with contextlib.closing(app.answerer.journal.reader()) as reader:
             return work(reader)

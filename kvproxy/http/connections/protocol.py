@@ -202,7 +202,6 @@ class LimitedProtocol(HttpToolsProtocol):
         return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
 
     def _refuse(self, error: KvproxyError) -> None:
-        """Answer with an error and close the connection."""
         if error.limit is not None:
             self._limited(error.limit)
         running = self._running
@@ -224,7 +223,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
-        """Answer the complete requests, and close the connection."""
         self._deaf = True
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
@@ -289,10 +287,6 @@ class LimitedProtocol(HttpToolsProtocol):
 async def _complete(
     app: ASGIApp, cycle: RequestResponseCycle, transport: _Lingering, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Keep a connection open only after a whole request and a whole response.
-
-    Close it after responses to HTTP/1.0, which has no chunks. Remove bodies where the status forbids them.
-    """
     unframed = bodiless = False
 
     async def framed(message: Message) -> None:

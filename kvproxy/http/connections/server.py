@@ -121,7 +121,6 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     async def _stop_at_once(self) -> None:
-        """After a second Ctrl-C, abort all connections and shut down."""
         self._cut_off()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)

@@ -110,7 +110,6 @@ def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
-    """Convert a WEKA trace with its sub-agents to Mooncake's fields, by time."""
     try:
         whole = json.loads(text)
         size = int(whole["block_size"])
@@ -135,7 +134,6 @@ def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator
 
 
 def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
-    """Return the given block size, else the trace's, else the first that fits all token counts."""
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")

@@ -88,7 +88,6 @@ def _read_sglang(samples: _Samples) -> EngineMetrics:
 
 
 def _read_llama(samples: _Samples) -> EngineMetrics:
-    """llama.cpp counts computed and cached prompt tokens apart; old versions do not count cached tokens."""
     computed = samples.sum("llamacpp:prompt_tokens_total")
     cached = samples.sum("llamacpp:prompt_tokens_cached_total")
     return EngineMetrics(

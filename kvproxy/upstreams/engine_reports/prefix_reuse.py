@@ -43,5 +43,5 @@ class ReuseFigures:
 
     @property
     def is_unreliable(self) -> bool:
-        """Return whether too many predictions are too high, more than requests waiting in the engine explain."""
+        """Whether too many predictions are too high, more than requests waiting in the engine explain."""
         return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions

@@ -75,7 +75,6 @@ class ResponseCapture:
 
 
 def _has_more_than_text(response: JsonMap) -> bool:
-    """Return whether a response has tool calls or reasoning, whose exact tokens are unknown."""
     choices = response.get("choices")
     message: Json = field(choices[0], "message") if isinstance(choices, list) and choices else None
     return any(field(message, name) for name in ("tool_calls", "reasoning_content", "reasoning"))
@@ -147,11 +146,6 @@ class Placement:
         return None
 
     async def _new_prefix(self, response: CapturedResponse, status: int, state: SlotState) -> Tokens:
-        """Return the known contents of the slot after a response.
-
-        It holds the prompt and the response, without the last token, which was not computed. The response's text may
-        tokenize to other tokens; then the count differs from the server's.
-        """
         slot, prompt = self._slot, self._prompt
         if state.task == slot.task or status != 200:
             # The request did not reach the slot, or was rejected.

@@ -124,11 +124,10 @@ class SlotSaver:
         )
 
     async def _is_same_server(self) -> bool:
-        """Return whether the server is still the same: keys and values of another model must never be restored."""
+        """Whether the server is still the same: keys and values of another model must never be restored."""
         return await self._client.identity() == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:
-        """Overwrite unused files with an empty slot until the budget is met, then restore the slot."""
         unused = [file for file in self.files.unused() if file.size > _EMPTY_BYTES]
         if self.files.total_bytes <= self._max_bytes or not unused:
             return

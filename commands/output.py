@@ -60,7 +60,9 @@ def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
     if (console.is_terminal or always) and charts:
         from kvproxy.charts import draw
 
-        typer.echo(draw(charts, min(console.width, _CHART_WIDTH), colours=not console.no_color and console.is_terminal))
+        typer.echo(
+            draw(charts, min(console.width, _CHART_WIDTH), with_colours=not console.no_color and console.is_terminal)
+        )
 
 
 @contextlib.contextmanager

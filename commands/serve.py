@@ -134,8 +134,8 @@ def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dic
     return servers or None
 
 
-def _adapters(given: list[str]) -> dict[str, Path]:
-    pairs = [each.partition("=") for each in given]
+def _adapters(folders: list[str]) -> dict[str, Path]:
+    pairs = [each.partition("=") for each in folders]
     if any(not (name and folder) for name, _, folder in pairs):
         raise typer.BadParameter("use NAME=FOLDER", param_hint="--lora")
     return {name: Path(folder) for name, _, folder in pairs}
@@ -178,11 +178,11 @@ def _banner(services: "Services", url: str) -> None:
         lines += [("upstream", check) for check in checks]
         up = [check for check in checks if not isinstance(check, str)]
         models = [name for check in up for name in check.models]
-        needs_key = services.clients.any or any(check.requires_key for check in up)
+        needs_key = services.clients.requires_key or any(check.requires_key for check in up)
     else:
         purpose = ", which only answers questions about kvproxy" if worker.name == "demo" else ""
         typer.echo(f"kvproxy {__version__} with the model {worker.name}{purpose}")
-        models, needs_key = [worker.name], services.clients.any
+        models, needs_key = [worker.name], services.clients.requires_key
     lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
     if worker is not None:
         lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))

@@ -72,10 +72,10 @@ def labelled(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]
             yield from labelled(value, path)
         elif not isinstance(value, list):
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
-            yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _formatted(name, value)
+            yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
 
 
-def _formatted(name: str, value: object) -> str:
+def _format_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     unit: Callable[[float], str] | None = None

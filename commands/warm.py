@@ -119,7 +119,7 @@ def _read_source(
     file: Path | None,
     source: str | None,
     url: str,
-    top: int | None,
+    max_requests: int | None,
     api_key: str | None,
     token: str | None,
     model: str | None,
@@ -137,9 +137,9 @@ def _read_source(
         return read_requests(file, read_text(file), default_model, system)
     origin = source or url
     if from_log:
-        return logged_requests(ProxyClient(origin, token), token, top, api_key)
+        return logged_requests(ProxyClient(origin, token), token, max_requests, api_key)
     is_same = origin.rstrip("/") == url.rstrip("/")
-    return stored_requests(ProxyClient(origin, token), top, api_key, same_proxy=is_same)
+    return stored_requests(ProxyClient(origin, token), max_requests, api_key, same_proxy=is_same)
 
 
 def _parse_fields(temperature: float | None, max_tokens: int | None, given: list[str]) -> dict[str, Any]:

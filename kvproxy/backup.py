@@ -54,7 +54,7 @@ def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] 
         InvalidRequest: the archive cannot be written.
         KvproxyError: a database cannot be read.
     """
-    sources = {name: path for name, path in _places(settings).items() if path.is_file()}
+    sources = {name: path for name, path in _source_files(settings).items() if path.is_file()}
     if not sources:
         raise NotFound(f"there is nothing to save in {settings.data}: give --data")
     try:
@@ -92,11 +92,11 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
         InvalidRequest: the archive is damaged, or files exist.
         SettingsError: a proxy uses the data folder.
     """
-    places = _places(settings)
+    places = _source_files(settings)
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         locked_folder(settings.data, "kvproxy restore"),
-        _opened(archive) as tar,
+        _open_archive(archive) as tar,
         tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as scratch,
     ):
         folder = Path(scratch)
@@ -112,11 +112,11 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
                 raise InvalidRequest(f"{name} in {archive} is damaged: use another backup")
             sizes[name] = path.stat().st_size
         for name in digests:
-            _put(folder / name, places[name])
+            _replace_file(folder / name, places[name])
     return Backup(str(manifest["version"]), float(manifest["created"]), sizes)
 
 
-def _places(settings: Settings) -> dict[str, Path]:
+def _source_files(settings: Settings) -> dict[str, Path]:
     found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
     if "://" in settings.store_where:
         del found[_RESPONSES]
@@ -144,7 +144,7 @@ def _is_sound(path: Path) -> bool:
         return False
 
 
-def _put(source: Path, target: Path) -> None:
+def _replace_file(source: Path, target: Path) -> None:
     for suffix in ("-wal", "-shm"):
         target.with_name(target.name + suffix).unlink(missing_ok=True)
     source.chmod(0o600)
@@ -152,7 +152,7 @@ def _put(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive) as tar:
             yield tar

@@ -64,9 +64,9 @@ class Chart:
     time_step: float | None = None
 
 
-def draw(charts: Sequence[Chart], width: int, *, colours: bool = True) -> str:
+def draw(charts: Sequence[Chart], width: int, *, with_colours: bool = True) -> str:
     """Return charts as text; `width` is in characters."""
-    return "\n".join(_drawn(chart, width, colours) for chart in charts)
+    return "\n".join(_draw_chart(chart, width, with_colours) for chart in charts)
 
 
 def save(charts: Sequence[Chart], path: Path) -> None:
@@ -81,12 +81,12 @@ def save(charts: Sequence[Chart], path: Path) -> None:
     figure.savefig(path)
 
 
-def _drawn(chart: Chart, width: int, colours: bool) -> str:
+def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
     # Typed as Any: plotext has no types. It draws on one global figure.
     import plotext
 
     if chart.bars:
-        return _drawn_bars(chart, width, colours)
+        return _drawn_bars(chart, width, with_colours)
     if not any(line.xs for line in chart.lines):
         return f"{chart.y_label}: no values"
     plot: Any = plotext
@@ -121,7 +121,7 @@ def _drawn(chart: Chart, width: int, colours: bool) -> str:
     plot.xlabel(chart.x_label)
     plot.title(f"{chart.y_label} in %" if chart.is_share else chart.y_label)
     text: str = plot.build()
-    lines = (text if colours else plot.uncolorize(text)).splitlines()
+    lines = (text if with_colours else plot.uncolorize(text)).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 

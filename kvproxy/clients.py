@@ -79,7 +79,7 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
     clients = list(_read(settings.data))
     place = next((place for place, each in enumerate(clients) if each.name == name), None)
     if place is None:
-        raise _missing(settings, name)
+        raise _missing_client_error(settings, name)
     key = _PREFIX + secrets.token_urlsafe(32)
     previous = {"previous_key_sha256": clients[place].key_sha256, "previous_key_expires": time.time() + grace}
     clients[place] = clients[place].model_copy(
@@ -99,11 +99,11 @@ def remove_client(settings: Settings, name: str) -> None:
     kept = _read(settings.data)
     left = [each for each in kept if each.name != name]
     if len(left) == len(kept):
-        raise _missing(settings, name)
+        raise _missing_client_error(settings, name)
     _write(settings.data, left)
 
 
-def _missing(settings: Settings, name: str) -> KvproxyError:
+def _missing_client_error(settings: Settings, name: str) -> KvproxyError:
     if any(each.name == name for each in settings.clients):
         return InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
     return NotFound(f"no client {name!r}: kvproxy keys ls lists them")

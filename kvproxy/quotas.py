@@ -12,14 +12,14 @@ class Quota:
     """A client's limits and usage in this process. Other proxies count separately.
 
     Args:
-        spent: called with the client's name and the tokens of each computed response.
-        cached: whether cached responses cost tokens, too.
+        on_spent: called with the client's name and the tokens of each computed response.
+        charge_cached: whether cached responses cost tokens, too.
     """
 
-    def __init__(self, client: ClientSettings, spent: Callable[[str, int], None], *, cached: bool) -> None:
+    def __init__(self, client: ClientSettings, on_spent: Callable[[str, int], None], *, charge_cached: bool) -> None:
         self.client = client
-        self.charges_cached = cached
-        self._spent = spent
+        self.charges_cached = charge_cached
+        self._spent = on_spent
         self._requests = _bucket(client.requests_per_minute)
         self._tokens = _bucket(client.tokens_per_minute)
         self._in_flight = 0
@@ -100,7 +100,7 @@ class Account:
             self._quota.correct(self._taken, tokens)
         self._taken = None
 
-    def cached(self, tokens: int) -> None:
+    def charge_cached_response(self, tokens: int) -> None:
         """Charge for a cached response, if it costs tokens. Raises as `Quota.take`."""
         if self._quota.charges_cached:
             self._quota.take(tokens)
@@ -109,16 +109,16 @@ class Account:
 class Quotas:
     """The quotas of all clients."""
 
-    def __init__(self, spent: Callable[[str, int], None], *, cached: bool) -> None:
-        self._spent = spent
-        self._cached = cached
+    def __init__(self, on_spent: Callable[[str, int], None], *, charge_cached: bool) -> None:
+        self._spent = on_spent
+        self._cached = charge_cached
         self._quotas: dict[str, Quota] = {}
 
-    def of(self, client: ClientSettings) -> Quota:
+    def get(self, client: ClientSettings) -> Quota:
         """Return a client's quota, with its latest limits."""
         quota = self._quotas.get(client.name)
         if quota is None:
-            quota = self._quotas[client.name] = Quota(client, self._spent, cached=self._cached)
+            quota = self._quotas[client.name] = Quota(client, self._spent, charge_cached=self._cached)
         elif quota.client is not client:
             quota.update(client)
         return quota

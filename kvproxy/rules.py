@@ -20,7 +20,7 @@ class Rules:
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
         self._held = settings.rules, settings.edits
-        self._fixed = self._read_fixed()
+        self._settings_for_restart = self._read_settings_for_restart()
 
     def __len__(self) -> int:
         return len(self._held[0])
@@ -38,46 +38,48 @@ class Rules:
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
-        now = _fixed(settings)
-        return sorted(name for name in now if self._fixed and now[name] != self._fixed[name])
+        now = _settings_for_restart(settings)
+        return sorted(
+            name for name in now if self._settings_for_restart and now[name] != self._settings_for_restart[name]
+        )
 
-    def _read_fixed(self) -> dict[str, object]:
+    def _read_settings_for_restart(self) -> dict[str, object]:
         try:
-            return _fixed(load_settings(data=self._data))
+            return _settings_for_restart(load_settings(data=self._data))
         except SettingsError:
             return {}
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Return the request with its rule set."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
-        return request if rule is None else replace(request, control=_changed(request.control, rule))
+        return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 
 
-def _fixed(settings: Settings) -> dict[str, object]:
+def _settings_for_restart(settings: Settings) -> dict[str, object]:
     return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:
     return (
-        _fits(rule.path, request.api.path)
-        and _fits(rule.model, request.model)
-        and any(_fits(rule.tenant, name) for name in _names(request.tenant))
-        and all(_fits(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
-        and (rule.tag is None or any(_fits(rule.tag, tag) for tag in request.control.tags))
+        _matches_pattern(rule.path, request.api.path)
+        and _matches_pattern(rule.model, request.model)
+        and any(_matches_pattern(rule.tenant, name) for name in _tenant_names(request.tenant))
+        and all(_matches_pattern(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
+        and (rule.tag is None or any(_matches_pattern(rule.tag, tag) for tag in request.control.tags))
     )
 
 
-def _names(tenant: str) -> tuple[str, ...]:
+def _tenant_names(tenant: str) -> tuple[str, ...]:
     """Return the names by which a rule may match a tenant: the tenant, its client, and the client's name."""
     client = tenant.partition("/")[0]
     return tenant, client, client.removeprefix(CLIENT)
 
 
-def _fits(pattern: str | None, text: str | None) -> bool:
+def _matches_pattern(pattern: str | None, text: str | None) -> bool:
     return pattern is None or (text is not None and fnmatchcase(text, pattern))
 
 
-def _changed(control: Control, rule: RuleSettings) -> Control:
+def _stricter_control(control: Control, rule: RuleSettings) -> Control:
     limits = control.limits
     off = rule.cache is False
     return replace(

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltBackend:
     backend: Backend
     prefix: PrefixCache
     worker: "AsyncLLM | None" = None
     fleet: "Fleet | None" = None
 
 
-def build_backend(settings: Settings) -> Built:
+def build_backend(settings: Settings) -> BuiltBackend:
     """Build the backend of the settings. Raises SettingsError or ModelUnsupported."""
     if not settings.servers:
         return _build_embedded(settings)
@@ -33,7 +33,7 @@ def build_backend(settings: Settings) -> Built:
     return _build_fleet(settings)
 
 
-def _build_embedded(settings: Settings) -> Built:
+def _build_embedded(settings: Settings) -> BuiltBackend:
     from kvproxy.backends.embedded import EmbeddedBackend
     from kvproxy.backends.embedded_prefix import EmbeddedPrefix
     from kvproxy.engine.async_llm import AsyncLLM
@@ -48,10 +48,10 @@ def _build_embedded(settings: Settings) -> Built:
         global_priorities=settings.access.priorities == "all",
         admission=Admission(limit, 0, settings.limits.queue_seconds),
     )
-    return Built(backend, EmbeddedPrefix(backend), worker=worker)
+    return BuiltBackend(backend, EmbeddedPrefix(backend), worker=worker)
 
 
-def _build_fleet(settings: Settings) -> Built:
+def _build_fleet(settings: Settings) -> BuiltBackend:
     from kvproxy.upstreams.fleet import Fleet
     from kvproxy.upstreams.fleet_prefix import FleetPrefix
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
@@ -60,7 +60,7 @@ def _build_fleet(settings: Settings) -> Built:
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
-    return Built(fleet, FleetPrefix(fleet), fleet=fleet)
+    return BuiltBackend(fleet, FleetPrefix(fleet), fleet=fleet)
 
 
 def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":

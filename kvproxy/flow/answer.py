@@ -34,7 +34,7 @@ Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits work for a client and cancels it when the client disconnects."""
 
 
-async def _unwatched(work: Coroutine[Any, Any, Answer]) -> Answer:
+async def _run_unwatched(work: Coroutine[Any, Any, Answer]) -> Answer:
     return await work
 
 
@@ -82,7 +82,7 @@ class Answerer:
     def freshness(self, entry: Entry) -> Freshness:
         return entry.freshness(self.clock())
 
-    async def answer(self, exchange: Exchange, watch: Watch = _unwatched) -> Answer:
+    async def answer(self, exchange: Exchange, watch: Watch = _run_unwatched) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange.
 
         Args:
@@ -92,7 +92,7 @@ class Answerer:
             NotCached: only a cached response is accepted.
         """
         request = exchange.api_request
-        sampled = self._wants_sample(request)
+        sampled = self._requires_new_sample(request)
         if sampled:
             request = replace(request, control=replace(request.control, no_cache=True))
             exchange.request = request
@@ -103,10 +103,10 @@ class Answerer:
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         elif (hit := await self._lookup.find_exact(exchange)) is not None:
-            return self._charged(exchange, hit)
+            return self._charge_quota(exchange, hit)
         return await watch(self._after_exact(exchange))
 
-    def _wants_sample(self, request: ApiRequest) -> bool:
+    def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
@@ -117,17 +117,17 @@ class Answerer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:
-                return self._served(exchange, hit)
+                return self._finish_answer(exchange, hit)
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
-            return self._charged(exchange, hit)
+            return self._charge_quota(exchange, hit)
         try:
             return await self._forward_in_time(exchange)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
-            return self._charged(exchange, hit)
+            return self._charge_quota(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
@@ -146,7 +146,7 @@ class Answerer:
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
-                hit = self._charged(exchange, hit)
+                hit = self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
             exchange.collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
@@ -172,14 +172,14 @@ class Answerer:
         record_end(exchange, shared)
         shared.release()
 
-    def _served(self, exchange: Exchange, answer: Answer) -> Answer:
-        answer = self._charged(exchange, answer)
+    def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
+        answer = self._charge_quota(exchange, answer)
         self._revalidator.begin(exchange)
         return answer
 
-    def _charged(self, exchange: Exchange, answer: Answer) -> Answer:
+    def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
         if exchange.account is not None and exchange.hit is not None:
-            exchange.account.cached(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
+            exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:

@@ -28,7 +28,7 @@ def number_call_ids(body: JsonObject) -> JsonObject:
         return body
     # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
     numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
-    found: JsonObject = {name: _renamed(value, numbers) for name, value in lists.items()}
+    found: JsonObject = {name: _replace_ids(value, numbers) for name, value in lists.items()}
     if any(id in text for text in _texts([*found.values()]) for id in ids):
         return body
     return {**body, **found}
@@ -52,13 +52,14 @@ def _is_id(holder: JsonObject, name: str) -> bool:
     )
 
 
-def _renamed(value: Json, numbers: dict[str, str]) -> Json:
+def _replace_ids(value: Json, numbers: dict[str, str]) -> Json:
     if isinstance(value, list):
-        return [_renamed(item, numbers) for item in value]
+        return [_replace_ids(item, numbers) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: numbers[str(inner)] if _is_id(value, name) else _renamed(inner, numbers) for name, inner in value.items()
+        name: numbers[str(inner)] if _is_id(value, name) else _replace_ids(inner, numbers)
+        for name, inner in value.items()
     }
 
 

@@ -15,14 +15,14 @@ _PLAIN = ("prompt", "input")
 _SYSTEM = ("system", "developer")
 
 
-def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
+def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
     """Return a request with all matching edits applied, before its key is computed.
 
     Requests that differ only in a removed span then share one answer.
     """
     body, names = request.body, list[str]()
     for edit in edits:
-        changed = _applied(body, edit) if fnmatchcase(request.model, edit.model) else None
+        changed = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else None
         if changed is not None:
             body = changed
             names.append(edit.name)
@@ -33,20 +33,20 @@ def edited(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
 
-def _applied(body: JsonObject, edit: EditSettings) -> JsonObject | None:
+def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     """Return the edited body; None if the edit changes nothing."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
         return {**body, "tools": ordered} if ordered != tools else None
-    scissors = _Scissors(edit)
+    scissors = _SpanRemover(edit)
     changed = scissors.body(body)
     if not scissors.taken:
         return None
     return changed if edit.action == "strip" else _with_span(changed, f"{edit.lead}{scissors.taken[0]}")
 
 
-class _Scissors:
+class _SpanRemover:
     """Removes a span from every text of a role."""
 
     def __init__(self, edit: EditSettings) -> None:
@@ -101,14 +101,14 @@ def _with_span(body: JsonObject, span: str) -> JsonObject | None:
             last = turns[-1]
             if not isinstance(last, dict) or last.get("role") != "user":
                 return None
-            return {**body, name: [*turns[:-1], {**last, "content": _longer(last.get("content"), span)}]}
+            return {**body, name: [*turns[:-1], {**last, "content": _append_text(last.get("content"), span)}]}
     for name in _PLAIN:
         if isinstance(body.get(name), str):
-            return {**body, name: _longer(body[name], span)}
+            return {**body, name: _append_text(body[name], span)}
     return None
 
 
-def _longer(content: Json, span: str) -> Json:
+def _append_text(content: Json, span: str) -> Json:
     if isinstance(content, list):
         kind = "input_text" if any(field(part, "type") == "input_text" for part in content) else "text"
         return [*content, {"type": kind, "text": span}]

@@ -121,7 +121,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     if kept is not None:
         freshness = answerer.freshness(kept)
         found = ExactReport(freshness in FRESH, kept.id, freshness)
-    semantic = _refused(request) or await _semantic(answerer, request, key)
+    semantic = _skipped_report(request) or await _semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer: Literal["exact", "semantic", "prefix", "none"] = "none"
     if found.hit:
@@ -144,7 +144,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     )
 
 
-def _refused(request: ApiRequest) -> SemanticReport | None:
+def _skipped_report(request: ApiRequest) -> SemanticReport | None:
     control = request.control
     who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
     if control.no_cache:
@@ -199,16 +199,16 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
             round(candidate.similarity, 4),
             candidate.verdict,
             candidate.guard,
-            _rounded(candidate.score),
-            _rounded(candidate.error),
+            _round(candidate.score),
+            _round(candidate.error),
             served=candidate is lookup.chosen and not settings.shadow,
         )
-        for candidate in _shown(lookup)
+        for candidate in _shown_candidates(lookup)
     )
     return replace(report, neighbours=neighbours)
 
 
-def _shown(lookup: Lookup) -> list[Candidate]:
+def _shown_candidates(lookup: Lookup) -> list[Candidate]:
     return [
         candidate
         for place, candidate in enumerate(lookup.candidates)
@@ -216,5 +216,5 @@ def _shown(lookup: Lookup) -> list[Candidate]:
     ]
 
 
-def _rounded(number: float | None) -> float | None:
+def _round(number: float | None) -> float | None:
     return None if number is None else round(number, 4)

@@ -42,7 +42,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
         backend: name of the backend. A response is never served for another backend.
         shared: give every tenant the same keys.
     """
-    api, body = request.api, _relevant(request)
+    api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
         "endpoint": api.name,
         "tenant": PUBLIC if shared else request.tenant,
@@ -55,7 +55,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
         whole["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
     if request.control.rule is not NO_RULE:
-        _add_named(whole, versions, request)
+        _add_rule_fields(whole, versions, request)
     if versions:
         whole["headers"] = versions
     exact = _digest(whole)
@@ -67,24 +67,24 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     return CacheKey(exact, space, question.text if similar else None, question.text, whole)
 
 
-def _relevant(request: ApiRequest) -> JsonObject:
+def _relevant_fields(request: ApiRequest) -> JsonObject:
     """Return the body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
     marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
-    for name, value in (_without(request.body, ignored) if ignored else request.body).items():
+    for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
             continue
         if name in _MARKED and marked:
-            value = _unmarked(value, 2)
+            value = _without_markers(value, 2)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
     return number_call_ids(body) if not request.raw or may_have_call_ids(request.raw) else body
 
 
-def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
+def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
     """Add the headers and fields that a rule names. Headers are added as digests, since they may be secret."""
     rule = request.control.rule
     for name in rule.key_headers:
@@ -101,7 +101,7 @@ def _add_named(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> N
         whole["fields"] = fields
 
 
-def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
+def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:
     """Return a body without some fields, given by paths such as `user` or `metadata.run`."""
     left = dict(body)
     for path in paths:
@@ -110,21 +110,21 @@ def _without(body: JsonMap, paths: Sequence[str]) -> JsonMap:
         if not rest:
             left.pop(name, None)
         elif isinstance(inner, dict):
-            left[name] = dict(_without(inner, [rest]))
+            left[name] = dict(_without_paths(inner, [rest]))
     return left
 
 
-def _unmarked(value: Json, depth: int) -> Json:
+def _without_markers(value: Json, depth: int) -> Json:
     if not isinstance(value, list):
         return value
-    return [_unmarked_item(item, depth) if isinstance(item, dict) else item for item in value]
+    return [_item_without_markers(item, depth) if isinstance(item, dict) else item for item in value]
 
 
-def _unmarked_item(item: JsonObject, depth: int) -> JsonObject:
+def _item_without_markers(item: JsonObject, depth: int) -> JsonObject:
     if _MARKER in item:
         item = {name: value for name, value in item.items() if name != _MARKER}
     if depth and isinstance(item.get("content"), list):
-        item = {**item, "content": _unmarked(item["content"], depth - 1)}
+        item = {**item, "content": _without_markers(item["content"], depth - 1)}
     return item
 
 

@@ -29,7 +29,14 @@ _INSTRUCTION = (
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
 )
 # Credentials, and API versions.
-_PASSED = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "anthropic-version")
+_PASSED_HEADERS = (
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "openai-organization",
+    "openai-project",
+    "anthropic-version",
+)
 _MOST_TOKENS = 200
 _LARGEST = 2**20
 
@@ -63,7 +70,7 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
     """Ask the model whether two answers are equivalent; None if it gives no verdict."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
-        whole = await ask(backend, _judging(request, asked), _LARGEST)
+        whole = await ask(backend, _judge_request(request, asked), _LARGEST)
     except KvproxyError:
         return None
     said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
@@ -72,7 +79,7 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
     return words[-1] == "SAME" if words else None
 
 
-def _judging(request: ApiRequest, asked: str) -> ApiRequest:
+def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
     body: JsonObject = {"model": request.model, "temperature": 0}
     turn: list[Json] = [{"role": "user", "content": asked}]
     match request.api.name:
@@ -82,7 +89,7 @@ def _judging(request: ApiRequest, asked: str) -> ApiRequest:
             body |= {"instructions": _INSTRUCTION, "input": asked, "max_output_tokens": _MOST_TOKENS}
         case _:
             body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MOST_TOKENS}
-    headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
+    headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
     headers["content-type"] = "application/json"
     api = request.api if request.api.name in ("messages", "responses") else APIS["chat"]
     return ApiRequest(api, body, dumps(body), headers, request.tenant, f"{request.request_id}-judge")

@@ -53,5 +53,5 @@ def _seconds(text: str | None) -> float | None:
     return seconds if 0 <= seconds < math.inf else None
 
 
-def first(given: Iterable[float | None], default: float) -> float:
-    return next((number for number in given if number is not None), default)
+def first(values: Iterable[float | None], default: float) -> float:
+    return next((number for number in values if number is not None), default)

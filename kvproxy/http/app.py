@@ -18,7 +18,7 @@ from kvproxy.http.access.clients import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
-from kvproxy.http.failures import failed
+from kvproxy.http.failures import error_response
 from kvproxy.http.services import Services
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.redaction import RedactionFailed
@@ -54,46 +54,46 @@ def create_app(services: Services) -> Starlette:
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],
         exception_handlers={
-            KvproxyError: _known,
-            CacheStoreError: _store,
-            EmbedderError: _embedder,
-            RedactionFailed: _embedder,
-            HTTPException: _refused,
-            ClientDisconnect: _gone,
-            Exception: _unknown,
+            KvproxyError: _on_kvproxy_error,
+            CacheStoreError: _on_store_error,
+            EmbedderError: _on_embedder_error,
+            RedactionFailed: _on_embedder_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_unknown_error,
         },
     )
     app.state.services = services
     return app
 
 
-async def _known(request: Request, error: Exception) -> Response:
+async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
     services: Services = request.app.state.services
     services.metrics.refused(error)
-    return failed(error)
+    return error_response(error)
 
 
-async def _store(request: Request, error: Exception) -> Response:
-    return await _known(request, StoreUnavailable(str(error)))
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    return await _on_kvproxy_error(request, StoreUnavailable(str(error)))
 
 
-async def _embedder(request: Request, error: Exception) -> Response:
-    return await _known(request, KvproxyError(str(error)))
+async def _on_embedder_error(request: Request, error: Exception) -> Response:
+    return await _on_kvproxy_error(request, KvproxyError(str(error)))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}; see docs/http.md")
     return JSONResponse(openai_error(known), error.status_code, headers=error.headers)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     # The customary status in logs; no client reads it.
     return Response(status_code=499)
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     known = KvproxyError("an unexpected error: see the server's log")
     return JSONResponse(openai_error(known), known.status, headers=dict([BYPASS]))

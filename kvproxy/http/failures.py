@@ -9,7 +9,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.errors import KvproxyError
 
 
-def failed(error: KvproxyError, body: JsonObject | None = None) -> Response:
+def error_response(error: KvproxyError, body: JsonObject | None = None) -> Response:
     """Return the response for an error. `body` is the error in an API's format; None uses OpenAI's."""
     headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
     if not error.retryable:

@@ -281,7 +281,7 @@ class Metrics:
     def learned(self, overall: LearningSummary) -> None:
         self._learned.set(asdict(overall))
 
-    def entries(self, count: int) -> None:
+    def set_entries(self, count: int) -> None:
         self._entries.set(count)
 
     def saved(self, savings: Sequence[Saving]) -> None:

@@ -17,13 +17,13 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, U
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnreadCharge
-from kvproxy.http.access.clients import is_own
+from kvproxy.http.access.clients import is_proxy_path
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.relay import RelayResponse, WholeResponse, cancel_on_disconnect
 from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import failed
+from kvproxy.http.failures import error_response
 from kvproxy.http.openapi import openapi
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
@@ -52,7 +52,7 @@ class CachedApi:
         except KvproxyError as error:
             record_failure(exchange, error)
             services(request).metrics.refused(error)
-            return failed(error, self._api.error_body(error))
+            return error_response(error, self._api.error_body(error))
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
             raise
@@ -77,13 +77,13 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         if forwarder is None:
             raise
         exchange.request = None
-        return await _pass_on(request, raw)
+        return await _forward(request, raw)
     except InvalidRequest as error:
         # The upstream judges unparsable requests, but not our own headers.
         if forwarder is None or error.param is not None:
             raise
         exchange.request = None
-        return await _pass_on(request, raw)
+        return await _forward(request, raw)
     headers = [*answer.headers, *cache_headers(exchange)]
     if isinstance(answer.body, bytes):
         return WholeResponse(answer.body, answer.status, headers)
@@ -103,7 +103,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `failed` without its engine.
+    """Report whether the process works: `degraded` without its store, `error_response` without its engine.
 
     Details are for the operator only.
     """
@@ -156,19 +156,19 @@ async def metrics(request: Request) -> Response:
     with contextlib.suppress(KvproxyError):
         app.metrics.saved(await asyncio.to_thread(app.answerer.journal.saved))
     try:
-        app.metrics.entries(await asyncio.to_thread(app.answerer.store.count))
+        app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:
-        app.metrics.entries(0)
+        app.metrics.set_entries(0)
     return Response(app.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def other(request: Request) -> Response:
     """Forward every other request to the upstream, unread."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-    return await _pass_on(request, None if has_body else b"")
+    return await _forward(request, None if has_body else b"")
 
 
-async def _pass_on(request: Request, body: bytes | None) -> Response:
+async def _forward(request: Request, body: bytes | None) -> Response:
     """Forward a request. If `body` is None, the body is read while it is forwarded."""
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
@@ -179,7 +179,7 @@ async def _pass_on(request: Request, body: bytes | None) -> Response:
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
-    spending = _spending(request, body)
+    spending = _start_charge(request, body)
     uploaded = asyncio.Event()
     if body is not None:
         uploaded.set()
@@ -204,12 +204,12 @@ def _check_path(request: Request) -> None:
     """Raise an error for the proxy's own paths, and for spellings of cached routes that would bypass the caches."""
     path = request.url.path
     normal = posixpath.normpath("/" + path.lstrip("/"))
-    if is_own(path) or (normal != path and (is_own(normal) or normal in _CACHED)):
+    if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _spending(request: Request, body: bytes | None) -> UnreadCharge | None:
+def _start_charge(request: Request, body: bytes | None) -> UnreadCharge | None:
     """Return the charge for a request that is forwarded unread; None without quotas or a body. Raises TooMany."""
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):

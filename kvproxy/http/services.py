@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.build import Built, build_backend
+from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.edits import edited
+from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
 from kvproxy.http.access.clients import Clients
@@ -46,7 +46,7 @@ class Services:
     settings: Settings
     answerer: Answerer
     metrics: Metrics
-    built: Built
+    built: BuiltBackend
     clients: Clients
     telemetry: "Exporter | None" = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Services:
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.metrics.client_tokens, cached=self.settings.limits.cached_tokens)
+        return Quotas(self.metrics.client_tokens, charge_cached=self.settings.limits.cached_tokens)
 
     @cached_property
     def bodies(self) -> BodyBudget:
@@ -71,7 +71,7 @@ class Services:
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         edited_request = self.rules.apply(request)
         edits = self.rules.edits(edited_request)
-        return edited(edited_request, edits) if edits else edited_request
+        return apply_edits(edited_request, edits) if edits else edited_request
 
     @cached_property
     def access(self) -> Access:
@@ -94,9 +94,9 @@ class Services:
 
     async def start(self) -> None:
         await self.answerer.backend.start()
-        self.tasks.append(asyncio.create_task(self._keep_house()))
+        self.tasks.append(asyncio.create_task(self._maintain_periodically()))
 
-    async def _keep_house(self) -> None:
+    async def _maintain_periodically(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING)
             try:

@@ -71,14 +71,14 @@ def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanat
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None)
-    earlier = _before(reader, record)
-    against = record.against if record.against is not None else _closest(own, earlier)
+    earlier = _earlier_requests(reader, record)
+    against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
-        against = _same_question(record.prompt, own, earlier, texts)
+        against = _prompt_with_same_question(record.prompt, own, earlier, texts)
     differences: tuple[Difference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
-        names = own.differing(known)
+        names = own.differing_regions(known)
         differences = _differences(names, texts(against), texts(record.prompt))
     closest = None if against is None else reader.last_before(record.number, against)
     return MissExplanation(
@@ -94,7 +94,7 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
     return record.reason.removeprefix("miss-")
 
 
-def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
+def _earlier_requests(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
     found = []
     for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
         regions = reader.regions(prompt) if prompt != record.prompt else None
@@ -103,18 +103,20 @@ def _before(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
     return found
 
 
-def _closest(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
+def _closest_prompt(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
     """Return the newest prompt with the fewest differences; None if all prompts differ completely."""
     best: tuple[int, int] | None = None
     prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
     for number, regions in earlier:
-        differing = len(own.differing(regions))
-        if (best is None or differing < best[0]) and (differing <= 1 or prompt & set(regions.digests)):
-            best = differing, number
+        differing_regions = len(own.differing_regions(regions))
+        if (best is None or differing_regions < best[0]) and (differing_regions <= 1 or prompt & set(regions.digests)):
+            best = differing_regions, number
     return None if best is None else best[1]
 
 
-def _same_question(prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts) -> int | None:
+def _prompt_with_same_question(
+    prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts
+) -> int | None:
     question = _question(own, texts(prompt))
     if not question:
         return None
@@ -165,7 +167,7 @@ def _differences(
 
 def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
     if name not in before or name not in after:
-        return Difference(name, None, _shown(before.get(name)), _shown(after.get(name)))
+        return Difference(name, None, _shown_value(before.get(name)), _shown_value(after.get(name)))
     old, new = _text(before[name], after[name])
     place = 0
     while place < min(len(old), len(new)) and old[place] == new[place]:
@@ -179,7 +181,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
         start -= 1
     while end and not new[len(new) - end].isspace():
         end -= 1
-    return Difference(name, start, _cut(old[start : len(old) - end]), _cut(new[start : len(new) - end]))
+    return Difference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
 
 
 def _text(before: Json, after: Json) -> tuple[str, str]:
@@ -192,9 +194,13 @@ def _text(before: Json, after: Json) -> tuple[str, str]:
     return dumps(before).decode("utf-8", "replace"), dumps(after).decode("utf-8", "replace")
 
 
-def _shown(value: Json) -> str | None:
-    return None if value is None else _cut(value if isinstance(value, str) else dumps(value).decode("utf-8", "replace"))
+def _shown_value(value: Json) -> str | None:
+    return (
+        None
+        if value is None
+        else _shorten(value if isinstance(value, str) else dumps(value).decode("utf-8", "replace"))
+    )
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -125,7 +125,7 @@ class History:
         for number, digests, shape in self._connection.execute(
             sql, [regions.question_digest, key, _MAX_COMPARED]
         ).fetchall():
-            changed = regions.differing(self._strings.regions(digests, shape))
+            changed = regions.differing_regions(self._strings.regions(digests, shape))
             if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
                 best = Change(tuple(changed), number)
         return best

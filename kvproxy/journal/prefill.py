@@ -60,7 +60,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return slopes
 
 
-def combined(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
+def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
     """Return the mean of several costs, weighted by reused tokens."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(

@@ -25,13 +25,13 @@ def entry_ids(records: Sequence[Record]) -> list[str]:
 
 def with_questions(
     records: Sequence[Record],
-    prompts: Mapping[str, str],
+    questions: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
 ) -> list[RecordWithTexts]:
     """Add the questions to records.
 
     Args:
-        prompts: questions of stored responses, by entry id.
+        questions: questions of stored responses, by entry id.
         recent_text: returns a question by record number, if it is in memory.
     """
 
@@ -40,8 +40,8 @@ def with_questions(
         question = record.text or recent_text(record.number)
         if question is None and not is_semantic:
             # The entry of a semantic hit has another question.
-            question = prompts.get(record.entry or "")
+            question = questions.get(record.entry or "")
         near = record.near or (record.entry if is_semantic else None)
-        return RecordWithTexts(record, question, prompts.get(near or ""))
+        return RecordWithTexts(record, question, questions.get(near or ""))
 
     return [join(record) for record in records]

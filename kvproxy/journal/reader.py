@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.journal.prefill import PrefillCost, combined, prefill_cost
+from kvproxy.journal.prefill import PrefillCost, mean_cost, prefill_cost
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
@@ -290,7 +290,7 @@ class Reader:
             cost = prefill_cost([row[0] for row in rows], [row[1] for row in rows])
             if cost is not None:
                 costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
-        return {model: combined(found) for model, found in costs.items()}
+        return {model: mean_cost(found) for model, found in costs.items()}
 
     def regions(self, prompt: int) -> Regions | None:
         rows = self._rows("select regions, shape from prompts where number = ?", [prompt])

@@ -30,7 +30,7 @@ class Regions:
     digests: tuple[bytes, ...]
     question: int | None
 
-    def differing(self, other: "Regions") -> list[str]:
+    def differing_regions(self, other: "Regions") -> list[str]:
         """Return the names of the regions that differ, in order, including regions that only one request has."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
@@ -71,7 +71,7 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
             yield name, value
 
 
-def body_of(parts: JsonMap) -> JsonObject:
+def request_body_of(parts: JsonMap) -> JsonObject:
     """Restore the request body from the regions of `parts_of`, without fields that the key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
@@ -96,12 +96,12 @@ def regions_of(whole: JsonObject) -> Regions:
 
 def _digest(value: Json) -> bytes:
     try:
-        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        regions_as_json = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
-        written = dumps(value)
-    return hashlib.blake2b(written, digest_size=SIZE).digest()
+        regions_as_json = dumps(value)
+    return hashlib.blake2b(regions_as_json, digest_size=SIZE).digest()
 
 
-def written(whole: JsonObject) -> bytes:
+def regions_as_json(whole: JsonObject) -> bytes:
     """Return the contents of all regions by name, as JSON."""
     return dumps(dict(parts_of(whole)))

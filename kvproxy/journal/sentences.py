@@ -34,7 +34,7 @@ def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[st
     if found.divergence is not None and found.divergence.region is not None and not record.reason.startswith("hit-"):
         said.append(
             f"The longest common prefix is with request {found.divergence.earlier[:32]}, up to"
-            f" {_named(found.divergence.region)}."
+            f" {_region_label(found.divergence.region)}."
         )
     return said
 
@@ -47,15 +47,15 @@ def _difference(difference: Difference, found: MissExplanation) -> str:
         return f"another model was asked: {earlier.model} then, {record.model} now"
     if difference.offset is None:
         if difference.before is None and difference.after is None:
-            return f"{_named(name)} differs"
+            return f"{_region_label(name)} differs"
         if difference.before is None:
-            return f"{_named(name)} is new: {difference.after!r}"
+            return f"{_region_label(name)} is new: {difference.after!r}"
         if difference.after is None:
-            return f"{_named(name)} is missing: it was {difference.before!r}"
-    return f"{_named(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
+            return f"{_region_label(name)} is missing: it was {difference.before!r}"
+    return f"{_region_label(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
 
 
-def _named(region: str) -> str:
+def _region_label(region: str) -> str:
     if region in ("system", "instructions") or region.endswith((" system", " developer")):
         return f"the system prompt ({region})"
     if region.startswith(("messages[", "input[")):

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from kvproxy.exchange import Exchange
 from kvproxy.index.redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.journal.record import Record
-from kvproxy.journal.regions import written
+from kvproxy.journal.regions import regions_as_json
 
 _MAX_BEGINNING = 200
 _MAX_QUESTIONS = 1_000
@@ -25,7 +25,7 @@ def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tu
     if mode == "hits" and exchange.layer != "semantic":
         return None, None
     shown = request.api.display_text(request.body)
-    whole = written(key.parts) if mode == "all" else None
+    whole = regions_as_json(key.parts) if mode == "all" else None
     if redact is not None:
         try:
             shown = redact(shown)

@@ -75,14 +75,14 @@ def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) 
         if one.name != other.name:
             return None
         if one.text != other.text:
-            return _within(old[place:], new[place:], form)
+            return _span_within_region(old[place:], new[place:], form)
     return None
 
 
-def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
+def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _pieces(old[0].text), _pieces(new[0].text)
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    resumed = _resume(one[same:], other[same:])
+    resumed = _next_equal_text(one[same:], other[same:])
     if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
         # A longer region is an extended turn.
@@ -94,7 +94,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
         lost += _equal_regions(old[1:], new[1:])
     at = len("".join(other[:same]))
     ends = at + len("".join(one[same : same + skip_old])), at + len("".join(other[same : same + skip_new]))
-    kind, at, end_old, end_new = _shaped(old[0].text, new[0].text, at, *ends)
+    kind, at, end_old, end_new = _classify_span(old[0].text, new[0].text, at, *ends)
     before, after = new[0].text[max(0, at - _CONTEXT) : at], new[0].text[end_new : end_new + _CONTEXT]
     role = None
     if isinstance(form, Conversation) and new[0].message is not None:
@@ -103,7 +103,7 @@ def _within(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> 
     return ChangedSpan(new[0].name, role, at, was, now, before, after, kind, lost)
 
 
-def _resume(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
+def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
@@ -131,12 +131,12 @@ def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
     return count
 
 
-def _shaped(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
+def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
     line = new.rfind("\n", 0, at) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
     for kind, pattern in _PATTERNS:
-        one, other = _around(pattern, old, line, at, end_old), _around(pattern, new, line, at, end_new)
+        one, other = _widen_match(pattern, old, line, at, end_old), _widen_match(pattern, new, line, at, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
     while at and not new[at - 1].isspace():
@@ -146,7 +146,7 @@ def _shaped(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Ki
     return "text", at, end_old, end_new
 
 
-def _around(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
+def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
     found = re.compile(pattern).finditer(text, line, end + _MOST_CHARACTERS)
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
@@ -161,10 +161,10 @@ def describe(span: ChangedSpan) -> Iterator[str]:
         yield "the order of the tools"
         return
     yield f"{span.kind} at character {span.at} of the {span.region}"
-    yield f"{_short(span.old)!r} became {_short(span.new)!r}"
+    yield f"{_shorten(span.old)!r} became {_shorten(span.new)!r}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 

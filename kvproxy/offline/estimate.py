@@ -103,7 +103,7 @@ async def estimate(
     replayed = replays[len(replays) // 2]
     tokenized: list[TokenizedRequest | None] = []
     for number, each in enumerate(replayed, 1):
-        tokenized.append(await _tokenized(tokenizer, each))
+        tokenized.append(await _tokenize(tokenizer, each))
         progress("tokenising", number / len(replayed))
     forwarded = [tokens for each, tokens in zip(replayed, tokenized, strict=True) if _is_forwarded(each)]
     readable = [tokens for tokens in forwarded if tokens is not None]
@@ -165,7 +165,7 @@ async def _replays(
     return sorted(found, key=_semantic_hits)
 
 
-async def _tokenized(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
+async def _tokenize(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
     try:
         return await tokenize_request(tokenizer, each.request, prompt_input(each.request), response_text(each.logged))
     except KvproxyError:

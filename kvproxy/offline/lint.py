@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.edits import edited
+from kvproxy.flow.edits import apply_edits
 from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, move_edit, strip_edit
 from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.prefix_reuse import TokenizedRequest, block_chains, reused_blocks, tokenize_request
@@ -166,7 +166,7 @@ class _Prompts:
     async def _edited(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
-        changed = [edited(request, [edit]) for request in requests]
+        changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
             before = self._tokenized[member]

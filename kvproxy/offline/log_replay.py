@@ -169,14 +169,14 @@ class LoggedBackend:
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
             return _relayed({"object": "list", "data": [vector], "model": request.model})
         delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
-        return Generated(_once(delta), _NO_USAGE, request.model)
+        return Generated(_one_delta(delta), _NO_USAGE, request.model)
 
 
 def _relayed(response: JsonObject) -> Relayed:
     return Relayed(200, [("content-type", "application/json")], _bytes(dumps(response)))
 
 
-async def _once(delta: Delta) -> AsyncIterator[Delta]:
+async def _one_delta(delta: Delta) -> AsyncIterator[Delta]:
     yield delta
 
 

@@ -11,13 +11,13 @@ from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segmen
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
-    from kvproxy.proxy_client.cache_file import StoreCache
+    from kvproxy.proxy_client.cache_file import DirectCache
 
 Document = dict[str, Any]
 Rows = list[Document]
 FilterValues = Mapping[str, str | float]
 """Fields of `index.store.EntryFilter`; empty selects every entry."""
-CacheClient: TypeAlias = "RemoteCache | StoreCache"
+CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def open_cache(
         if url != configured_url():
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read the store's file")
     from kvproxy.checks.stored import opened_store, store_exists
-    from kvproxy.proxy_client.cache_file import StoreCache
+    from kvproxy.proxy_client.cache_file import DirectCache
     from kvproxy.redaction import load_redactor
     from kvproxy.settings import load_settings
 
@@ -118,4 +118,4 @@ def open_cache(
             raise NotFound(f"{missing}: check the path")
         raise NotFound(f"no proxy answers at {url}, and {missing}: start a proxy, or give --store")
     with opened_store(settings) as opened:
-        yield StoreCache(opened, load_redactor(settings.redaction))
+        yield DirectCache(opened, load_redactor(settings.redaction))

@@ -13,7 +13,7 @@ from kvproxy.index.store.observations import Observation
 from kvproxy.proxy_client.cache import EntryList, FilterValues
 
 
-class StoreCache:
+class DirectCache:
     """The methods of `RemoteCache` on an open store."""
 
     def __init__(self, store: Store, redact: Redactor | None = None) -> None:

@@ -97,7 +97,7 @@ class JournalFile:
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
         from kvproxy.checks.stored import opened_store, store_exists
-        from kvproxy.journal.regions import body_of
+        from kvproxy.journal.regions import request_body_of
 
         has_store = store_exists(self._settings)
         with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
@@ -108,7 +108,7 @@ class JournalFile:
                 if entry is not None and entry.tenant == prompt.tenant:
                     yield as_object(loads(entry.request))
                 else:
-                    yield None if whole is None else body_of(as_object(loads(zlib.decompress(whole))))
+                    yield None if whole is None else request_body_of(as_object(loads(zlib.decompress(whole))))
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
         from kvproxy.checks.stored import opened_store, store_exists

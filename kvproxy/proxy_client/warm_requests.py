@@ -61,11 +61,13 @@ def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
     return sorted(once, key=lambda request: (-request.count, request.line))
 
 
-def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *, same_proxy: bool) -> WarmSource:
+def stored_requests(
+    client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
+) -> WarmSource:
     """Return stored requests with hits, ordered by saved tokens. Raises NotFound.
 
     Args:
-        top: most requests.
+        max_requests: most requests.
         api_key: key of the tenant to send them for.
         same_proxy: they are sent to `client` itself; leave out other tenants.
     """
@@ -77,17 +79,19 @@ def stored_requests(client: ProxyClient, top: int | None, api_key: str | None, *
         raise NotFound(f"no stored response of {client.url} had a hit{reason}")
     own.sort(key=_saved_tokens, reverse=True)
     requests = []
-    for rank, entry in enumerate(own[:top], 1):
+    for rank, entry in enumerate(own[:max_requests], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}
         requests.append(WarmRequest(rank, PATHS[cast("ApiName", entry["endpoint"])], body, entry["hits"]))
     return WarmSource(requests, skipped=len(served) - len(own))
 
 
-def logged_requests(client: ProxyClient, token: str | None, top: int | None, api_key: str | None) -> WarmSource:
+def logged_requests(
+    client: ProxyClient, token: str | None, max_requests: int | None, api_key: str | None
+) -> WarmSource:
     """Return logged requests with a stored text, the most frequent first.
 
     Args:
-        top: most requests.
+        max_requests: most requests.
         api_key: key of the tenant; others are left out.
 
     Raises:
@@ -111,7 +115,7 @@ def logged_requests(client: ProxyClient, token: str | None, top: int | None, api
                 continue
             path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
             source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
-            if rank == top:
+            if rank == max_requests:
                 break
     if not source.requests:
         raise NotFound(

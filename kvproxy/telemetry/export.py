@@ -24,7 +24,7 @@ from kvproxy import __version__
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record, record_of
 from kvproxy.settings.telemetry import TelemetrySettings
-from kvproxy.telemetry.spans import Span, general, spans_of
+from kvproxy.telemetry.spans import Span, common_attributes, spans_of
 from kvproxy.trace import Trace
 
 _TIMEOUT_SECONDS = 5.0
@@ -33,7 +33,7 @@ _SECONDS = (0.001, 0.0025, 0.005, *(0.01 * 2**power for power in range(14)))
 _TOKENS = tuple(float(4**power) for power in range(14))
 
 
-class _GivenIds(IdGenerator):
+class _PresetIds(IdGenerator):
     """Returns ids that were already sent to other services, else new ids. Only one thread may use it."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Exporter:
         endpoint = str(settings.endpoint).rstrip("/")
         self._sample_rate = settings.sample_rate
         resource = Resource.create({"service.name": settings.service, "service.version": __version__})
-        self._ids = _GivenIds()
+        self._ids = _PresetIds()
         self._spans = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_TIMEOUT_SECONDS)
         self._spans.add_span_processor(
@@ -124,7 +124,7 @@ class Exporter:
             made.end(max(span.start, span.end))
 
     def _measure(self, record: Record) -> None:
-        attributes = general(record)
+        attributes = common_attributes(record)
         if record.total_ms is not None:
             self._duration.record(record.total_ms / 1000, attributes)
         if record.first_ms is not None and record.status < 400:

@@ -58,7 +58,7 @@ class Span:
     error: str | None = None
 
 
-def general(record: Record) -> dict[str, Value]:
+def common_attributes(record: Record) -> dict[str, Value]:
     """Return the attributes of both spans and metrics, by OpenTelemetry's conventions."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
@@ -82,12 +82,19 @@ def spans_of(exchange: Exchange, record: Record, trace: Trace) -> list[Span]:
         return int((exchange.arrived + clock - exchange.started) * 1e9)
 
     end = moment(exchange.ended or exchange.first_byte or exchange.started)
-    attributes = general(record)
+    attributes = common_attributes(record)
     error = str(attributes["error.type"]) if "error.type" in attributes else None
     name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
     events = {"gen_ai.first_token": moment(exchange.first_byte)} if exchange.first_byte else {}
     whole = Span(
-        name, "server", moment(exchange.started), end, trace.span, attributes | _more(exchange, record), events, error
+        name,
+        "server",
+        moment(exchange.started),
+        end,
+        trace.span,
+        attributes | _exchange_attributes(exchange, record),
+        events,
+        error,
     )
     return [whole, *_steps(exchange, record, trace, moment(exchange.started), end, moment)]
 
@@ -122,7 +129,7 @@ def _steps(
         yield Span("upstream", "client", after, end, trace.call, known | at, opened, error)
 
 
-def _more(exchange: Exchange, record: Record) -> dict[str, Value]:
+def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]:
     values: dict[str, Json] = {
         "http.response.status_code": record.status,
         "gen_ai.usage.input_tokens": record.prompt_tokens,

@@ -33,7 +33,7 @@ CHARTS = [
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
-    drawn = draw(CHARTS, width, colours=False)
+    drawn = draw(CHARTS, width, with_colours=False)
     assert all(len(line) <= width for line in drawn.splitlines())
     for text in (
         "lru",
@@ -50,7 +50,7 @@ def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
 
 
 def test_layers_over_time_have_the_colours_of_the_dashboard_and_whole_numbers(tmp_path: Path) -> None:
-    drawn = draw([LAYERS], 80, colours=False)
+    drawn = draw([LAYERS], 80, with_colours=False)
     assert re.findall(r"^ *(\S+)┤", drawn, re.MULTILINE) == ["9", "6", "3", "0"]
     assert re.search(r"\d\d:\d\d ", drawn)
     style = (ROOT / "kvproxy/http/ui/static/style.css").read_text()
@@ -63,7 +63,7 @@ def test_layers_over_time_have_the_colours_of_the_dashboard_and_whole_numbers(tm
 
 
 def test_an_empty_chart_is_drawn() -> None:
-    assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, colours=False)
+    assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, with_colours=False)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -15,7 +15,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import dumps
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import SettingsError
-from kvproxy.flow.edits import edited
+from kvproxy.flow.edits import apply_edits
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.plain_upstream import run_plain_upstream
@@ -49,31 +49,31 @@ BODIES: dict[ApiName, Any] = {
 @given(day=st.integers(10, 28), other=st.integers(10, 28))
 def test_a_stripped_span_makes_requests_equal_and_a_moved_one_stands_last(api: ApiName, day: int, other: int) -> None:
     one, two = (asked(BODIES[api](f"Be kind. Today is 2026-11-{each}. Be brief."), api) for each in (day, other))
-    stripped = edited(one, [DATE])
-    assert stripped.body == edited(two, [DATE]).body
+    stripped = apply_edits(one, [DATE])
+    assert stripped.body == apply_edits(two, [DATE]).body
     assert stripped.raw == dumps(stripped.body)
     assert stripped.control.tags == ("edit:date",)
-    moved = edited(one, [MOVED])
+    moved = apply_edits(one, [MOVED])
     assert str(moved.body).index("Today is 2026") > str(moved.body).index("Why?")
     assert str(moved.body).count(f"2026-11-{day}") == 1
-    assert edited(one, [DATE.model_copy(update={"model": "other-*"})]) is one
+    assert apply_edits(one, [DATE.model_copy(update={"model": "other-*"})]) is one
 
 
 def test_developers_texts_plain_prompts_and_tools() -> None:
     body = {"messages": [said("developer", "Today is 2026-11-20."), said("user", "Today is 2026-11-20.")]}
-    assert edited(asked(body), [DATE]).body["messages"] == [said("developer", "Today is ."), body["messages"][1]]
+    assert apply_edits(asked(body), [DATE]).body["messages"] == [said("developer", "Today is ."), body["messages"][1]]
     plain = EditSettings(name="n", action="move", role="prompt", pattern=r"^(#\d+) ")
-    assert edited(asked({"prompt": "#12 Write."}, "completions"), [plain]).body == {"prompt": " Write.\n\n#12"}
+    assert apply_edits(asked({"prompt": "#12 Write."}, "completions"), [plain]).body == {"prompt": " Write.\n\n#12"}
     tools = [{"function": {"name": name}} for name in "ba"]
-    ordered = edited(asked({"messages": [], "tools": tools}), [EditSettings(name="t", action="sort-tools")])
+    ordered = apply_edits(asked({"messages": [], "tools": tools}), [EditSettings(name="t", action="sort-tools")])
     assert ordered.body["tools"] == tools[::-1]
 
 
 def test_what_cannot_be_moved_is_left_where_it_is() -> None:
     last = asked({"messages": [said("system", "Today is 2026-11-20."), said("assistant", "Yes")]})
-    assert edited(last, [MOVED]) is last
+    assert apply_edits(last, [MOVED]) is last
     nothing = asked({"messages": [said("system", "It is late."), said("user", "Why?")]})
-    assert edited(nothing, [DATE, MOVED]) is nothing
+    assert apply_edits(nothing, [DATE, MOVED]) is nothing
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
 
 def test_content_of_no_known_kind_and_a_turn_without_content_stay_as_they_are() -> None:
     odd = [{"role": "system", "name": "clock"}, said("system", {"odd": 1}), said("system", [5, {"text": 6}])]
-    found: Any = edited(asked({"messages": [*odd, said("system", "Today is 2026-11-20.")]}), [DATE]).body
+    found: Any = apply_edits(asked({"messages": [*odd, said("system", "Today is 2026-11-20.")]}), [DATE]).body
     assert found["messages"] == [*odd, said("system", "Today is .")]

@@ -261,11 +261,11 @@ def test_nothing_under_the_proxys_own_paths_is_forwarded(proxy: Proxy) -> None:
 
 def test_other_limits_hold_from_the_next_request_on() -> None:
     """They are read from the file without a restart; what was used stays used."""
-    quotas = Quotas(Metrics().client_tokens, cached=False)
+    quotas = Quotas(Metrics().client_tokens, charge_cached=False)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
-    quotas.of(client).take(60)
+    quotas.get(client).take(60)
     more = client.model_copy(update={"requests_per_minute": 6})
-    told = quotas.of(more).headers()
+    told = quotas.get(more).headers()
     assert told["x-ratelimit-limit-requests"] == "6"
     assert int(told["x-ratelimit-remaining-tokens"]) < 50
 

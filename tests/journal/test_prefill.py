@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.journal.prefill import MIN_REQUESTS, PrefillCost, combined, prefill_cost
+from kvproxy.journal.prefill import MIN_REQUESTS, PrefillCost, mean_cost, prefill_cost
 
 
 def requests(
@@ -54,4 +54,4 @@ def test_too_few_requests_or_equal_lengths_show_nothing() -> None:
 
 def test_upstreams_count_by_their_reused_tokens() -> None:
     fast, slow = PrefillCost(1.0, 0.5, 2.0), PrefillCost(3.0, 2.5, 4.0)
-    assert combined([(fast, 300), (slow, 100)]) == PrefillCost(1.5, 1.0, 2.5)
+    assert mean_cost([(fast, 300), (slow, 100)]) == PrefillCost(1.5, 1.0, 2.5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.edits import edited
+from kvproxy.flow.edits import apply_edits
 from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
@@ -26,7 +26,7 @@ TAIL = logs.words("the rest of the system prompt", 60)
 
 def after(edit: EditSettings, form: Conversation) -> Any:
     body: Any = {"model": "m", "messages": list(form.messages), "tools": list(form.tools)}
-    return edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit]).body["messages"]
+    return apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit]).body["messages"]
 
 
 def conversation(system: str, *said: str) -> Conversation:
@@ -86,7 +86,7 @@ def test_tools_in_another_order_are_sorted() -> None:
     assert span is not None
     assert span.kind == "order of tools"
     body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
-    ordered = edited(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [strip_edit(span)])
+    ordered = apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [strip_edit(span)])
     assert ordered.body["tools"] == list(one.tools)
 
 
@@ -120,7 +120,7 @@ def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     assert (edit.action, edit.role, edit.model) == ("move", "system", "demo")
     system = {"role": "system", "content": 'Request 17 of "today". Go on.'}
     asked: Any = {"model": "demo", "messages": [system, {"role": "user", "content": "Hello"}]}
-    changed: Any = edited(ApiRequest(APIS["chat"], asked, b"", {}, "public", "1"), [edit]).body["messages"]
+    changed: Any = apply_edits(ApiRequest(APIS["chat"], asked, b"", {}, "public", "1"), [edit]).body["messages"]
     assert changed[0]["content"] == 'Request  of "today". Go on.'
     assert changed[1]["content"] == "Hello\n\nRequest 17"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
-from kvproxy.journal.regions import body_of, written
+from kvproxy.journal.regions import regions_as_json, request_body_of
 from kvproxy.proxy_client.warm_requests import WarmSource, prefix_only, read_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry
@@ -136,4 +136,4 @@ def test_the_body_is_restored_from_the_regions_of_the_journal(body: dict[str, Js
         "headers": {"openai-beta": "x"},
         "query": "a=1",
     }
-    assert body_of(as_object(loads(written(whole | {"body": body})))) == body
+    assert request_body_of(as_object(loads(regions_as_json(whole | {"body": body})))) == body

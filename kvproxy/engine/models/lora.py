@@ -49,7 +49,7 @@ class LoraManager:
         for layer, by_id in layers.items():
             model.get_submodule(layer).register_forward_hook(self._hook(by_id))
 
-    def set_rows(self, lora_ids: Sequence[int]) -> None:
+    def set_row_adapters(self, lora_ids: Sequence[int]) -> None:
         """Set the adapter of each row of the next step, 0 for the base model."""
         self._slices, start = [], 0
         for lora_id, rows in groupby(lora_ids):

@@ -94,7 +94,7 @@ class ModelRunner:
             end += len(span.tokens)
             rows += range(end - count, end)
         if self._adapters is not None:
-            self._adapters.set_rows([span.lora_id for span in prefills + decodes for _ in span.tokens])
+            self._adapters.set_row_adapters([span.lora_id for span in prefills + decodes for _ in span.tokens])
         with self._on_device():
             batch = build_input_batch(self.pool, self._groups, prefills, decodes, self.backends)
             # The model requires at least one row of logits.

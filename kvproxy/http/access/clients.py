@@ -11,14 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvproxy.clients import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
 from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import failed
+from kvproxy.http.failures import error_response
 from kvproxy.http.metrics import Metrics
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
-_OWN = ("/health", "/ready", "/metrics", "/admin", "/ui")
+_OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -36,7 +36,7 @@ class Clients:
         self._closed = is_closed(settings)
 
     @property
-    def any(self) -> bool:
+    def requires_key(self) -> bool:
         """Whether requests require a key, which stays true after the last client's removal."""
         self._reload()
         return self._closed
@@ -102,11 +102,11 @@ class ClientGuard:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._clients.any:
+        if scope["type"] != "http" or not self._clients.requires_key:
             await self._app(scope, receive, send)
             return
         client = self._clients.identify(Request(scope).headers.items())
-        if is_own(scope["path"]):
+        if is_proxy_path(scope["path"]):
             # The operator may act for a client: `explain --api-key`.
             if client is not None:
                 _authenticate(scope, client)
@@ -116,10 +116,10 @@ class ClientGuard:
             refused = Unauthorized(
                 "this proxy needs a key of its own: send Authorization: Bearer KEY (kvproxy keys add)"
             )
-            await failed(refused)(scope, receive, send)
+            await error_response(refused)(scope, receive, send)
             return
         _authenticate(scope, client)
-        quota = self._quotas.of(client)
+        quota = self._quotas.get(client)
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -135,7 +135,7 @@ class ClientGuard:
         except TooMany as error:
             # Raised by the quota. Errors of the app are responses already.
             self._metrics.refused(error)
-            await failed(error)(scope, receive, labelled)
+            await error_response(error)(scope, receive, labelled)
 
 
 def _authenticate(scope: Scope, client: ClientSettings) -> None:
@@ -148,6 +148,6 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
     ]
 
 
-def is_own(path: str) -> bool:
+def is_proxy_path(path: str) -> bool:
     """Whether a path is the proxy's own: it needs no key, and is never forwarded."""
-    return path in _OWN or path.startswith(("/admin/", "/ui/"))
+    return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.http.access.rules import READING, Access
-from kvproxy.http.failures import failed
+from kvproxy.http.failures import error_response
 from kvproxy.index.pending_writes import PendingWrites
 
 _READ_ONLY = "/admin/explain"  # A POST route that changes nothing.
@@ -24,7 +24,7 @@ class PageGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._access.page(Request(scope)) if scope["type"] == "http" else None
-        await (self._app if refused is None else failed(refused))(scope, receive, send)
+        await (self._app if refused is None else error_response(refused))(scope, receive, send)
 
 
 class AdminGuard:
@@ -49,7 +49,7 @@ class AdminGuard:
         refused = self._access.admin(request)
         if refused is None:
             await self._writes.wait(_WAIT_SECONDS)
-        await (self._app if refused is None else failed(refused))(scope, receive, send_logged)
+        await (self._app if refused is None else error_response(refused))(scope, receive, send_logged)
 
 
 def _log_change(request: Request, status: int) -> None:

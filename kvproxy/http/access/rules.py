@@ -42,7 +42,7 @@ class Access:
             return None
         # Browsers send navigation and embedded content without an origin.
         followed = headers.get("sec-fetch-mode") == "navigate" and request.method in READING
-        if _foreign(request) and not followed and "*" not in allowed.origins:
+        if _is_foreign(request) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 
@@ -50,7 +50,7 @@ class Access:
         """Return an error for requests without the admin token, or from another machine if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
-            if any(_equal(given, settings.admin_token) for given in _tokens(request)):
+            if any(_equal_tokens(given, settings.admin_token) for given in _tokens(request)):
                 return None
             return Unauthorized("this route needs the admin token: send Authorization: Bearer TOKEN")
         if not is_loopback(settings.host):
@@ -62,14 +62,14 @@ class Access:
             return Forbidden(
                 "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
             )
-        if _foreign(request) or not is_loopback(request.url.hostname or ""):
+        if _is_foreign(request) or not is_loopback(request.url.hostname or ""):
             return Unauthorized(
                 "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
             )
         return None
 
     def _notice_proxy(self, request: Request) -> None:
-        if not self._behind_proxy and _forwarded(request):
+        if not self._behind_proxy and _is_forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
                 _log.warning(
@@ -77,12 +77,12 @@ class Access:
                 )
 
 
-def _forwarded(request: Request) -> bool:
+def _is_forwarded(request: Request) -> bool:
     named = any(name in _PROXIED or name.startswith("x-forwarded-") for name in request.headers)
     return named or request.scope["http_version"] == "1.0"
 
 
-def _foreign(request: Request) -> bool:
+def _is_foreign(request: Request) -> bool:
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -99,6 +99,6 @@ def _tokens(request: Request) -> list[str]:
     return bearer if own is None else [own, *bearer]
 
 
-def _equal(given: str, wanted: str) -> bool:
+def _equal_tokens(given: str, wanted: str) -> bool:
     # Headers are latin-1 text. The comparison takes constant time.
     return hmac.compare_digest(given.encode("latin-1", "replace"), wanted.encode())

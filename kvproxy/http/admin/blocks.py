@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kvproxy.blocks.rows import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat, flat_content, number, read_request, reply, seconds
+from kvproxy.http.admin.replies import flat_content, flat_fields, number, read_request, reply, seconds
 from kvproxy.http.services import services
 
 _MOST_WAYS = 50
@@ -29,7 +29,7 @@ async def queue(request: Request) -> Response:
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
     """Return rows as a response. They are converted in a thread, because a large pool would block the event loop."""
-    return await asyncio.to_thread(lambda: reply([flat(row) for row in rows]))
+    return await asyncio.to_thread(lambda: reply([flat_fields(row) for row in rows]))
 
 
 async def stats(request: Request) -> Response:

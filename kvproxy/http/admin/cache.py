@@ -137,10 +137,10 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 async def delete(request: Request) -> Response:
     """Remove a response by the beginning of its id, or expire it if `soft`."""
     entry = await find_entry(services(request), request.path_params["id"])
-    return await _purged(request, [entry.id], f"id={entry.id}")
+    return await _remove_entries(request, [entry.id], f"id={entry.id}")
 
 
-async def _purged(request: Request, ids: list[str], what: str) -> Response:
+async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
     cache = services(request).answerer.cache
     soft = request.query_params.get("soft") == "true"
     removed = await (cache.expire_now if soft else cache.remove)(ids)
@@ -158,7 +158,7 @@ async def delete_many(request: Request) -> Response:
     # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
-    return await _purged(request, ids, str(where))
+    return await _remove_entries(request, ids, str(where))
 
 
 async def export(request: Request) -> Response:

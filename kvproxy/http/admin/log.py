@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.flow.explain import texts
-from kvproxy.http.admin.replies import named, number, reply, seconds
+from kvproxy.http.admin.replies import fields_of, number, reply, seconds
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.causes import MissExplanation, explain_record
@@ -53,8 +53,8 @@ def _query(query: QueryParams) -> Query:
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
-        since=None if not since else _until(query) - seconds(since, "since"),
-        until=None if not query.get("until") else _until(query),
+        since=None if not since else _end_time(query) - seconds(since, "since"),
+        until=None if not query.get("until") else _end_time(query),
         layer=layer,
         reason=query.get("reason") or None,
         tenant=query.get("tenant") or None,
@@ -66,7 +66,7 @@ def _query(query: QueryParams) -> Query:
     )
 
 
-def _until(query: QueryParams) -> float:
+def _end_time(query: QueryParams) -> float:
     """Return the end of the time range: the parameter `until`, or now."""
     text = query.get("until")
     return number(text, "until") if text else time.time()
@@ -89,7 +89,7 @@ def _rows(app: Services, records: list[Record]) -> list[RecordWithTexts]:
 
 
 def _flat(row: RecordWithTexts) -> dict[str, object]:
-    return {**named(row.record), "question": row.question, "stored_question": row.stored_question}
+    return {**fields_of(row.record), "question": row.question, "stored_question": row.stored_question}
 
 
 async def log(request: Request) -> Response:
@@ -143,7 +143,7 @@ async def series(request: Request) -> Response:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
     # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(since / step))
-    start = (math.ceil(_until(query) / step) - spans) * step
+    start = (math.ceil(_end_time(query) / step) - spans) * step
     return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 
@@ -161,13 +161,13 @@ async def explain(request: Request) -> Response:
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])
         return RequestExplanation(
-            found, row.question, row.stored_question, meaning(record.reason), sentences(found, _moment)
+            found, row.question, row.stored_question, meaning(record.reason), sentences(found, _format_time)
         )
 
     return reply(await _read(app, read_explanation))
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -31,22 +31,22 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
     return Response(written, media_type="application/json", headers=headers)
 
 
-def named(row: Row) -> dict[str, object]:
+def fields_of(row: Row) -> dict[str, object]:
     """Return the fields of a row by name, without copying their values: tens of thousands of rows would take a
     second.
     """
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
-def flat(row: BlockRow | ChainRow) -> dict[str, object]:
+def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
     """Return the fields of a row and of its location as one dict."""
-    found = named(row)
+    found = fields_of(row)
     del found["place"]
-    return found if row.place is None else found | named(row.place)
+    return found if row.place is None else found | fields_of(row.place)
 
 
 def flat_content(content: BlockContent) -> dict[str, object]:
-    return {**flat(content.block), "tokens": content.tokens, "text": content.text}
+    return {**flat_fields(content.block), "tokens": content.tokens, "text": content.text}
 
 
 async def read_request(request: Request) -> ApiRequest:

@@ -21,7 +21,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
 from kvproxy.http.connections import framing
 from kvproxy.http.connections.relay import BODILESS, JOINS_BODY
-from kvproxy.http.failures import failed
+from kvproxy.http.failures import error_response
 from kvproxy.settings.limits import LimitSettings
 
 MOST_PIPELINED = 32
@@ -33,14 +33,14 @@ _LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Unread:
+class _UnreadBytes:
     """Bytes that a client has not read, and since when."""
 
     bytes: int
     since: float
 
 
-class _Lingering:
+class _LingeringTransport:
     """A transport that can join a head with its body, and can keep reading for two seconds after its last bytes.
 
     Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
@@ -92,17 +92,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._steps = 0  # Heads begun and ended, and parts of bodies.
         self._raw = 0  # Bytes since the last step.
         self._refusal: KvproxyError | None = None
-        self._unread: _Unread | None = None
+        self._unread: _UnreadBytes | None = None
         self._offered_upgrade = False
         self._deaf = False
         self._running: RequestResponseCycle | None = None
 
     @property
-    def _answering(self) -> bool:
+    def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._lingering = _Lingering(transport)
+        self._lingering = _LingeringTransport(transport)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
@@ -120,7 +120,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._feed(data)
         if self.transport.is_closing():
             return
-        if self._in_head or not self._answering:
+        if self._in_head or not self._is_answering:
             # Also for bytes that begin no request: they ended uvicorn's keep-alive timeout.
             self._head_since = self._head_since or self.loop.time()
         # The parser buffers incomplete headers, trailers, and chunk sizes.
@@ -195,7 +195,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
-        super()._start_asgi_task(cycle, partial(_complete, app, cycle, self._lingering))
+        super()._start_asgi_task(cycle, partial(_close_after_incomplete, app, cycle, self._lingering))
 
     def _too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
@@ -238,7 +238,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._running.message_event.set()
         super().connection_lost(exc)
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         if not self._in_head:
             self._limited("header_seconds")
             self.transport.close()
@@ -260,15 +260,15 @@ class LimitedProtocol(HttpToolsProtocol):
         late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
         if late and not self.transport.is_closing():
             self._head_since = None
-            self._too_late()
+            self._on_timeout()
         # Writing is paused, so the buffer can only shrink.
-        still = self.flow.write_paused or not self._answering or self.transport.is_closing()
+        still = self.flow.write_paused or not self._is_answering or self.transport.is_closing()
         unsent = self.transport.get_write_buffer_size() if still else 0
         waiting = unsent + self._in_kernel() if unsent else 0
         if waiting == 0:
             self._unread = None
         elif self._unread is None or waiting < self._unread.bytes:
-            self._unread = _Unread(waiting, now)
+            self._unread = _UnreadBytes(waiting, now)
         elif now - self._unread.since > self._limits.stalled_seconds:
             self._limited("stalled_seconds")
             self.transport.abort()
@@ -284,8 +284,13 @@ class LimitedProtocol(HttpToolsProtocol):
         return held[0]
 
 
-async def _complete(
-    app: ASGIApp, cycle: RequestResponseCycle, transport: _Lingering, scope: Scope, receive: Receive, send: Send
+async def _close_after_incomplete(
+    app: ASGIApp,
+    cycle: RequestResponseCycle,
+    transport: _LingeringTransport,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
     unframed = bodiless = False
 
@@ -318,6 +323,6 @@ async def _complete(
 async def full(scope: Scope, receive: Receive, send: Send) -> None:
     """Responds on connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
-    response = failed(Overloaded(message, retry_after=1.0))
+    response = error_response(Overloaded(message, retry_after=1.0))
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -44,7 +44,7 @@ async def cancel_on_disconnect(
         if not stopped and not over:
             stopped = me.cancel()
 
-    disconnected = asyncio.ensure_future(_disconnected(request.receive, uploaded))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, uploaded))
     with lifetime.over() as end:
         disconnected.add_done_callback(stop)
         end.add_done_callback(stop)
@@ -61,7 +61,7 @@ async def cancel_on_disconnect(
                 me.uncancel()
 
 
-async def _disconnected(receive: Receive, uploaded: asyncio.Event | None = None) -> None:
+async def _wait_for_disconnect(receive: Receive, uploaded: asyncio.Event | None = None) -> None:
     if uploaded is not None:
         await uploaded.wait()
     while (await receive())["type"] != "http.disconnect":
@@ -102,7 +102,7 @@ class RelayResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        disconnected = asyncio.ensure_future(_disconnected(receive, self._uploaded))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._uploaded))
         error: KvproxyError | None = None
         try:
             with self._lifetime.over() as end:

@@ -111,7 +111,7 @@ class ProxyServer(uvicorn.Server):
         self._lifetimes.stopping = True
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
-        cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._cut_off)
+        cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._abort_connections)
         try:
             await super().shutdown(sockets)
             if self.force_exit:
@@ -121,7 +121,7 @@ class ProxyServer(uvicorn.Server):
             cuts.cancel()
 
     async def _stop_at_once(self) -> None:
-        self._cut_off()
+        self._abort_connections()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)
         await self.lifespan.shutdown()
@@ -131,7 +131,7 @@ class ProxyServer(uvicorn.Server):
             _log.warning("the drain time is over: ending %s connections with requests", count)
         self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
 
-    def _cut_off(self) -> None:
+    def _abort_connections(self) -> None:
         for connection in self._connections():
             connection.transport.abort()
 

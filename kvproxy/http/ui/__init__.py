@@ -23,7 +23,7 @@ _HEADERS = {
 }
 
 
-class Strict:
+class SecurityHeaders:
     """ASGI middleware that adds the security headers of a page."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,5 +64,5 @@ def routes() -> list[BaseRoute]:
     files = StaticFiles(directory=Path(__file__).parent / "static", html=True)
     return [
         Route("/ui", _page, methods=["GET"], include_in_schema=False),
-        Mount("/ui", app=files, middleware=[Middleware(Strict)]),
+        Mount("/ui", app=files, middleware=[Middleware(SecurityHeaders)]),
     ]

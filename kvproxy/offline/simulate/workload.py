@@ -53,7 +53,7 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
         size = block_size or DEFAULT_BLOCK_SIZE
         return _token_chains(path, lines, size), size
     size = _block_size(path, lines, block_size)
-    return [_guarded(path, line, partial(_hash_chain, size)) for line in lines], size
+    return [_parse_fields(path, line, partial(_hash_chain, size)) for line in lines], size
 
 
 def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arrival], int]:
@@ -133,13 +133,13 @@ def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator
             }
 
 
-def _block_size(path: Path, lines: list[_TraceLine], given: int | None) -> int:
+def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> int:
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
-    sizes = (given,) if given is not None else tuple(named) or _SIZES
+    sizes = (requested,) if requested is not None else tuple(named) or _SIZES
     for size in sizes:
-        fits = [_guarded(path, line, partial(_fits, size)) for line in lines]
+        fits = [_parse_fields(path, line, partial(_fits, size)) for line in lines]
         if all(fits):
             return size
     wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
@@ -154,7 +154,7 @@ def _fits(size: int, fields: dict[str, Any]) -> bool:
     return blocks in (full, full + 1)
 
 
-def _guarded(path: Path, line: _TraceLine, read: Callable[[dict[str, Any]], T]) -> T:
+def _parse_fields(path: Path, line: _TraceLine, read: Callable[[dict[str, Any]], T]) -> T:
     try:
         return read(line.fields)
     except _FIELD_ERRORS as error:
@@ -179,4 +179,4 @@ def _token_chains(path: Path, lines: list[_TraceLine], size: int) -> list[ChainR
         length = len(fields["tokens"])
         return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
 
-    return [_guarded(path, line, read) for line in lines]
+    return [_parse_fields(path, line, read) for line in lines]

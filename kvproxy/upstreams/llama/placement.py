@@ -118,9 +118,9 @@ class Placement:
             self._slot.prefix = b""
             self._server.table.release(self._slot)
 
-    async def _finish(self, capture: ResponseCapture, status: int) -> None:
+    async def _finish(self, response_capture: ResponseCapture, status: int) -> None:
         try:
-            response = await asyncio.to_thread(capture.read)
+            response = await asyncio.to_thread(response_capture.read)
             state = await self._wait_until_idle(response)
             if state is not None:
                 prefix = await self._new_prefix(response, status, state)

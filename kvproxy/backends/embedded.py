@@ -110,13 +110,14 @@ class EmbeddedBackend:
     async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
         """Tokenize a request. Raises InvalidRequest for unsupported fields."""
         decoded = decoded or self._decode(request)
-        tokens = await self._tokens(decoded.prompt)
+        salt = self._salt(request, decoded)
+        tokens = await self._tokens(decoded.prompt, salt or "")
         return GenerationRequest(
             # Clients may repeat an id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
             decoded.sampling,
-            salt=self._salt(request, decoded),
+            salt=salt,
             priority=request.control.priority if self._global_priorities else 0,
             tenant=request.tenant,
             queue_priority=decoded.queue_priority if self._global_priorities else 0,
@@ -153,11 +154,11 @@ class EmbeddedBackend:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
 
-    async def _tokens(self, prompt: PromptInput) -> list[int]:
+    async def _tokens(self, prompt: PromptInput, scope: str) -> list[int]:
         tokenizer = self.worker.async_tokenizer
         match prompt:
             case Conversation():
-                return await tokenizer.chat(list(prompt.messages), list(prompt.tools) or None)
+                return await tokenizer.chat(list(prompt.messages), list(prompt.tools) or None, scope)
             case str():
                 return await tokenizer.encode(prompt)
         return list(prompt)

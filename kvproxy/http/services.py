@@ -14,6 +14,7 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
+from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.edits import edited
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
@@ -71,7 +72,7 @@ class Services:
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         edited_request = self.rules.apply(request)
         edits = self.rules.edits(edited_request)
-        return edited(edited_request, edits) if edits else edited_request
+        return with_breakpoints(edited(edited_request, edits) if edits else edited_request)
 
     @cached_property
     def access(self) -> Access:

@@ -43,6 +43,10 @@ class RuleSettings(Section):
     tags: tuple[str, ...] = Field((), description="Additional tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
+    breakpoints: Literal["5m", "1h"] | None = Field(
+        None,
+        description="Place breakpoints (cache_control) in requests to /v1/messages, with this lifetime; by default the client's.",
+    )
 
     @field_validator("ignore")
     @classmethod

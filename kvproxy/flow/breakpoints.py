@@ -1,0 +1,151 @@
+"""Places Anthropic's breakpoints (`cache_control`), which tell the provider which prefixes to store.
+
+The provider reads tools, system prompt, and messages in this order. It accepts at most four breakpoints, stores no prefix below
+a minimum, and refuses some blocks. It looks for stored prefixes in the last 20 blocks before a breakpoint. So the end of the
+previous request has a breakpoint, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from kvproxy.apis.json import Json, JsonObject, dumps, objects
+from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
+
+Lifetime = Literal["5m", "1h"]
+MOST = 4
+_MARKER = "cache_control"
+_SECTIONS = ("tools", "system", "messages")
+_MINIMUMS = (
+    ("*opus-4-[567]*", 4_096),
+    ("*haiku-4-5*", 4_096),
+    ("*haiku-3*", 2_048),
+    ("*3-haiku*", 2_048),
+    ("*3-5-haiku*", 2_048),
+    ("*", 1_024),
+)
+"""Tokens of the shortest prefix that the provider stores."""
+_UNMARKABLE = frozenset(("thinking", "redacted_thinking"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block that may have a breakpoint.
+
+    Attributes:
+        section: `tools`, `system`, or `messages`.
+        item, part: the position of a tool, a system block, or a block of a message.
+        end: bytes of the prompt up to its end.
+    """
+
+    section: str
+    item: int
+    part: int
+    end: int
+    is_marked: bool
+
+
+def with_breakpoints(request: ApiRequest) -> ApiRequest:
+    """Place the breakpoints of a request's rule; the request itself if nothing changes. The model reads the same."""
+    lifetime = request.control.rule.breakpoints
+    if lifetime is None or request.api.name != "messages":
+        return request
+    if not _is_well_formed(request.body):
+        return request
+    places = list(_places(request.body))
+    chosen = _chosen(request.body, places, _minimum_bytes(request.model))
+    body = _marked(request.body, chosen, lifetime)
+    if body == request.body:
+        return request
+    # For listings, the journal, and savings.
+    sections = [place.section for place in places if place in chosen]
+    counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
+    tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
+    return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+
+
+def _is_well_formed(body: JsonObject) -> bool:
+    """The provider refuses a body with an item that is no object."""
+    lists = [body.get(name) for name in _SECTIONS]
+    lists += [message.get("content") for message in objects(body.get("messages"))]
+    return all(len(objects(value)) == len(value) for value in lists if isinstance(value, list))
+
+
+def _minimum_bytes(model: str) -> int:
+    return BYTES_PER_TOKEN * next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(model, pattern))
+
+
+def _places(body: JsonObject) -> Iterator[_Place]:
+    end = 0
+    for section in _SECTIONS:
+        for item, holder in enumerate(_blocks(body.get(section))):
+            parts = _blocks(holder.get("content")) if section == "messages" else [holder]
+            for part, block in enumerate(parts):
+                end += len(dumps(block))
+                if _is_markable(block):
+                    yield _Place(section, item, part, end, _MARKER in block)
+
+
+def _blocks(content: Json) -> list[JsonObject]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
+
+
+def _is_markable(block: JsonObject) -> bool:
+    if block.get("type") in _UNMARKABLE or block.get("defer_loading") is True:
+        return False
+    return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
+
+
+def _chosen(body: JsonObject, places: list[_Place], minimum: int) -> set[_Place]:
+    """The ends of this and the previous request first, then the client's breakpoints, the system prompt, and the tools."""
+    answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
+    messages, system, tools = ([place for place in places if place.section == name] for name in _SECTIONS[::-1])
+    wanted = [
+        *messages[-1:],
+        *[place for place in messages if answers and place.item < answers[-1]][-1:],
+        *[place for place in reversed(places) if place.is_marked],
+        *system[-1:],
+        *tools[-1:],
+    ]
+    # A breakpoint for the whole body is one of the four.
+    most = MOST - 1 if isinstance(body.get(_MARKER), dict) else MOST
+    long_enough = dict.fromkeys(place for place in wanted if place.end >= minimum)
+    return set(list(long_enough)[:most])
+
+
+def _marked(body: JsonObject, chosen: set[_Place], lifetime: Lifetime) -> JsonObject:
+    """Remove all breakpoints, and set the chosen ones. One lifetime for all keeps the provider's order of lifetimes."""
+    at = {(place.section, place.item, place.part) for place in chosen}
+    marked = dict(body)
+    if isinstance(body.get(_MARKER), dict):
+        marked[_MARKER] = _marker(body, lifetime)
+    for section in ("tools", "system"):
+        if section in body:
+            parts = {item for name, item, _ in at if name == section}
+            marked[section] = _marked_blocks(body[section], parts, lifetime)
+    messages: list[Json] = []
+    for item, message in enumerate(objects(body.get("messages"))):
+        parts = {part for name, number, part in at if (name, number) == ("messages", item)}
+        messages.append({**message, "content": _marked_blocks(message.get("content"), parts, lifetime)})
+    return {**marked, "messages": messages}
+
+
+def _marked_blocks(content: Json, parts: set[int], lifetime: Lifetime) -> Json:
+    if isinstance(content, str) and not parts:
+        return content
+    marked: list[Json] = []
+    for part, block in enumerate(_blocks(content)):
+        plain = {name: value for name, value in block.items() if name != _MARKER}
+        if isinstance(plain.get("content"), list):
+            plain["content"] = _marked_blocks(plain["content"], set(), lifetime)
+        marked.append({**plain, _MARKER: _marker(block, lifetime)} if part in parts else plain)
+    return marked
+
+
+def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
+    """The client's marker if it has the lifetime."""
+    marker = holder.get(_MARKER)
+    if isinstance(marker, dict) and (marker.get("ttl") or "5m") == lifetime:
+        return marker
+    return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kvproxy.telemetry.export import Exporter
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
+_SLOW_BYTES = 64 * 1024
 _log = logging.getLogger("kvproxy")
 
 
@@ -69,10 +70,20 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
+    async def prepared(self, request: ApiRequest) -> ApiRequest:
+        """Apply rules and edits; in a thread if that takes long."""
+        rule = self.rules.apply(request).control.rule
+        if len(request.raw) > _SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None):
+            return await asyncio.to_thread(self.apply_rules, request)
+        return self.apply_rules(request)
+
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        edited_request = self.rules.apply(request)
-        edits = self.rules.edits(edited_request)
-        return with_breakpoints(edited(edited_request, edits) if edits else edited_request)
+        request = self.rules.apply(request)
+        if edits := self.rules.edits(request):
+            request = edited(request, edits)
+        if request.control.rule.repair_history:
+            request = self.answerer.history.repaired(request)
+        return with_breakpoints(request)
 
     @cached_property
     def access(self) -> Access:

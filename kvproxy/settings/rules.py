@@ -47,6 +47,10 @@ class RuleSettings(Section):
         None,
         description="Place breakpoints (cache_control) in requests to /v1/messages, with this lifetime; by default the client's.",
     )
+    repair_history: bool = Field(
+        False,
+        description="Restore earlier answers that the client sent back without their reasoning, or in another form.",
+    )
 
     @field_validator("ignore")
     @classmethod

@@ -145,8 +145,7 @@ def test_the_real_client_reads_its_history_from_the_cache(tmp_path: Path, stream
     with run_upstream(upstream.answer) as url:
         rules = ({"name": "claude", "path": "/v1/messages", "breakpoints": "5m"},)
         settings = load_settings(data=tmp_path, upstream=url, rules=rules, cache={"semantic": False})
-        with run_proxy(settings) as (proxy, _):
-            client = anthropic.Anthropic(api_key="k", base_url=proxy)
+        with run_proxy(settings) as (proxy, _), anthropic.Anthropic(api_key="k", base_url=proxy) as client:
             messages: list[Any] = [{"role": "user", "content": "question " * 50}]
             for number in range(5):
                 given = {"model": MODEL, "max_tokens": 99, "system": LONG, "messages": messages}

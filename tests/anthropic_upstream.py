@@ -20,6 +20,7 @@ class AnthropicUpstream:
     """Answers each request with the contents of `answers`, then with a constant text.
 
     Attributes:
+        separate_lifetimes: a prefix that was stored for five minutes is not found with one hour, and the reverse.
         bodies: received requests.
         usages: their usage.
         refused: messages of errors.
@@ -27,6 +28,7 @@ class AnthropicUpstream:
 
     answers: list[list[dict[str, Any]]] = field(default_factory=list)
     clock: Callable[[], float] = time.time
+    separate_lifetimes: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     usages: list[dict[str, int]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -55,8 +57,10 @@ class AnthropicUpstream:
         now, digest, read, written = self.clock(), hashlib.sha256(model.encode()), 0, {"5m": 0, "1h": 0}
         sizes = [max(1, len(text) // 4) for _, text in blocks]
         prefixes = []
-        for _, text in blocks:
+        for block, text in blocks:
             digest.update(text.encode() + b"\0")
+            if self.separate_lifetimes:
+                digest.update(str(block.get("cache_control", {}).get("ttl")).encode())
             prefixes.append(digest.hexdigest())
         marks = [place for place, (block, _) in enumerate(blocks) if "cache_control" in block]
         for mark in marks:

@@ -5,25 +5,25 @@ some change the order of tools. An answer is restored only if the conversation b
 original in nothing else.
 """
 
-import hashlib
-import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
 
-import orjson
-
 from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dumps, field, loads, objects
 from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.conversation import (
+    MARKER,
+    REASONING_BLOCKS,
+    canonical,
+    content_blocks,
+    conversation_digests,
+    conversation_scope,
+    digest_of,
+)
 
 _MAX_BYTES = 64 * 2**20
 _APIS = ("chat", "messages")
-_SYSTEM = ("system", "developer")
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
-_REASONING_BLOCKS = ("thinking", "redacted_thinking")
-_MARKER = "cache_control"
-_SPACE = re.compile(r"\s+")
 
 
 class HistoryRepair:
@@ -40,7 +40,7 @@ class HistoryRepair:
         message = _answer(whole)
         if message is None or request.api.name not in _APIS:
             return
-        *_, digest = _digests(request, [*objects(request.body.get("messages")), message])
+        *_, digest = conversation_digests(request, [*objects(request.body.get("messages")), message])
         self._keep(digest, message)
 
     def repaired(self, request: ApiRequest) -> ApiRequest:
@@ -53,7 +53,7 @@ class HistoryRepair:
         if messages != body.get("messages"):
             return request
         restored: list[Json] = []
-        for message, digest in zip(messages, _digests(request, messages), strict=True):
+        for message, digest in zip(messages, conversation_digests(request, messages), strict=True):
             original = self._find(digest) if message.get("role") == "assistant" else None
             restored.append(message if original is None else _restored(request, message, original, kinds))
         if not kinds:
@@ -66,8 +66,8 @@ class HistoryRepair:
         tools = objects(request.body.get("tools"))
         if len(tools) < 2:
             return request.body
-        by_digest = {_digest(_canonical(tool)): tool for tool in tools}
-        key = _digest(_scope(request), *sorted(by_digest))
+        by_digest = {digest_of(canonical(tool)): tool for tool in tools}
+        key = digest_of(conversation_scope(request), *sorted(by_digest))
         if (first := self._find(key)) is None:
             self._keep(key, {"order": [digest.hex() for digest in by_digest]})
             return request.body
@@ -103,61 +103,6 @@ def _answer(whole: JsonObject) -> JsonObject | None:
     return message if isinstance(message, dict) else None
 
 
-def _scope(request: ApiRequest) -> bytes:
-    return dumps([request.tenant, request.api.name, request.model])
-
-
-def _digests(request: ApiRequest, messages: Sequence[JsonObject]) -> Iterator[bytes]:
-    """Digests of the conversation up to each message. Instructions may change, and answers may have any of the repaired forms."""
-    digest = _scope(request)
-    for message in messages:
-        role = message.get("role")
-        if role not in _SYSTEM:
-            blocks = _blocks(message.get("content"))
-            parts = _answer_parts(message, blocks) if role == "assistant" else map(_canonical, blocks)
-            digest = _digest(digest, dumps(role), *parts)
-        yield digest
-
-
-def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:
-    """The text and the calls, without reasoning, ids, and white space."""
-    text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
-    yield _SPACE.sub(" ", text).strip().encode("utf-8", "replace")
-    for block in blocks:
-        if block.get("type") not in ("text", *_REASONING_BLOCKS):
-            yield _canonical({name: value for name, value in block.items() if name != "id"})
-    for call in objects(message.get("tool_calls")):
-        function = call.get("function")
-        yield _canonical({"name": field(function, "name"), "arguments": _parsed(field(function, "arguments"))})
-
-
-def _blocks(content: Json) -> list[JsonObject]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
-
-
-def _parsed(arguments: Json) -> Json:
-    try:
-        return loads(arguments.encode()) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
-
-
-def _canonical(value: JsonObject) -> bytes:
-    """Clients may change the ids of calls and the breakpoints."""
-    plain = {name: each for name, each in value.items() if name not in (_MARKER, "tool_use_id")}
-    try:
-        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:
-        return dumps(plain)
-
-
-def _digest(*parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.digest()
-
-
 def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
     if request.api.name == "chat":
         return _restored_message(message, original, kinds)
@@ -187,7 +132,7 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
 
 def _restored_blocks(message: JsonObject, original: JsonObject, kinds: list[str], *, may_think: bool) -> JsonObject:
     """Restore blocks with the client's ids and breakpoints, and dropped reasoning if the request may think."""
-    sent, known = _blocks(message.get("content")), objects(original.get("content"))
+    sent, known = content_blocks(message.get("content")), objects(original.get("content"))
     spoken = [block for block in known if not _is_reasoning(block)]
     if [block.get("type") for block in sent if not _is_reasoning(block)] != [block.get("type") for block in spoken]:
         return message
@@ -203,13 +148,13 @@ def _restored_blocks(message: JsonObject, original: JsonObject, kinds: list[str]
             continue
         block, client = next(originals), next(clients)
         changes += _differences(client, block)
-        restored.append({**block, **{name: client[name] for name in ("id", _MARKER) if name in client}})
+        restored.append({**block, **{name: client[name] for name in ("id", MARKER) if name in client}})
     kinds += changes
     return {**message, "content": restored} if changes else message
 
 
 def _is_reasoning(block: JsonObject) -> bool:
-    return block.get("type") in _REASONING_BLOCKS
+    return block.get("type") in REASONING_BLOCKS
 
 
 def _differences(client: JsonObject, original: JsonObject) -> list[str]:

@@ -15,6 +15,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
+from kvproxy.flow.conversation import SLOW_BYTES
 from kvproxy.flow.edits import edited
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from kvproxy.telemetry.export import Exporter
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
-_SLOW_BYTES = 64 * 1024
 _log = logging.getLogger("kvproxy")
 
 
@@ -56,7 +56,7 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Reports an exchange after its response."""
-        return Finisher([self.metrics.finished, self.answerer.finish])
+        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished])
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -71,19 +71,21 @@ class Services:
         return Rules(self.settings)
 
     async def prepared(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules and edits; in a thread if that takes long."""
+        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
         rule = self.rules.apply(request).control.rule
-        if len(request.raw) > _SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None):
-            return await asyncio.to_thread(self.apply_rules, request)
-        return self.apply_rules(request)
+        is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
+        request = await asyncio.to_thread(self.apply_rules, request) if is_slow else self.apply_rules(request)
+        until = await self.answerer.keep_warm.hour_until(request)
+        return (
+            await asyncio.to_thread(with_breakpoints, request, until) if is_slow else with_breakpoints(request, until)
+        )
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
+        """Apply rules, edits, and repairs."""
         request = self.rules.apply(request)
         if edits := self.rules.edits(request):
             request = edited(request, edits)
-        if request.control.rule.repair_history:
-            request = self.answerer.history.repaired(request)
-        return with_breakpoints(request)
+        return self.answerer.history.repaired(request) if request.control.rule.repair_history else request
 
     @cached_property
     def access(self) -> Access:

@@ -91,7 +91,7 @@ class KeepWarm:
         self._fixed_models: set[str] = set()
 
     async def hour_until(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation, and return its last message to keep for one hour; -1 for none."""
+        """Stop keep-warm requests for the conversation, and return its last message to keep for one hour, or -1."""
         if not _is_followed(request):
             return -1
         digests = await _digests(request)

@@ -2,8 +2,8 @@
 
 Each input token is read or written, and a keep-warm request reads the prefix that the next request shares. Requests after the
 end of a session are wasted. A request may write its new tokens for one hour after a prefix that was read, and pays the higher
-price for the new tokens only; then the provider keeps the whole prefix for one hour. Anthropic documents this billing of mixed
-lifetimes. Without it (`long_writes=False`) the policy has keep-warm requests only.
+price for the new tokens only; it is assumed that the provider then keeps the whole prefix for one hour. Without this
+(`long_writes=False`) the policy has keep-warm requests only.
 """
 
 import gzip

@@ -79,7 +79,7 @@ def _segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
 
 
 def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return the pattern of safe added tokens; None if the tokenizer has none, or does not match them first."""
+    """Return the pattern of safe added tokens; None if there are no such tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not tokenizer.is_fast or backend is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
         return None

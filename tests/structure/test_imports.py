@@ -41,7 +41,8 @@ backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
 journal: apis errors exchange index settings
 telemetry: apis errors exchange index journal settings trace
-flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pauses quotas responses settings token_bucket
+flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pauses quotas responses
+    settings token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing

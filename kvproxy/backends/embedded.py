@@ -1,7 +1,7 @@
 """The embedded engine as a backend."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from kvproxy.apis.codecs import CODECS
@@ -75,11 +75,19 @@ class EmbeddedBackend:
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
+        keeps = request.control.rule.repair_history and isinstance(decoded.prompt, Conversation)
+        answer = list[Delta]()
+
         async def all_pieces() -> AsyncIterator[Delta]:
             calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
+                answer.append(first)
                 yield first if calls is None else calls.parse(first)
                 async for piece in rest:
+                    if keeps:
+                        answer.append(piece)
+                    if keeps and piece.finish_reason is not None:
+                        await self._keep_answer(generation, answer)
                     yield piece if calls is None else calls.parse(piece)
 
         closed = False
@@ -92,6 +100,13 @@ class EmbeddedBackend:
             await pieces.aclose()  # type: ignore[attr-defined]
 
         return Generated(all_pieces(), first.usage, request.model, echo, close)
+
+    async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
+        """Keep the tokens of a single answer, so that the next turn has the same tokens."""
+        if generation.sampling.n == 1:
+            tokens = [token for piece in answer for token in piece.tokens]
+            text = "".join(piece.text for piece in answer)
+            await self.worker.async_tokenizer.keep_answer(generation.tokens, tokens, text, generation.salt or "")
 
     def _decode(self, request: ApiRequest) -> DecodedRequest:
         return self._codec(request).decode(request.body, self.worker.default_sampling_params)

@@ -88,6 +88,8 @@ class KeepWarm:
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._budgets: dict[str, TokenBucket] = {}
+        self._digests: dict[str, list[bytes]] = {}
+        """By the id of requests in flight."""
         self._fixed_models: set[str] = set()
 
     async def hour_until(self, request: ApiRequest) -> int:
@@ -95,6 +97,7 @@ class KeepWarm:
         if not _is_followed(request):
             return -1
         digests = await _digests(request)
+        self._digests[request.request_id] = digests
         session = self._latest(digests)
         if session is None:
             return -1
@@ -113,11 +116,13 @@ class KeepWarm:
     def finished(self, exchange: Exchange) -> None:
         """Begin or continue a session after a response of the provider."""
         request, prefix = exchange.request, exchange.prefix
-        if request is None or not _is_followed(request) or exchange.hit is not None or exchange.collapsed:
+        if request is None or not _is_followed(request):
             return
-        if exchange.status != 200 or prefix is None or exchange.failure is not None:
+        digests = self._digests.pop(request.request_id, None)
+        if not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
             return
-        digests = list(conversation_digests(request))
+        if exchange.status != 200 or exchange.failure is not None:
+            return
         before = self._latest(digests)
         until = last_hour_message(request.body)
         if before is not None:
@@ -160,10 +165,13 @@ class KeepWarm:
     async def _watch(self, session: _Session) -> None:
         """Send keep-warm requests, and forget the session after an hour."""
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
-        for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
-            await asyncio.sleep(session.used + self.seconds - self._clock())
-            if not self._may_send(session) or not await self._send(session):
-                break
+        try:
+            for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
+                await asyncio.sleep(session.used + self.seconds - self._clock())
+                if not self._may_send(session) or not await self._send(session):
+                    break
+        except Exception:
+            _log.exception("a session was not kept warm")
         await asyncio.sleep(session.ended + HOUR - self._clock())
         self.pauses.add(float("inf"), *session.group)
         session.task = None

@@ -15,7 +15,7 @@ import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -33,6 +33,7 @@ class SegmentCache:
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES) -> None:
         self._boundary = _boundary_pattern(tokenizer)
+        self._tokenizer = tokenizer
         self._encode = encode
         self._max_bytes = max_bytes
         self._lock = Lock()
@@ -55,13 +56,40 @@ class SegmentCache:
                 self._ids.move_to_end(key)
                 return found
         ids = array("I", self._encode(segment))
+        self._keep(key, ids)
+        return ids
+
+    def _keep(self, key: tuple[str, str], ids: "array[int]") -> None:
         with self._lock:
-            if key not in self._ids:
-                self._ids[key] = ids
-                self._bytes += _size(key, ids)
+            if (before := self._ids.pop(key, None)) is not None:
+                self._bytes -= _size(key, before)
+            self._ids[key] = ids
+            self._bytes += _size(key, ids)
             while self._bytes > self._max_bytes:
                 self._bytes -= _size(*self._ids.popitem(last=False))
-        return ids
+
+    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
+        """Keep the generated tokens of an answer, which may differ from the tokens of its text.
+
+        Args:
+            answer: tokens without the end of the output.
+            text: as the client received it.
+        """
+        if self._boundary is None or self._boundary.search(text):
+            return
+        start = next((place for place in reversed(range(len(prompt))) if self._begins_segment(prompt[place])), None)
+        if start is not None:
+            beginning = self._decode(prompt[start:])
+            if self._decode([*prompt[start:], *answer]) == beginning + text:
+                self._keep((scope, beginning + text), array("I", [*prompt[start:], *answer]))
+
+    def _begins_segment(self, token: int) -> bool:
+        assert self._boundary is not None
+        return self._boundary.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or "") is not None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
 
 def _size(key: tuple[str, str], ids: "array[int]") -> int:

@@ -55,6 +55,13 @@ class ChatTokenizer:
         self._check_text(text, "messages", check)
         return self._segments.ids(text, scope)
 
+    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
+        """Use the generated tokens of an answer if a later conversation contains its text at the same place."""
+        end = len(answer)
+        while end and answer[end - 1] in self.eos_ids:
+            end -= 1
+        self._segments.keep_answer(prompt, answer[:end], text, scope)
+
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest(

@@ -1,7 +1,7 @@
 """The embedded engine as a backend."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from kvproxy.apis.codecs import CODECS
@@ -78,11 +78,19 @@ class EmbeddedBackend:
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
+        keeps = request.control.rule.repair_history and isinstance(decoded.prompt, Conversation)
+        answer = list[Delta]()
+
         async def all_pieces() -> AsyncIterator[Delta]:
             calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
+                answer.append(first)
                 yield first if calls is None else calls.parse(first)
                 async for piece in rest:
+                    if keeps:
+                        answer.append(piece)
+                    if keeps and piece.finish_reason is not None:
+                        await self._keep_answer(generation, answer)
                     yield piece if calls is None else calls.parse(piece)
 
         closed = False
@@ -95,6 +103,13 @@ class EmbeddedBackend:
             await pieces.aclose()  # type: ignore[attr-defined]
 
         return Generated(all_pieces(), first.usage, request.model, echo, close)
+
+    async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
+        """Keep the tokens of a single answer, so that the next turn has the same tokens."""
+        if generation.sampling.n == 1:
+            tokens = [token for piece in answer for token in piece.tokens]
+            text = "".join(piece.text for piece in answer)
+            await self.worker.async_tokenizer.keep_answer(generation.tokens, tokens, text, generation.salt or "")
 
     def _decode(self, request: ApiRequest) -> DecodedRequest:
         return self._codec(request).decode(request.body, self.worker.default_sampling_params)
@@ -113,13 +128,14 @@ class EmbeddedBackend:
     async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
         """Tokenize a request. Raises InvalidRequest for unsupported fields."""
         decoded = decoded or self._decode(request)
-        tokens = await self._tokens(decoded.prompt)
+        salt = self._salt(request, decoded)
+        tokens = await self._tokens(decoded.prompt, salt or "")
         return GenerationRequest(
             # Clients may repeat an id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
             tuple(tokens),
             decoded.sampling,
-            salt=self._salt(request, decoded),
+            salt=salt,
             priority=request.control.priority if self._global_priorities else 0,
             tenant=request.tenant,
             queue_priority=decoded.queue_priority if self._global_priorities else 0,
@@ -156,11 +172,11 @@ class EmbeddedBackend:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
 
-    async def _tokens(self, prompt: PromptInput) -> list[int]:
+    async def _tokens(self, prompt: PromptInput, scope: str) -> list[int]:
         tokenizer = self.worker.async_tokenizer
         match prompt:
             case Conversation():
-                return await tokenizer.chat(list(prompt.messages), list(prompt.tools) or None)
+                return await tokenizer.chat(list(prompt.messages), list(prompt.tools) or None, scope)
             case str():
                 return await tokenizer.encode(prompt)
         return list(prompt)

@@ -14,6 +14,8 @@ from kvproxy.apis.request import ApiRequest, requests_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
+from kvproxy.flow.history_repair import HistoryRepair
+from kvproxy.flow.keep_warm import KeepWarm
 from kvproxy.flow.keys import cache_key
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.lookup import CacheLookup
@@ -66,10 +68,12 @@ class Answerer:
         self.finish = finish or journal.add
         self.clock = clock
         self._lookup = CacheLookup(cache, settings, clock)
-        writer = ResponseWriter(self.cache, settings, backend.name, clock, observer, journal)
+        self.history = HistoryRepair()
+        writer = ResponseWriter(self.cache, settings, backend.name, clock, observer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
+        self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -191,6 +195,7 @@ class Answerer:
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""
         await self._revalidator.close()
+        await self.keep_warm.close()
         await self.shared_requests.close()
         await self.cache.pending_writes.wait()
         if self.semantic is not None:

@@ -11,6 +11,7 @@ from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.index.entry import Entry
@@ -34,8 +35,10 @@ class ResponseWriter:
         clock: Callable[[], float],
         observer: Observer | None,
         journal: Journal,
+        history: HistoryRepair,
     ) -> None:
         self._cache = cache
+        self.history = history
         self.settings = settings
         self._backend = backend
         self._clock = clock
@@ -149,11 +152,13 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        """Whether the response must be read completely: to store it, to report its reuse in a header, or to
-        charge for it.
-        """
+        """Whether the complete response is needed: to store it, repair history, report its reuse, or charge for it."""
         has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
-        return self._is_stored(response) or (response.status == 200 and not has_usage)
+        return self._is_stored(response) or (response.status == 200 and (self._repairs or not has_usage))
+
+    @property
+    def _repairs(self) -> bool:
+        return self._exchange.api_request.control.rule.repair_history
 
     def _is_stored(self, response: BackendResponse) -> bool:
         return self._stores and response.status == 200 and not response.is_private
@@ -164,6 +169,8 @@ class ResponseRecorder:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
                 response.usage = self._exchange.api_request.api.usage(whole)
+                if self._repairs:
+                    await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, whole)
             self._report_reuse(response, whole)
             if whole is None or not self._is_stored(response):
                 return None

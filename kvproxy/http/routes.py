@@ -69,7 +69,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     try:
         parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant
-        exchange.request = app.traced(exchange, app.apply_rules(parsed))
+        exchange.request = app.traced(exchange, await app.prepared(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))

@@ -14,6 +14,8 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
+from kvproxy.flow.breakpoints import with_breakpoints
+from kvproxy.flow.conversation import SLOW_BYTES
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
@@ -54,7 +56,7 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Return the finisher, which reports each exchange after its response."""
-        return Finisher([self.metrics.finished, self.answerer.finish])
+        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished])
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -68,10 +70,22 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
+    async def prepared(self, request: ApiRequest) -> ApiRequest:
+        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
+        rule = self.rules.apply(request).control.rule
+        is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
+        request = await asyncio.to_thread(self.apply_rules, request) if is_slow else self.apply_rules(request)
+        until = await self.answerer.keep_warm.hour_until(request)
+        return (
+            await asyncio.to_thread(with_breakpoints, request, until) if is_slow else with_breakpoints(request, until)
+        )
+
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        edited_request = self.rules.apply(request)
-        edits = self.rules.edits(edited_request)
-        return apply_edits(edited_request, edits) if edits else edited_request
+        """Apply rules, edits, and repairs."""
+        request = self.rules.apply(request)
+        if edits := self.rules.edits(request):
+            request = apply_edits(request, edits)
+        return self.answerer.history.repaired(request) if request.control.rule.repair_history else request
 
     @cached_property
     def access(self) -> Access:

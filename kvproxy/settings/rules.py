@@ -43,6 +43,20 @@ class RuleSettings(Section):
     tags: tuple[str, ...] = Field((), description="Additional tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
+    breakpoints: Literal["5m", "1h", "auto"] | None = Field(
+        None,
+        description="Place breakpoints (cache_control) in requests to /v1/messages, with this lifetime; auto chooses it by the"
+        " pauses of sessions. By default only the client's.",
+    )
+    keep_warm_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens that keep-warm requests to /v1/messages may read per hour; by default none are sent.",
+    )
+    repair_history: bool = Field(
+        False,
+        description="Restore earlier answers that the client sent back without their reasoning, or in another form.",
+    )
 
     @field_validator("ignore")
     @classmethod

@@ -35,6 +35,8 @@ RUN = {
 NOT_RUN = {
     "kvproxy": "serves until it is stopped, or needs servers or files of the reader's own",
     "vllm": "a real engine: make test-engines",
+    "claude": "an agent with an account",
+    "qwen": "an agent in front of a real engine",
     "llama-server": "a real engine: make test-engines",
     "pip": "changes the environment that runs the tests; the extras that it names are checked",
     "~/kvproxy-venv/bin/pip": "downloads gigabytes; tests/structure/test_wheel.py serves from the wheel",

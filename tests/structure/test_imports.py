@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts generation token_bucket trace upstreams.routing:
+index errors units charts pauses generation token_bucket trace upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
 responses: encryption errors index redaction settings
@@ -41,7 +41,8 @@ backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
 journal: apis errors exchange index settings
 telemetry: apis errors exchange index journal settings trace
-flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal quotas responses settings
+flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pauses quotas responses
+    settings token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing
@@ -49,7 +50,7 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
     settings tiers upstreams
 offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-offline: apis backends.protocol blocks charts errors exchange flow generation index mirror offline.simulate responses
+offline: apis backends.protocol blocks charts errors exchange flow generation index mirror pauses offline.simulate responses
     settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks clients data_folder errors exchange flow generation
     index journal quotas redaction responses rules settings telemetry tiers trace units upstreams

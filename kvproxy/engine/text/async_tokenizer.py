@@ -30,9 +30,12 @@ class AsyncTokenizer:
         return await self._run(lambda: self._tokenizer.encode(text, param, self._validate_length))
 
     async def chat(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, scope: str = ""
     ) -> list[int]:
-        return await self._run(lambda: self._tokenizer.chat(messages, tools, self._validate_length))
+        return await self._run(lambda: self._tokenizer.chat(messages, tools, self._validate_length, scope))
+
+    async def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str) -> None:
+        await self._run(lambda: self._tokenizer.keep_answer(prompt, answer, text, scope))
 
     async def tool_call_format(self) -> ToolCallFormat | None:
         return await self._run(lambda: self._tokenizer.tool_call_format)

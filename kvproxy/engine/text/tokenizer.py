@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
+from kvproxy.engine.text.segments import SegmentCache
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 
@@ -28,6 +29,7 @@ class ChatTokenizer:
         # Fast tokenizers are thread-safe if truncation and padding do not change, which the first call may do.
         self._lock = nullcontext() if tokenizer.is_fast else Lock()
         self._ids("")
+        self._segments = SegmentCache(tokenizer, partial(self._ids, add_special_tokens=False))
 
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a raw prompt, with the model's special tokens.
@@ -42,15 +44,23 @@ class ChatTokenizer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         check: CheckLength = accept_any_length,
+        scope: str = "",
     ) -> list[int]:
-        """Return the token ids of a conversation, up to the assistant's turn.
+        """Return the token ids of a conversation, up to the assistant's turn. See `SegmentCache` for scopes.
 
         Raises InvalidRequest if there is no chat template, or if it rejects the messages.
         """
         text = self._render(messages, tools)
         # Checked after rendering, because the template may drop text.
         self._check_text(text, "messages", check)
-        return self._ids(text, add_special_tokens=False)
+        return self._segments.ids(text, scope)
+
+    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
+        """Use the generated tokens of an answer if a later conversation contains its text at the same place."""
+        end = len(answer)
+        while end and answer[end - 1] in self.eos_ids:
+            end -= 1
+        self._segments.keep_answer(prompt, answer[:end], text, scope)
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
         if self._tokenizer.chat_template is None:

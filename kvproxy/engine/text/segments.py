@@ -1,0 +1,138 @@
+"""Token ids of the parts of a chat, so that a continued chat is not tokenized from its beginning.
+
+A chat template separates messages with added tokens, such as `<|im_start|>`. A fast tokenizer splits the text at these tokens
+first, and normalizes, splits, and merges the text between them independently. So the ids of a text are the ids of its
+segments, if each segment begins with an added token that the tokenizer finds at the same places as a plain search:
+
+- it is matched before normalization, with or without a word or blanks before it (`normalized`, `single_word`, `lstrip`);
+- no other added token contains it, or ends as it begins, so that no earlier match can cover a part of it.
+
+The first segment has the beginning of the text, which some tokenizers treat differently (Metaspace's `prepend_scheme="first"`).
+It is always the first segment of its chats, since the others begin with an added token.
+"""
+
+import re
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+_MAX_BYTES = 64 * 2**20
+_ENTRY_BYTES = 400
+"""Overhead of an entry."""
+
+
+class SegmentCache:
+    """Keeps the ids of recent segments. Thread-safe.
+
+    Args:
+        encode: returns the ids of a text without adding special tokens.
+    """
+
+    def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES) -> None:
+        self._boundary = _boundary_pattern(tokenizer)
+        self._tokenizer = tokenizer
+        self._encode = encode
+        self._max_bytes = max_bytes
+        self._lock = Lock()
+        self._bytes = 0
+        self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+
+    def ids(self, text: str, scope: str = "") -> list[int]:
+        """Return the token ids of a text. Scopes share no entries, so that no tenant can time another tenant's texts."""
+        if self._boundary is None:
+            return self._encode(text)
+        ids: list[int] = []
+        for segment in _segments(text, self._boundary):
+            ids.extend(self._segment_ids(scope, segment))
+        return ids
+
+    def _segment_ids(self, scope: str, segment: str) -> Iterable[int]:
+        key = (scope, segment)
+        with self._lock:
+            if (found := self._ids.get(key)) is not None:
+                self._ids.move_to_end(key)
+                return found
+        ids = array("I", self._encode(segment))
+        self._keep(key, ids)
+        return ids
+
+    def _keep(self, key: tuple[str, str], ids: "array[int]") -> None:
+        with self._lock:
+            if (before := self._ids.pop(key, None)) is not None:
+                self._bytes -= _size(key, before)
+            self._ids[key] = ids
+            self._bytes += _size(key, ids)
+            while self._bytes > self._max_bytes:
+                self._bytes -= _size(*self._ids.popitem(last=False))
+
+    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
+        """Keep the generated tokens of an answer, which may differ from the tokens of its text.
+
+        Args:
+            answer: tokens without the end of the output.
+            text: as the client received it.
+        """
+        if self._boundary is None or self._boundary.search(text):
+            return
+        start = next((place for place in reversed(range(len(prompt))) if self._begins_segment(prompt[place])), None)
+        if start is not None:
+            beginning = self._decode(prompt[start:])
+            if self._decode([*prompt[start:], *answer]) == beginning + text:
+                self._keep((scope, beginning + text), array("I", [*prompt[start:], *answer]))
+
+    def _begins_segment(self, token: int) -> bool:
+        assert self._boundary is not None
+        return self._boundary.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or "") is not None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _size(key: tuple[str, str], ids: "array[int]") -> int:
+    return _ENTRY_BYTES + sys.getsizeof(key[1]) + ids.itemsize * len(ids)
+
+
+def _segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
+    start = 0
+    for match in boundary.finditer(text):
+        if match.start() > start:
+            yield text[start : match.start()]
+            start = match.start()
+    if start < len(text):
+        yield text[start:]
+
+
+def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return the pattern of safe added tokens; None if there are no such tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not tokenizer.is_fast or backend is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
+        return None
+    first = [token for token in tokenizer.added_tokens_decoder.values() if not token.normalized]
+    # A pattern of all added tokens is slow: some vocabularies have thousands.
+    rendered = _render_sample(tokenizer)
+    safe = [
+        token.content
+        for token in first
+        if token.content and token.content in rendered and not token.lstrip and not token.single_word
+        if not any(_may_cover(other.content, token.content) for other in first)
+    ]
+    return re.compile("|".join(map(re.escape, safe))) if safe else None
+
+
+def _render_sample(tokenizer: Any) -> str:
+    chat = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    try:
+        return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+    except Exception:
+        # Templates raise arbitrary errors; there may be no template.
+        return ""
+
+
+def _may_cover(other: str, token: str) -> bool:
+    """True if a match of `other` can begin before a match of `token`, and end in or after it."""
+    ends = any(token.startswith(other[start:]) for start in range(1, len(other)))
+    return ends or (other != token and token in other)

@@ -1,0 +1,171 @@
+"""Places Anthropic's breakpoints (`cache_control`), which tell the provider which prefixes to store.
+
+The provider reads tools, system prompt, and messages in this order. It accepts at most four breakpoints, stores no prefix below
+a minimum, and refuses some blocks. It looks for stored prefixes in the last 20 blocks before a breakpoint. So the end of the
+previous request has a breakpoint, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
+from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
+from kvproxy.flow.conversation import MARKER, REASONING_BLOCKS, content_blocks
+
+Lifetime = Literal["5m", "1h"]
+MOST = 4
+_EVERY_MESSAGE = 2**31
+_SECTIONS = ("tools", "system", "messages")
+_MINIMUMS = (
+    ("*opus-4-[567]*", 4_096),
+    ("*haiku-4-5*", 4_096),
+    ("*haiku-3*", 2_048),
+    ("*3-haiku*", 2_048),
+    ("*3-5-haiku*", 2_048),
+    ("*", 1_024),
+)
+"""Tokens of the shortest prefix that the provider stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block that may have a breakpoint.
+
+    Attributes:
+        section: `tools`, `system`, or `messages`.
+        item, part: the position of a tool, a system block, or a block of a message.
+        end: bytes of the prompt up to its end.
+    """
+
+    section: str
+    item: int
+    part: int
+    end: int
+    is_marked: bool
+
+
+def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
+    """Place the breakpoints of a request's rule; the request itself if nothing changes. The model reads the same.
+
+    Args:
+        hour_until: with lifetimes chosen automatically, the last message of the prefix that is kept for one hour.
+    """
+    lifetime = request.control.rule.breakpoints
+    if lifetime is None or request.api.name != "messages":
+        return request
+    if not _is_well_formed(request.body):
+        return request
+    places = list(_places(request.body))
+    chosen = _chosen(request.body, places, _minimum_bytes(request.model), hour_until)
+    if lifetime != "auto":
+        hour_until = _EVERY_MESSAGE if lifetime == "1h" else -1
+    body = _marked(request.body, chosen, hour_until)
+    if body == request.body:
+        return request
+    # For listings, the journal, and savings.
+    sections = [place.section for place in places if place in chosen]
+    counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
+    long = sum(_lifetime(place.section, place.item, hour_until) == "1h" for place in chosen)
+    counts += [f"{long} for 1h"] if long else []
+    tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
+    return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+
+
+def _is_well_formed(body: JsonObject) -> bool:
+    """The provider refuses a body with an item that is no object."""
+    lists = [body.get(name) for name in _SECTIONS]
+    lists += [message.get("content") for message in objects(body.get("messages"))]
+    return all(len(objects(value)) == len(value) for value in lists if isinstance(value, list))
+
+
+def _minimum_bytes(model: str) -> int:
+    return BYTES_PER_TOKEN * next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(model, pattern))
+
+
+def _places(body: JsonObject) -> Iterator[_Place]:
+    end = 0
+    for section in _SECTIONS:
+        for item, holder in enumerate(content_blocks(body.get(section))):
+            parts = content_blocks(holder.get("content")) if section == "messages" else [holder]
+            for part, block in enumerate(parts):
+                end += len(dumps(block))
+                if _is_markable(block):
+                    yield _Place(section, item, part, end, MARKER in block)
+
+
+def _is_markable(block: JsonObject) -> bool:
+    if block.get("type") in REASONING_BLOCKS or block.get("defer_loading") is True:
+        return False
+    return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
+
+
+def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: int) -> set[_Place]:
+    """The ends of this request, of the long-lived prefix, and of the previous request first, then the client's breakpoints."""
+    answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
+    messages, system, tools = ([place for place in places if place.section == name] for name in _SECTIONS[::-1])
+    wanted = [
+        *messages[-1:],
+        *[place for place in messages if place.item <= hour_until][-1:],
+        *[place for place in messages if answers and place.item < answers[-1]][-1:],
+        *[place for place in reversed(places) if place.is_marked],
+        *system[-1:],
+        *tools[-1:],
+    ]
+    # A breakpoint for the whole body is one of the four.
+    most = MOST - 1 if isinstance(body.get(MARKER), dict) else MOST
+    long_enough = dict.fromkeys(place for place in wanted if place.end >= minimum)
+    return set(list(long_enough)[:most])
+
+
+def _lifetime(section: str, item: int, hour_until: int) -> Lifetime:
+    """The provider requires that longer lifetimes come first."""
+    return "1h" if hour_until >= (item if section == "messages" else 0) else "5m"
+
+
+def _marked(body: JsonObject, chosen: set[_Place], hour_until: int) -> JsonObject:
+    """Remove all breakpoints, and set the chosen ones."""
+    at = {(place.section, place.item, place.part) for place in chosen}
+    marked = dict(body)
+    if isinstance(body.get(MARKER), dict):
+        marked[MARKER] = _marker(body, _lifetime("messages", len(objects(body.get("messages"))) - 1, hour_until))
+    for section in ("tools", "system"):
+        if section in body:
+            parts = {item for name, item, _ in at if name == section}
+            marked[section] = _marked_blocks(body[section], parts, _lifetime(section, 0, hour_until))
+    messages: list[Json] = []
+    for item, message in enumerate(objects(body.get("messages"))):
+        parts = {part for name, number, part in at if (name, number) == ("messages", item)}
+        lifetime = _lifetime("messages", item, hour_until)
+        messages.append({**message, "content": _marked_blocks(message.get("content"), parts, lifetime)})
+    return {**marked, "messages": messages}
+
+
+def _marked_blocks(content: Json, parts: set[int], lifetime: Lifetime) -> Json:
+    if isinstance(content, str) and not parts:
+        return content
+    marked: list[Json] = []
+    for part, block in enumerate(content_blocks(content)):
+        plain = {name: value for name, value in block.items() if name != MARKER}
+        if isinstance(plain.get("content"), list):
+            plain["content"] = _marked_blocks(plain["content"], set(), lifetime)
+        marked.append({**plain, MARKER: _marker(block, lifetime)} if part in parts else plain)
+    return marked
+
+
+def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
+    """The client's marker if it has the lifetime."""
+    marker = holder.get(MARKER)
+    if isinstance(marker, dict) and (marker.get("ttl") or "5m") == lifetime:
+        return marker
+    return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}
+
+
+def last_hour_message(body: JsonObject) -> int:
+    """The last message whose breakpoint has a lifetime of one hour; -1 without one."""
+    for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
+        markers = [field(block, MARKER) for block in objects(message.get("content"))]
+        if any(field(marker, "ttl") == "1h" for marker in markers):
+            return item
+    return -1

@@ -1,0 +1,164 @@
+"""Restores earlier answers in a conversation to the form that the backend sent, so that its cached prefix fits again.
+
+Clients send answers back without their reasoning, with other white space, or with tool arguments that were serialised again, and
+some change the order of tools. An answer is restored only if the conversation before it is the same, and if it differs from the
+original in nothing else.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+
+from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dumps, field, loads, objects
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.conversation import (
+    MARKER,
+    REASONING_BLOCKS,
+    canonical,
+    content_blocks,
+    conversation_digests,
+    conversation_scope,
+    digest_of,
+)
+
+_MAX_BYTES = 64 * 2**20
+_APIS = ("chat", "messages")
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+class HistoryRepair:
+    """The original answers of recent conversations, and the first order of their tools. Thread-safe."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._originals: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def remember(self, request: ApiRequest, whole: JsonObject) -> None:
+        """Keep the answer to a request, by its conversation."""
+        message = _answer(whole)
+        if message is None or request.api.name not in _APIS:
+            return
+        *_, digest = conversation_digests(request, [*objects(request.body.get("messages")), message])
+        self._keep(digest, message)
+
+    def repaired(self, request: ApiRequest) -> ApiRequest:
+        """Restore the tools and the answers; the request itself if nothing changes. Tags name the kinds of changes."""
+        if request.api.name not in _APIS:
+            return request
+        kinds: list[str] = []
+        body = self._with_tools(request, kinds)
+        messages = objects(body.get("messages"))
+        if messages != body.get("messages"):
+            return request
+        restored: list[Json] = []
+        for message, digest in zip(messages, conversation_digests(request, messages), strict=True):
+            original = self._find(digest) if message.get("role") == "assistant" else None
+            restored.append(message if original is None else _restored(request, message, original, kinds))
+        if not kinds:
+            return request
+        body = {**body, "messages": restored}
+        tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(kinds)))
+        return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+
+    def _with_tools(self, request: ApiRequest, kinds: list[str]) -> JsonObject:
+        tools = objects(request.body.get("tools"))
+        if len(tools) < 2:
+            return request.body
+        by_digest = {digest_of(canonical(tool)): tool for tool in tools}
+        key = digest_of(conversation_scope(request), *sorted(by_digest))
+        if (first := self._find(key)) is None:
+            self._keep(key, {"order": [digest.hex() for digest in by_digest]})
+            return request.body
+        order = [bytes.fromhex(as_text(digest)) for digest in as_list(first["order"])]
+        ordered: list[Json] = [by_digest[digest] for digest in order]
+        if len(ordered) != len(tools) or ordered == tools:
+            return request.body
+        kinds.append("tools")
+        return {**request.body, "tools": ordered}
+
+    def _keep(self, key: bytes, value: JsonObject) -> None:
+        data = dumps(value)
+        with self._lock:
+            self._bytes += len(data) - len(self._originals.pop(key, b""))
+            self._originals[key] = data
+            while self._bytes > self._max_bytes:
+                self._bytes -= len(self._originals.popitem(last=False)[1])
+
+    def _find(self, key: bytes) -> JsonObject | None:
+        with self._lock:
+            if (data := self._originals.get(key)) is None:
+                return None
+            self._originals.move_to_end(key)
+        return as_object(loads(data))
+
+
+def _answer(whole: JsonObject) -> JsonObject | None:
+    """The message of a response; None unless it has exactly one."""
+    if whole.get("type") == "message":
+        return {"role": "assistant", "content": whole.get("content")}
+    choices = objects(whole.get("choices"))
+    message = choices[0].get("message") if len(choices) == 1 else None
+    return message if isinstance(message, dict) else None
+
+
+def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
+    if request.api.name == "chat":
+        return _restored_message(message, original, kinds)
+    may_think = field(request.body.get("thinking"), "type") in ("enabled", "adaptive")
+    return _restored_blocks(message, original, kinds, may_think=may_think)
+
+
+def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
+    restored = dict(message)
+    reasoning = {name: original[name] for name in _REASONING_FIELDS if original.get(name)}
+    if reasoning and not any(message.get(name) for name in _REASONING_FIELDS):
+        restored |= reasoning
+        kinds.append("reasoning")
+    content, before = message.get("content"), original.get("content")
+    if isinstance(content, str | None) and isinstance(before, str | None) and content != before:
+        restored["content"] = before
+        kinds.append("text")
+    calls: list[Json] = []
+    for call, known in zip(objects(message.get("tool_calls")), objects(original.get("tool_calls")), strict=False):
+        function, arguments = call.get("function"), field(known.get("function"), "arguments")
+        if isinstance(function, dict) and isinstance(arguments, str) and function.get("arguments") != arguments:
+            call = {**call, "function": {**function, "arguments": arguments}}
+            kinds.append("arguments")
+        calls.append(call)
+    return {**restored, "tool_calls": calls} if calls else restored
+
+
+def _restored_blocks(message: JsonObject, original: JsonObject, kinds: list[str], *, may_think: bool) -> JsonObject:
+    """Restore blocks with the client's ids and breakpoints, and dropped reasoning if the request may think."""
+    sent, known = content_blocks(message.get("content")), objects(original.get("content"))
+    spoken = [block for block in known if not _is_reasoning(block)]
+    if [block.get("type") for block in sent if not _is_reasoning(block)] != [block.get("type") for block in spoken]:
+        return message
+    source, changes = sent, list[str]()
+    if may_think and len(spoken) < len(known) and not any(map(_is_reasoning, sent)):
+        source = known
+        changes.append("reasoning")
+    originals, clients = iter(spoken), iter(block for block in sent if not _is_reasoning(block))
+    restored: list[Json] = []
+    for block in source:
+        if _is_reasoning(block):
+            restored.append(block)
+            continue
+        block, client = next(originals), next(clients)
+        changes += _differences(client, block)
+        restored.append({**block, **{name: client[name] for name in ("id", MARKER) if name in client}})
+    kinds += changes
+    return {**message, "content": restored} if changes else message
+
+
+def _is_reasoning(block: JsonObject) -> bool:
+    return block.get("type") in REASONING_BLOCKS
+
+
+def _differences(client: JsonObject, original: JsonObject) -> list[str]:
+    if client.get("text") != original.get("text"):
+        return ["text"]
+    # The order of an object's fields is a part of the model's prompt.
+    return ["arguments"] if dumps(client.get("input")) != dumps(original.get("input")) else []

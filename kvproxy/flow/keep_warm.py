@@ -1,0 +1,244 @@
+"""Keeps the prefixes of paused sessions in a provider's cache: keep-warm requests, and lifetimes of breakpoints.
+
+A rule allows both for requests to Anthropic's API. The decisions follow from the pauses of earlier sessions (`pauses.py`).
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
+from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
+from kvproxy.errors import KvproxyError
+from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.flow.breakpoints import last_hour_message
+from kvproxy.flow.conversation import SLOW_BYTES, conversation_digests
+from kvproxy.flow.finish import record_failure
+from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
+from kvproxy.pauses import (
+    HOUR,
+    KEEP_WARM_SECONDS,
+    CachePrices,
+    PauseTimes,
+    Survival,
+    keep_warm_requests,
+    write_for_an_hour,
+)
+from kvproxy.token_bucket import TokenBucket
+
+_MAX_SESSIONS = 256
+_MAX_BYTES = 32 * 2**20
+_TAG = "keep-warm"
+_MARKER = b"cache_control"
+_log = logging.getLogger("kvproxy")
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """The last request of a conversation.
+
+    Attributes:
+        request: without its parsed body, which needs several times the memory.
+        used, ended: seconds since the epoch of the prefix's last use, and of the end of the response.
+        tokens: of the prompt.
+        hour_until: the last message of the prefix that is kept for one hour; -1 without one.
+        hour_tokens: of this prefix.
+    """
+
+    request: ApiRequest
+    used: float
+    ended: float
+    tokens: int
+    hour_until: int
+    hour_tokens: int
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """The client, and the hour of the day."""
+        return self.request.tenant, datetime.fromtimestamp(self.ended).hour
+
+
+class KeepWarm:
+    """Paused sessions.
+
+    Args:
+        join: see `SingleFlight.join`.
+        seconds: between two keep-warm requests.
+    """
+
+    def __init__(
+        self,
+        join: Callable[[Exchange], tuple[SharedRequest, bool]],
+        key: Callable[[ApiRequest], Awaitable[CacheKey]],
+        finish: Callable[[Exchange], None],
+        clock: Callable[[], float],
+        seconds: float = KEEP_WARM_SECONDS,
+    ) -> None:
+        self._join = join
+        self._key = key
+        self._finish = finish
+        self._clock = clock
+        self.seconds = seconds
+        self.pauses = PauseTimes()
+        self._prices = CachePrices()
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._bytes = 0
+        self._budgets: dict[str, TokenBucket] = {}
+        self._digests: dict[str, list[bytes]] = {}
+        """By the id of requests in flight."""
+        self._fixed_models: set[str] = set()
+
+    async def hour_until(self, request: ApiRequest) -> int:
+        """Stop keep-warm requests for the conversation, and return its last message to keep for one hour, or -1."""
+        if not _is_followed(request):
+            return -1
+        digests = await _digests(request)
+        self._digests[request.request_id] = digests
+        session = self._latest(digests)
+        if session is None:
+            return -1
+        if session.task is not None:
+            session.task.cancel()
+        if request.model in self._fixed_models:
+            return -1
+        tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
+        is_alive = self._clock() - session.used < self.seconds
+        kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
+        new = tokens - (session.tokens if is_alive else kept)
+        if write_for_an_hour(new, tokens - kept, self._survival(session), self._prices):
+            return len(digests) - 1
+        return session.hour_until if kept else -1
+
+    def finished(self, exchange: Exchange) -> None:
+        """Begin or continue a session after a response of the provider."""
+        request, prefix = exchange.request, exchange.prefix
+        if request is None or not _is_followed(request):
+            return
+        digests = self._digests.pop(request.request_id, None)
+        if not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
+            return
+        if exchange.status != 200 or exchange.failure is not None:
+            return
+        before = self._latest(digests)
+        until = last_hour_message(request.body)
+        if before is not None:
+            self._remove(before)
+            self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.group)
+            is_rewritten = exchange.arrived - before.used < self.seconds and 2 * prefix.cached_tokens < before.tokens
+            if is_rewritten and until != before.hour_until and request.model not in self._fixed_models:
+                self._fixed_models.add(request.model)
+                _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
+        is_same = before is not None and until == before.hour_until
+        hour_tokens = before.hour_tokens if before is not None and is_same else prefix.prompt_tokens
+        session = _Session(
+            replace(request, body={}),
+            exchange.arrived,
+            self._clock(),
+            prefix.prompt_tokens,
+            until,
+            hour_tokens if until >= 0 else 0,
+        )
+        self._sessions[digests[-1]] = session
+        self._bytes += len(request.raw)
+        while len(self._sessions) > _MAX_SESSIONS or self._bytes > _MAX_BYTES:
+            self._remove(next(iter(self._sessions.values())))
+        if session in self._sessions.values():
+            session.task = asyncio.create_task(self._watch(session))
+
+    def _latest(self, digests: list[bytes]) -> _Session | None:
+        return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
+
+    def _remove(self, session: _Session) -> None:
+        for digest in [digest for digest, each in self._sessions.items() if each is session]:
+            del self._sessions[digest]
+            self._bytes -= len(session.request.raw)
+        if session.task is not None:
+            session.task.cancel()
+
+    def _survival(self, session: _Session) -> Survival:
+        return self.pauses.survival(*session.group)
+
+    async def _watch(self, session: _Session) -> None:
+        """Send keep-warm requests, and forget the session after an hour."""
+        kept = session.hour_tokens / session.tokens if session.tokens else 0.0
+        try:
+            for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
+                await asyncio.sleep(session.used + self.seconds - self._clock())
+                if not self._may_send(session) or not await self._send(session):
+                    break
+        except Exception:
+            _log.exception("a session was not kept warm")
+        await asyncio.sleep(session.ended + HOUR - self._clock())
+        self.pauses.add(float("inf"), *session.group)
+        session.task = None
+        self._remove(session)
+
+    def _may_send(self, session: _Session) -> bool:
+        """The rule's budget may be exceeded by the last request, which delays the next one."""
+        rule = session.request.control.rule
+        if not rule.keep_warm_tokens:
+            return False
+        budget = self._budgets.get(rule.name)
+        if budget is None or budget.per_minute != -(-rule.keep_warm_tokens // 60):
+            budget = self._budgets[rule.name] = TokenBucket(-(-rule.keep_warm_tokens // 60), self._clock)
+        if budget.level <= 0:
+            return False
+        budget.take(session.tokens)
+        return True
+
+    async def _send(self, session: _Session) -> bool:
+        """Send the session's last request for one token; it has a record of its own. True if the prefix was still cached."""
+        body = await asyncio.to_thread(_shortened, session.request.raw)
+        if body is None:
+            return False
+        control = replace(session.request.control, no_cache=True, no_store=True, tags=(_TAG,))
+        id = f"{_TAG}-{session.request.request_id}"
+        request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id)
+        exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
+        session.used = exchange.arrived
+        try:
+            exchange.key = await self._key(request)
+            shared, _ = self._join(exchange)
+        except KvproxyError:
+            return False
+        try:
+            async for _ in shared.chunks():
+                pass
+        except KvproxyError as error:
+            record_failure(exchange, error)
+            return False
+        finally:
+            record_start(exchange, shared)
+            record_end(exchange, shared)
+            shared.release()
+            self._finish(exchange)
+        return exchange.prefix is not None and 2 * exchange.prefix.cached_tokens > session.tokens
+
+    async def close(self) -> None:
+        tasks = [session.task for session in self._sessions.values() if session.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _digests(request: ApiRequest) -> list[bytes]:
+    if len(request.raw) > SLOW_BYTES:
+        return await asyncio.to_thread(lambda: list(conversation_digests(request)))
+    return list(conversation_digests(request))
+
+
+def _is_followed(request: ApiRequest) -> bool:
+    rule = request.control.rule
+    return request.api.name == "messages" and (rule.keep_warm_tokens is not None or rule.breakpoints == "auto")
+
+
+def _shortened(raw: bytes) -> JsonObject | None:
+    """The request for one token; None if the provider stores nothing, or requires a longer answer."""
+    body = as_object(loads(raw))
+    if _MARKER not in raw or field(body.get("thinking"), "type") == "enabled":
+        return None
+    return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": 1}

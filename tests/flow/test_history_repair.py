@@ -1,0 +1,256 @@
+"""Restored answers: each change of a client, the changes that stay, and both real clients."""
+
+import json
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
+from kvproxy.apis.json import dumps
+from kvproxy.apis.request import ApiRequest
+from kvproxy.flow.history_repair import HistoryRepair
+from kvproxy.settings import load_settings
+from tests.anthropic_upstream import AnthropicUpstream
+from tests.servers import run_proxy, run_upstream
+
+ARGUMENTS = '{"path":  "a.py", "lines": [1, 2]}'
+CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": ARGUMENTS}}
+ANSWER = {"role": "assistant", "content": "Let me  see.\n", "reasoning_content": "Think.", "tool_calls": [CALL]}
+BLOCKS = [
+    {"type": "thinking", "thinking": "Think.", "signature": "s"},
+    {"type": "text", "text": "Let me  see.\n"},
+    {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a.py", "lines": [1, 2]}},
+]
+TOOLS = [{"name": "read", "input_schema": {}}, {"name": "write", "input_schema": {}}]
+
+
+def request(api: ApiName, *messages: Any, tenant: str = "public", **more: Any) -> ApiRequest:
+    body = {"model": "m", "thinking": {"type": "enabled"}, "messages": [*messages]} | more
+    return ApiRequest(APIS[api], body, dumps(body), {}, tenant, "1")
+
+
+def user(content: Any) -> Any:
+    return {"role": "user", "content": content}
+
+
+def kinds(request: ApiRequest) -> list[str]:
+    return [tag.removeprefix("repaired:") for tag in request.control.tags]
+
+
+def chat_repair() -> HistoryRepair:
+    history = HistoryRepair()
+    history.remember(
+        request("chat", {"role": "system", "content": "1"}, user("one")), {"choices": [{"message": ANSWER}]}
+    )
+    return history
+
+
+def block_repair() -> HistoryRepair:
+    history = HistoryRepair()
+    history.remember(request("messages", user("one")), {"type": "message", "content": BLOCKS})
+    return history
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"reasoning_content": None}, ["reasoning"]),
+        ({"content": "Let me see."}, ["text"]),
+        (
+            {"tool_calls": [{**CALL, "function": {"name": "read", "arguments": '{"lines":[1,2],"path":"a.py"}'}}]},
+            ["arguments"],
+        ),
+    ],
+)
+def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> None:
+    sent = {name: value for name, value in (ANSWER | change).items() if value is not None}
+    # Instructions may change, and the call may have another id.
+    sent["tool_calls"] = [{**call, "id": "other"} for call in sent["tool_calls"]]
+    repaired = chat_repair().repaired(
+        request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two"))
+    )
+    assert repaired.body["messages"][2] == {**ANSWER, "tool_calls": [{**CALL, "id": "other"}]}  # type: ignore[index,call-overload]
+    assert kinds(repaired) == found
+    assert json.loads(repaired.raw) == repaired.body
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("one"), ANSWER],
+        [user("one"), {**ANSWER, "reasoning_content": "Other thoughts."}],
+        [user("other"), {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]}],
+        [user("one"), {"role": "assistant", "content": "Let me look.", "tool_calls": [CALL]}],
+        [user("one"), {"role": "assistant", "content": "Let me see."}],
+        [user("one"), user("two"), {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]}],
+    ],
+)
+def test_other_conversations_and_other_answers_stay(messages: Any) -> None:
+    sent = request("chat", *messages, user("next"))
+    assert chat_repair().repaired(sent) is sent
+
+
+def test_tenants_and_models_share_no_answers() -> None:
+    sent = {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]}
+    assert kinds(chat_repair().repaired(request("chat", user("one"), sent))) == ["reasoning", "text"]
+    for other in (request("chat", user("one"), sent, tenant="x"), request("chat", user("one"), sent, model="n")):
+        assert chat_repair().repaired(other) is other
+
+
+def test_blocks_are_restored_with_the_ids_and_breakpoints_of_the_client() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    call = {**BLOCKS[2], "id": "other", "input": {"lines": [1, 2], "path": "a.py"}, **mark}
+    sent = [{"type": "text", "text": "Let me see."}, call]
+    repaired = block_repair().repaired(request("messages", user("one"), {"role": "assistant", "content": sent}))
+    content = repaired.body["messages"][1]["content"]  # type: ignore[index,call-overload]
+    assert content == [*BLOCKS[:2], {**BLOCKS[2], "id": "other", **mark}]
+    assert list(content[2]["input"]) == ["path", "lines"]
+    assert kinds(repaired) == ["reasoning", "text", "arguments"]
+
+
+def test_reasoning_returns_only_to_requests_that_think() -> None:
+    sent = {"role": "assistant", "content": BLOCKS[1:]}
+    unchanged = request("messages", user("one"), sent, thinking={"type": "disabled"})
+    assert block_repair().repaired(unchanged) is unchanged
+    kept = request("messages", user("one"), {"role": "assistant", "content": BLOCKS}, thinking={"type": "disabled"})
+    assert block_repair().repaired(kept) is kept
+
+
+def test_tools_return_to_their_first_order() -> None:
+    history = HistoryRepair()
+    history.repaired(request("messages", user("one"), tools=TOOLS))
+    repaired = history.repaired(request("messages", user("one"), tools=TOOLS[::-1]))
+    assert repaired.body["tools"] == TOOLS
+    assert kinds(repaired) == ["tools"]
+    other = request("messages", user("one"), tools=[TOOLS[1], {**TOOLS[0], "description": "x"}])
+    assert history.repaired(other) is other
+
+
+def test_old_answers_are_dropped_at_the_limit() -> None:
+    history = HistoryRepair(max_bytes=1_000)
+    asked = [request("chat", user(str(number))) for number in range(20)]
+    for each in asked:
+        history.remember(each, {"choices": [{"message": ANSWER}]})
+    sent = {**ANSWER, "content": "Let me see."}
+    found = [kinds(history.repaired(request("chat", user(str(number)), sent))) for number in range(20)]
+    assert found[0] == []
+    assert found[-1] == ["text"]
+
+
+def test_random_conversations_return_to_what_the_backend_sent() -> None:
+    draw, history = random.Random(0), HistoryRepair()
+    for number in range(100):
+        sent: list[Any] = [user(f"{number}")]
+        for turn in range(draw.randrange(1, 5)):
+            answer: Any = {
+                "role": "assistant",
+                "content": draw.choice(("Yes. ", " Yes.\n\n- a\n", "", None)),
+                "reasoning": f"{turn}",
+            }
+            if draw.random() < 0.5:
+                answer["tool_calls"] = [CALL]
+            original = request("chat", *sent)
+            history.remember(original, {"choices": [{"message": answer}]})
+            sent += [answer, user(f"{turn}")]
+        changed = [dict(message) for message in sent]
+        for message in changed[1::2]:
+            del message["reasoning"]
+            message["content"] = (message["content"] or "").strip()
+            if "tool_calls" in message:
+                function = {"name": "read", "arguments": json.dumps(json.loads(ARGUMENTS))}
+                message["tool_calls"] = [{**CALL, "function": function}]
+        assert history.repaired(request("chat", *changed)).body["messages"] == sent
+
+
+RULE = {"name": "agents", "repair_history": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_anthropic_client_that_drops_reasoning_reads_its_whole_history(tmp_path: Path, stream: bool) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    answers = [
+        [{"type": "thinking", "thinking": "Think. " * 200, "signature": f"s{n}"}, {"type": "text", "text": f"Yes {n}."}]
+        for n in range(5)
+    ]
+    upstream = AnthropicUpstream([*answers])
+    with run_upstream(upstream.answer) as url:
+        settings = load_settings(
+            data=tmp_path, upstream=url, rules=({**RULE, "breakpoints": "5m"},), cache={"semantic": False}
+        )
+        with run_proxy(settings) as (proxy, _), anthropic.Anthropic(api_key="k", base_url=proxy) as client:
+            messages: list[Any] = [{"role": "user", "content": "question " * 900}]
+            for number in range(5):
+                given = {"model": "claude-test", "max_tokens": 9_999, "messages": messages}
+                given["thinking"] = {"type": "enabled", "budget_tokens": 2_000}
+                if stream:
+                    with client.messages.stream(**given) as events:
+                        answer = events.get_final_message()
+                else:
+                    answer = client.messages.create(**given)
+                text = answer.content[-1].text
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+    for number, body in enumerate(upstream.bodies[1:]):
+        content = body["messages"][2 * number + 1]["content"]
+        assert [{**block, "cache_control": None} for block in content] == [
+            {**b, "cache_control": None} for b in answers[number]
+        ]
+    for before, usage in zip(upstream.usages, upstream.usages[1:], strict=False):
+        assert (
+            usage["cache_read_input_tokens"]
+            == before["cache_read_input_tokens"] + before["cache_creation_input_tokens"]
+        )
+    with sqlite3.connect(tmp_path / "journal.db") as journal:
+        tags = [row[0] for row in journal.execute("select tags from requests order by number")]
+    assert "repaired:reasoning" in tags[1]
+
+
+async def _reasoning_upstream(request: Request) -> Response:
+    """A server with reasoning, such as vLLM."""
+    if request.method == "GET":
+        return JSONResponse({"object": "list", "data": []})
+    body = json.loads(await request.body())
+    BODIES.append(body)
+    message = {"role": "assistant", "content": "Yes.\n", "reasoning_content": f"Thoughts {len(BODIES)}."}
+    head = {"id": "1", "created": 1, "model": "m"}
+    if not body.get("stream"):
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return JSONResponse({**head, "object": "chat.completion", "choices": choices})
+    deltas = [{"role": "assistant"}, {"reasoning_content": message["reasoning_content"]}, {"content": "Yes.\n"}]
+    chunks = [
+        {**head, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]} for delta in deltas
+    ]
+    chunks[-1]["choices"][0]["finish_reason"] = "stop"
+    return StreamingResponse(
+        iter([*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]),
+        media_type="text/event-stream",
+    )
+
+
+BODIES: list[Any] = []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_openai_client_that_drops_reasoning_continues_the_original(tmp_path: Path, stream: bool) -> None:
+    openai = pytest.importorskip("openai")
+    BODIES.clear()
+    with run_upstream(_reasoning_upstream) as url:
+        settings = load_settings(data=tmp_path, upstream=url, rules=(RULE,), cache={"semantic": False})
+        with run_proxy(settings) as (proxy, _), openai.OpenAI(api_key="k", base_url=f"{proxy}/v1") as client:
+            messages: list[Any] = [{"role": "user", "content": "Hi"}]
+            for number in range(3):
+                answer = client.chat.completions.create(model="m", messages=messages, stream=stream)
+                text = (
+                    "".join(c.choices[0].delta.content or "" for c in answer)
+                    if stream
+                    else answer.choices[0].message.content
+                )
+                messages += [{"role": "assistant", "content": text.strip()}, {"role": "user", "content": f"{number}"}]
+    for number, body in enumerate(BODIES[1:], 1):
+        last = {"role": "assistant", "content": "Yes.\n", "reasoning_content": f"Thoughts {number}."}
+        assert body["messages"][:-1] == [*BODIES[number - 1]["messages"], last]

@@ -1,0 +1,163 @@
+"""Paused sessions in front of a provider with short lifetimes: keep-warm requests, their budget, and one-hour breakpoints."""
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.http.services import Services
+from kvproxy.pauses import PauseTimes
+from kvproxy.settings import load_settings
+from tests.anthropic_upstream import AnthropicUpstream
+from tests.polling import until
+from tests.servers import run_proxy, run_upstream
+
+LONG = "word " * 2_000
+
+
+class Clock:
+    """Seconds that pass by command."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.contextmanager
+def proxied(
+    data: Path, upstream: AnthropicUpstream, *pauses: float, **rule: Any
+) -> Iterator[tuple[httpx.Client, Services]]:
+    rules = ({"name": "claude", "path": "/v1/messages"} | rule,)
+    with run_upstream(upstream.answer) as url:
+        settings = load_settings(data=data, upstream=url, rules=rules, cache={"semantic": False})
+        with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=20) as client:
+            times = services.answerer.keep_warm.pauses = PauseTimes(())
+            for seconds in pauses:
+                times.add(seconds)
+            yield client, services
+
+
+def ask(client: httpx.Client, *texts: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+    body = {"model": "claude-test", "max_tokens": 9, "system": LONG, "messages": messages} | more
+    reply = client.post("/v1/messages", json=body)
+    assert reply.status_code == 200, reply.text
+    usage: dict[str, Any] = reply.json()["usage"]
+    return usage
+
+
+def pings(upstream: AnthropicUpstream) -> list[dict[str, Any]]:
+    return [body for body in upstream.bodies if body["max_tokens"] == 1]
+
+
+def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> None:
+    # A thousand times faster: five minutes are 0.3 seconds.
+    upstream = AnthropicUpstream(clock=lambda: 1_000 * time.time())
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 10, 900, **rule) as (client, services):
+        services.answerer.keep_warm.seconds = 0.2
+        first = ask(client, "one")
+        time.sleep(0.5)
+        second = ask(client, "one", "Yes.", "two")
+        sent = len(pings(upstream))
+        assert sent == 2
+        assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
+        # Of the next pause, the first request is sent; the session does not continue, and the limit is three.
+        until(lambda: len(pings(upstream)) == sent + 3)
+        time.sleep(0.5)
+        assert len(pings(upstream)) == sent + 3
+    assert all(usage["cache_creation_input_tokens"] == 0 for usage in upstream.usages[1:3])
+    with sqlite3.connect(tmp_path / "journal.db") as journal:
+        rows = journal.execute("select reused_tokens, prompt_tokens from requests where tags = 'keep-warm'").fetchall()
+    assert len(rows) == 5
+    assert all(reused and reused <= prompt for reused, prompt in rows)
+
+
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ({"breakpoints": "5m"}, {}),
+        ({"breakpoints": "5m", "keep_warm_tokens": 0}, {}),
+        ({"keep_warm_tokens": 10**9}, {}),
+        ({"breakpoints": "5m", "keep_warm_tokens": 10**9}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ],
+)
+def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule: Any, more: Any) -> None:
+    upstream = AnthropicUpstream()
+    with proxied(tmp_path, upstream, 900, **rule) as (client, services):
+        services.answerer.keep_warm.seconds = 0.05
+        ask(client, "one", **more)
+        time.sleep(0.4)
+    assert pings(upstream) == []
+
+
+def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path) -> None:
+    upstream = AnthropicUpstream()
+    with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=600) as (client, services):
+        services.answerer.keep_warm.seconds = 0.1
+        for number in range(4):
+            ask(client, f"{number}")
+        time.sleep(0.6)
+    assert len(pings(upstream)) == 1
+
+
+def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> None:
+    upstream = AnthropicUpstream(clock=lambda: 10_000 * time.time())
+    with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        services.answerer.keep_warm.seconds = 0.2
+        ask(client, "one")
+        time.sleep(1)
+    assert len(pings(upstream)) == 1
+
+
+def _lifetimes(body: dict[str, Any]) -> list[str]:
+    blocks = [*body["system"], *(block for message in body["messages"] for block in message["content"])]
+    return [
+        block["cache_control"].get("ttl", "5m")
+        for block in blocks
+        if isinstance(block, dict) and "cache_control" in block
+    ]
+
+
+def test_small_additions_to_a_long_prefix_keep_it_for_an_hour(tmp_path: Path) -> None:
+    clock = Clock()
+    upstream = AnthropicUpstream(clock=clock)
+    with proxied(tmp_path, upstream, *[10] * 9, 900, breakpoints="auto") as (client, services):
+        services.answerer.keep_warm._clock = clock
+        ask(client, "one")
+        clock.now += 60
+        ask(client, "one", "Yes.", "two")
+        clock.now += 60
+        ask(client, "one", "Yes.", "two", "Yes.", "long " * 1_500)
+        clock.now += 2_000
+        usage = ask(client, "one", "Yes.", "two", "Yes.", "long " * 1_500, "Yes.", "three")
+    assert not upstream.refused
+    assert [_lifetimes(body)[-1] for body in upstream.bodies[:3]] == ["5m", "1h", "5m"]
+    assert "1h" in _lifetimes(upstream.bodies[2])
+    # Without the long addition, the prefix is still there after half an hour.
+    before = upstream.usages[1]
+    assert usage["cache_read_input_tokens"] == before["cache_read_input_tokens"] + before["cache_creation_input_tokens"]
+
+
+def test_a_provider_that_rewrites_prefixes_of_another_lifetime_keeps_five_minutes(tmp_path: Path) -> None:
+    clock = Clock()
+    upstream = AnthropicUpstream(clock=clock, separate_lifetimes=True)
+    with proxied(tmp_path, upstream, *[10] * 9, 900, breakpoints="auto") as (client, services):
+        services.answerer.keep_warm._clock = clock
+        texts = ["one"]
+        for number in range(4):
+            ask(client, *texts)
+            clock.now += 60
+            texts += ["Yes.", f"{number}"]
+            until(lambda: len(services.answerer.keep_warm._sessions) == 1)
+        ask(client, "other")
+        ask(client, "other", "Yes.", "two")
+    assert [_lifetimes(body)[-1] for body in upstream.bodies] == ["5m", "1h", "5m", "5m", "5m", "5m"]

@@ -46,7 +46,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
 
     Example: kvproxy keys add search-team --requests-per-minute 600
     """
-    from kvproxy.clients import add_client, all_clients
+    from kvproxy.client_keys import add_client, all_clients
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
@@ -65,7 +65,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 
     Example: kvproxy keys ls
     """
-    from kvproxy.clients import all_clients
+    from kvproxy.client_keys import all_clients
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
@@ -111,7 +111,7 @@ def rotate(
 
     Example: kvproxy keys rotate search-team --grace 7d
     """
-    from kvproxy.clients import rotate_key
+    from kvproxy.client_keys import rotate_key
     from kvproxy.settings import load_settings
 
     key = rotate_key(load_settings(data=data), name, grace)
@@ -127,7 +127,7 @@ def rm(name: Name, data: Data = None) -> Output:
 
     Example: kvproxy keys rm search-team
     """
-    from kvproxy.clients import remove_client
+    from kvproxy.client_keys import remove_client
     from kvproxy.settings import load_settings
 
     remove_client(load_settings(data=data), name)

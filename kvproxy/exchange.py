@@ -12,7 +12,7 @@ from typing import Literal
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.index.entry import Entry
-from kvproxy.index.search.lookup import Lookup
+from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.trace import Trace
@@ -109,7 +109,7 @@ class Exchange:
 
     Attributes:
         api: name of the cached API; None for other routes.
-        tenant: see `flow/keys.py`.
+        tenant: see `flow/cache_keys.py`.
         arrived: seconds since the epoch.
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.

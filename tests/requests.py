@@ -7,7 +7,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.keys import tenant_of
+from kvproxy.flow.cache_keys import tenant_of
 
 
 def api_request(

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.packaged_digests import check_shipped
 from kvproxy.index.models.minilm.weights import BUNDLED, FLOAT16_FILE, packaged_model, weights_file
 
 

@@ -107,7 +107,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
-    from kvproxy.index.models.minilm.shipped import refuse_pickles
+    from kvproxy.index.models.minilm.packaged_digests import refuse_pickles
 
     logging.disable_progress_bar()
     try:

@@ -5,7 +5,7 @@ import numpy as np
 
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling
-from kvproxy.index.search.lookup import Candidate, Lookup, LookupRequest, PendingObservation
+from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kvproxy.index.pending_writes import PendingWrite
-from kvproxy.index.search.lookup import Lookup, LookupRequest
+from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]

@@ -22,8 +22,8 @@ from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
-from kvproxy.index.search.lookup import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
+from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import open_neighbours
 from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.observations import Observations

@@ -21,7 +21,7 @@ class ApiRequest:
     Attributes:
         raw: the client's bytes, or the bytes after edits.
         headers: names in lower case.
-        tenant: see `flow/keys.py`.
+        tenant: see `flow/cache_keys.py`.
     """
 
     api: Api

@@ -11,7 +11,7 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.lookup import find_longest_cache_hit
+from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.policies import queue_factory
 from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import ResidencyTracker

@@ -47,7 +47,7 @@ def check_weights() -> str:
     """Check packaged weights against their released digests. Raises KvproxyError."""
     from kvproxy.demo import checked_model
     from kvproxy.index.errors import EmbedderError
-    from kvproxy.index.models.minilm.shipped import check_shipped
+    from kvproxy.index.models.minilm.packaged_digests import check_shipped
     from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 

@@ -1,6 +1,6 @@
 """The flow of a request: exact lookup, semantic lookup, identical request in flight, backend, store.
 
-`lookup.py` has the lookups, `single_flight.py` the requests to the backend, and `store_response.py` the storage.
+`fresh_and_stale_hits.py` has the lookups, `single_flight.py` the requests to the backend, and `store_response.py` the storage.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from kvproxy.apis.request import ApiRequest, requests_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm
-from kvproxy.flow.keys import cache_key
 from kvproxy.flow.learn import Observer
-from kvproxy.flow.lookup import CacheLookup
 from kvproxy.flow.revalidate import Revalidator
 from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter

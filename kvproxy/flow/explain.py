@@ -12,11 +12,11 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixReport
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.keys import cache_key
+from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import LearningStatus, Verdict
-from kvproxy.index.search.lookup import FRESH, Candidate, Lookup
+from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.causes import Texts
 from kvproxy.journal.reader import Reader

@@ -20,7 +20,7 @@ from kvproxy.flow.backend_response import ask
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import digest
-from kvproxy.index.search.lookup import Lookup
+from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.settings import CacheSettings
 

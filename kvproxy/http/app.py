@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
-from kvproxy.http.access.clients import ClientGuard
+from kvproxy.http.access.client_guard import ClientGuard
 from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.exchange_middleware import ExchangeMiddleware

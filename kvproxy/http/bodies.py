@@ -11,7 +11,7 @@ from kvproxy.apis.control import read_control
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request import ApiRequest, parse_body
 from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
-from kvproxy.flow.keys import tenant_of
+from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings

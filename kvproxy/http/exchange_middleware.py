@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
-from kvproxy.flow.keys import tenant_of
+from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.cache_status import BYPASS
 from kvproxy.trace import HEADER
 

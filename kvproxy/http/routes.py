@@ -17,7 +17,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, U
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnreadCharge
-from kvproxy.http.access.clients import is_proxy_path
+from kvproxy.http.access.client_guard import is_proxy_path
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from kvproxy.clients import all_clients
+from kvproxy.client_keys import all_clients
 from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.hosts import is_loopback

@@ -19,7 +19,7 @@ from kvproxy.flow.conversation import SLOW_BYTES
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
 from kvproxy.flow.learn import make_observer
-from kvproxy.http.access.clients import Clients
+from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.access.rules import Access
 from kvproxy.http.body_budget import BodyBudget
 from kvproxy.http.connections.lifetimes import Lifetimes

@@ -18,7 +18,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Verdict
-from kvproxy.index.search.lookup import Candidate, Lookup
+from kvproxy.index.search.lookup_result import Candidate, Lookup
 
 REASONS: dict[str, str] = {
     "hit-exact": "An equal request was stored.",

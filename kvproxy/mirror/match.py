@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import find_divergence
-from kvproxy.blocks.lookup import find_longest_cache_hit
+from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.rows import Divergence
 from kvproxy.mirror.groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
 from kvproxy.mirror.hashed_prompt import HashedPrompt

@@ -4,7 +4,7 @@ import re
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.rows import PoolReport
-from kvproxy.mirror import view
+from kvproxy.mirror import pool_rows
 from kvproxy.mirror.groups import hash_block_size
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.match import MirrorMatch, match_prefix, matched_tokens
@@ -115,7 +115,7 @@ class Mirror:
         )
 
     def report(self) -> PoolReport:
-        return view.report_pools(self.state())
+        return pool_rows.report_pools(self.state())
 
     def has_same_hashes(self) -> bool | None:
         """Whether the engine's block hashes equal ours; None while no published block can be compared."""

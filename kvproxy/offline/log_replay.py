@@ -15,7 +15,7 @@ from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.keys import tenant_of
+from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.learn import Judge, Observer, answer_text, make_judge
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest

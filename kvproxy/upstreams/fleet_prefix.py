@@ -20,7 +20,7 @@ from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.llama.slot_view import SlotView
-from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
+from kvproxy.upstreams.mirrored_prefix import MirrorView, reset_engine
 
 
 class FleetPrefix(PrefixCache):

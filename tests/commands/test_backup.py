@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kvproxy.backup import restore_backup, write_backup
-from kvproxy.clients import add_client, all_clients
+from kvproxy.client_keys import add_client, all_clients
 from kvproxy.data_folder import locked_folder
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.settings import Settings, load_settings

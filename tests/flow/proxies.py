@@ -17,7 +17,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.learn import make_observer
-from kvproxy.http.access.clients import Clients
+from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services

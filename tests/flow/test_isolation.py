@@ -9,7 +9,7 @@ import orjson
 
 from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.keys import cache_key, tenant_of
+from kvproxy.flow.cache_keys import cache_key, tenant_of
 
 PAIRS = 3_000
 Body = dict[str, Any]

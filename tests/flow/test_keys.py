@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import Unkeyable
-from kvproxy.flow.keys import cache_key, tenant_of
+from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import RuleSettings
 from tests.requests import api_request

@@ -11,9 +11,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.clients import add_client, all_clients, clients_file, digest, remove_client, rotate_key
+from kvproxy.client_keys import add_client, all_clients, clients_file, digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
-from kvproxy.http.access import clients
+from kvproxy.http.access import client_guard
 from kvproxy.http.server import serve
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
@@ -83,7 +83,7 @@ def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tupl
 def test_a_key_that_was_taken_back_is_noticed(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.2)
     found = settings(tmp_path, seen[0])
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
@@ -104,7 +104,7 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """It was open to everybody, with the operator's key."""
-    monkeypatch.setattr(clients, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, seen[0])
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):

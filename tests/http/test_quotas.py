@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.clients import add_client
+from kvproxy.client_keys import add_client
 from kvproxy.flow.quota_charges import estimate
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
@@ -95,7 +95,7 @@ def run(data: Path, **limits: object) -> Iterator[Proxy]:
         run_front(data, url, limits=limits) as (proxy, services),
     ):
         patch.setattr("kvproxy.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
-        patch.setattr("kvproxy.http.access.clients._CHECK_SECONDS", 0.0)
+        patch.setattr("kvproxy.http.access.client_guard._CHECK_SECONDS", 0.0)
         yield Proxy(proxy, services, upstream)
 
 

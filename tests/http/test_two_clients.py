@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.clients import add_client
+from kvproxy.client_keys import add_client
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, responses, statuses

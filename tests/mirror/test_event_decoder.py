@@ -16,7 +16,7 @@ from kvproxy.mirror.event_decoder import (
     decode_batch,
 )
 from kvproxy.mirror.pool import MirrorState
-from kvproxy.mirror.view import find_blocks, list_blocks, list_chains, snapshot_pools
+from kvproxy.mirror.pool_rows import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(
     st.none(),

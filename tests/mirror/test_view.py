@@ -3,7 +3,7 @@
 from kvproxy.blocks.rows import BlockLocation
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
 from kvproxy.mirror.pool import MirrorState
-from kvproxy.mirror.view import find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
+from kvproxy.mirror.pool_rows import find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"
 

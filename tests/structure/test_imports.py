@@ -17,7 +17,7 @@ index errors units charts pauses generation token_bucket trace upstreams.routing
 kvproxy: blocks index library offline.simulate settings
 responses: encryption errors index redaction settings
 library: index responses settings
-clients: errors settings
+client_keys: errors settings
 data_folder: errors
 backup: data_folder errors settings
 extras: errors
@@ -52,11 +52,11 @@ offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 offline: apis backends.protocol blocks charts errors exchange flow generation index mirror pauses offline.simulate responses
     settings upstreams
-http: apis backends backends.prefix_cache backends.protocol blocks clients data_folder errors exchange flow generation
+http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow generation
     index journal quotas redaction responses rules settings telemetry tiers trace units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
 proxy_client: apis checks errors flow index journal offline redaction settings
-commands: apis backup charts checks clients errors extras http index journal offline offline.simulate proxy_client
+commands: apis backup charts checks client_keys errors extras http index journal offline offline.simulate proxy_client
     settings units upstreams
 """
 

@@ -13,7 +13,7 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.graph import builder, verifier_graph
-from kvproxy.index.models.minilm.shipped import check_shipped
+from kvproxy.index.models.minilm.packaged_digests import check_shipped
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,

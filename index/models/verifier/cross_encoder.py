@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import VerifierError, first_line
-from kvproxy.index.models.minilm.shipped import refuse_pickles
+from kvproxy.index.models.minilm.packaged_digests import refuse_pickles
 
 
 class CrossEncoderVerifier:

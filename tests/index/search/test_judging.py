@@ -6,7 +6,7 @@ import pytest
 
 from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, Ruling
 from kvproxy.index.search.decider import Decider
-from kvproxy.index.search.lookup import Lookup, LookupRequest
+from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry

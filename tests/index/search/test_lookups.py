@@ -13,8 +13,8 @@ from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
-from kvproxy.index.search.lookup import KEPT, Lookup, LookupRequest
 from kvproxy.index.search.lookup_queue import LookupQueue
+from kvproxy.index.search.lookup_result import KEPT, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore

@@ -10,7 +10,7 @@ from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, spell_divergence
 from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
 from kvproxy.errors import KvproxyError, NoPrefixCache
-from kvproxy.mirror import view
+from kvproxy.mirror import pool_rows
 from kvproxy.mirror.match import compute_hashes
 from kvproxy.upstreams.engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
@@ -31,18 +31,18 @@ class MirrorView:
         self._mirror = mirror
         self._tokenizer = tokenizer
 
-    def _snapshots(self) -> list[view.LocationSnapshot]:
-        return view.snapshot_pools(self._mirror.state(), self._engine.url)
+    def _snapshots(self) -> list[pool_rows.LocationSnapshot]:
+        return pool_rows.snapshot_pools(self._mirror.state(), self._engine.url)
 
     async def blocks(self) -> list[BlockRow]:
-        return await asyncio.to_thread(view.list_blocks, self._snapshots())
+        return await asyncio.to_thread(pool_rows.list_blocks, self._snapshots())
 
     async def find(self, name: str) -> list[BlockContent]:
         """Return the blocks whose hash begins with a name, without their text."""
-        return await asyncio.to_thread(view.find_blocks, self._snapshots(), name)
+        return await asyncio.to_thread(pool_rows.find_blocks, self._snapshots(), name)
 
     async def chains(self) -> list[ChainRow]:
-        rows = await asyncio.to_thread(view.list_chains, self._snapshots())
+        rows = await asyncio.to_thread(pool_rows.list_chains, self._snapshots())
         texts = await asyncio.gather(*(self.text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
         spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
@@ -77,7 +77,7 @@ class MirrorView:
         return PrefixReport(
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
-            blocks=tuple(view.hash_hex(block.hash) for block in match.blocks),
+            blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await spell_divergence(match.divergence, self.text),
             reason=reason,
             engine=self._engine.url,

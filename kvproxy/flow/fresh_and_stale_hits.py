@@ -14,7 +14,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.lookup import FRESH, KEPT, Lookup
+from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings
 
 _SLOW_BYTES = 64 * 1024

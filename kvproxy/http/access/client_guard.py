@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.clients import all_clients, clients_file, digest, is_closed
+from kvproxy.client_keys import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.failures import error_response

@@ -82,7 +82,6 @@ def _print_miss(found: "ExplanationReport") -> None:
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
-    """Check that the proxy serves a model. Raises NotFound if it lists models without this one."""
     try:
         listed = client.models(headers)
     except KvproxyError:
@@ -186,7 +185,6 @@ def _print_prefix(prefix: dict[str, Any]) -> None:
 
 
 def _block_names(blocks: list[int] | list[str]) -> str:
-    """Format block ids as runs such as `1-28`; mirrored blocks as the first digits of their hashes."""
     if not blocks:
         return ""
     if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):

@@ -20,8 +20,6 @@ DEFAULT_URL = "http://127.0.0.1:8484"
 
 
 def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
-    """Return a function for options whose value has a unit."""
-
     def parser(value: Any) -> float:
         try:
             return parse(value)

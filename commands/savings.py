@@ -62,7 +62,6 @@ def savings(
 
 
 def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
-    """Chart the tokens, and the money or else the seconds."""
     from kvproxy.charts import Chart
 
     def tokens(row: "Saving") -> int:

@@ -153,7 +153,6 @@ def _print_json(services: "Services", url: str) -> None:
 
 
 def _checked(settings: "Settings") -> "list[UpstreamCheck | str]":
-    """Check the upstreams concurrently; a failed check is replaced by its reason."""
     from concurrent.futures import ThreadPoolExecutor
 
     from kvproxy.checks.servers import check_upstream
@@ -196,7 +195,6 @@ def _banner(services: "Services", url: str) -> None:
 
 
 def _request(url: str, model: str | None, needs_key: bool) -> str:
-    """Return a shell command that sends a request."""
     body = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     return f"curl -i {url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}"

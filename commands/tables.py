@@ -137,7 +137,6 @@ def _column(name: str) -> Column:
 
 
 def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
-    """Return the named columns in the given order, or all."""
     if layout.columns is None:
         return columns, cells
     places = {_normal(column.name): index for index, column in enumerate(columns)}
@@ -155,7 +154,6 @@ def _normal(name: str) -> str:
 
 
 def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
-    """Return optional columns to leave out, from the last to the first, until the table fits."""
     hidden: list[Column] = []
     shown = list(range(len(columns)))
     for column in reversed([column for column in columns if column.is_optional]):
@@ -184,7 +182,6 @@ def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -
 
 
 def _widths(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> list[int]:
-    """Text columns shrink to fit the room."""
     from rich.cells import cell_len
 
     names = [column.name for column in columns]

@@ -63,7 +63,6 @@ def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Outpu
 
 
 def _columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Leave out columns without information."""
     columns: dict[str, list[Any]] = {
         "Upstream": [each["url"] for each in upstreams],
         "State": [each["state"] for each in upstreams],
@@ -110,7 +109,6 @@ def _hit_rate(figures: dict[str, Any]) -> float | None:
 
 
 def _prediction_lines(upstream: dict[str, Any]) -> list[str]:
-    """Format each model's reported reuse and prediction errors."""
     lines = []
     for model, reuse in upstream["reuse"].items():
         line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as reported"

@@ -173,7 +173,6 @@ def _parse_headers(given: list[str]) -> dict[str, str]:
 def _required_fields(
     client: "ProxyClient", request: "WarmRequest", api_key: str | None, headers: dict[str, str]
 ) -> str:
-    """Return the tenant and the fields that a client's request must have to hit."""
     from kvproxy.apis import APIS
     from kvproxy.errors import KvproxyError
     from kvproxy.proxy_client.api_paths import API_NAMES, credentials
@@ -199,7 +198,6 @@ def _send(
     cache_control: str | None,
     headers: dict[str, str],
 ) -> int:
-    """Return an exit code other than 0 if the run ended early."""
     import asyncio
 
     from kvproxy.errors import ProxyUnreachable

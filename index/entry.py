@@ -124,10 +124,6 @@ _MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise a ValueError unless a field of an import has the right type.
-
-    SQLite compares texts with numbers: an entry with a text as its time would never expire.
-    """
     is_valid = True
     if name in _TEXTS:
         is_required = name in ("id", "key", "namespace")
@@ -142,7 +138,6 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_unicode(value: str) -> bool:
-    """Return False for a text with lone surrogates, which JSON allows and UTF-8 cannot encode."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

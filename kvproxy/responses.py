@@ -81,7 +81,6 @@ def _semantic(
     data: Path | None,
     chance: Callable[[], float],
 ) -> SemanticCache | None:
-    """Create the semantic search and index all entries; None if semantic lookups are disabled."""
     if not (settings.enabled and settings.semantic):
         return None
     model = load_embedder(embedder, data, model_threads())

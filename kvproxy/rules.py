@@ -70,7 +70,6 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
 
 
 def _tenant_names(tenant: str) -> tuple[str, ...]:
-    """Return the names by which a rule may match a tenant: the tenant, its client, and the client's name."""
     client = tenant.partition("/")[0]
     return tenant, client, client.removeprefix(CLIENT)
 

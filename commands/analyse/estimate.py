@@ -83,7 +83,6 @@ def estimate(
 
 
 def _prices(price: str | None) -> dict[str, Any] | None:
-    """The section `journal` with one price for all models."""
     if price is None:
         return None
     try:

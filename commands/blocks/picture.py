@@ -77,7 +77,6 @@ def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> 
 
 
 def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
-    """Draw a cell per block, or per run of blocks if the pool is large."""
     from rich.console import Console
     from rich.text import Text
 

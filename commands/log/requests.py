@@ -154,7 +154,6 @@ def _print_lines(rows: "list[RecordWithTexts]") -> None:
 
 
 def _stored(row: "RecordWithTexts") -> str | None:
-    """A response to this question was served, or would have been without shadow mode."""
     is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
     return row.stored_question if is_match else None
 

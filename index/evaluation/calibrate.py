@@ -135,7 +135,6 @@ def calibrate(
 
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
-    """Return the cosine of each pair; -1 if a question may only have exact hits."""
     texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
     vectors = embed(texts, embedder, progress)
     known = {text: can_match(text, embedder, languages) for text in set(texts)}

@@ -50,10 +50,6 @@ class WriteBatcher:
             self._waiting, self._running = [], None
 
     async def _write_batch(self, batch: Sequence[_Pending]) -> bool:
-        """Write a batch and resolve its futures.
-
-        If a batch of several entries fails, return False and resolve no future.
-        """
         try:
             result = await asyncio.to_thread(self._write, [entry for entry, _ in batch])
         except Exception as error:

@@ -88,7 +88,6 @@ def check_proxy(url: str, token: str | None) -> str:
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
-    """Send a GET request; None if no response arrives."""
     import httpx
 
     try:

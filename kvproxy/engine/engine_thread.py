@@ -98,7 +98,6 @@ class EngineThread:
         self._engine.close()
 
     def _run_jobs(self) -> bool:
-        """Run the pending jobs, and wait for one if the engine has no work. Return False to stop the thread."""
         engine = self._engine
         while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
             try:

@@ -74,7 +74,6 @@ def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
 
 
 def _is_well_formed(body: JsonObject) -> bool:
-    """The provider refuses a body with an item that is no object."""
     lists = [body.get(name) for name in _SECTIONS]
     lists += [message.get("content") for message in objects(body.get("messages"))]
     return all(len(objects(value)) == len(value) for value in lists if isinstance(value, list))
@@ -102,7 +101,6 @@ def _is_markable(block: JsonObject) -> bool:
 
 
 def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: int) -> set[_Place]:
-    """The ends of this request, of the long-lived prefix, and of the previous request first, then the client's breakpoints."""
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
     messages, system, tools = ([place for place in places if place.section == name] for name in _SECTIONS[::-1])
     wanted = [
@@ -120,12 +118,10 @@ def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: in
 
 
 def _lifetime(section: str, item: int, hour_until: int) -> Lifetime:
-    """The provider requires that longer lifetimes come first."""
     return "1h" if hour_until >= (item if section == "messages" else 0) else "5m"
 
 
 def _marked(body: JsonObject, chosen: set[_Place], hour_until: int) -> JsonObject:
-    """Remove all breakpoints, and set the chosen ones."""
     at = {(place.section, place.item, place.part) for place in chosen}
     marked = dict(body)
     if isinstance(body.get(MARKER), dict):
@@ -155,7 +151,6 @@ def _marked_blocks(content: Json, parts: set[int], lifetime: Lifetime) -> Json:
 
 
 def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
-    """The client's marker if it has the lifetime."""
     marker = holder.get(MARKER)
     if isinstance(marker, dict) and (marker.get("ttl") or "5m") == lifetime:
         return marker

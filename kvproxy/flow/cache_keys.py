@@ -68,7 +68,6 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
 
 
 def _relevant_fields(request: ApiRequest) -> JsonObject:
-    """Return the body without fields that cannot change the response, nulls, and cache markers; 1.0 becomes 1."""
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
@@ -102,7 +101,6 @@ def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest
 
 
 def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:
-    """Return a body without some fields, given by paths such as `user` or `metadata.run`."""
     left = dict(body)
     for path in paths:
         name, _, rest = path.partition(".")

@@ -37,7 +37,6 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
 
 
 def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:
-    """The text and the calls, without reasoning, ids, and white space."""
     text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
     yield _SPACE.sub(" ", text).strip().encode("utf-8", "replace")
     for block in blocks:

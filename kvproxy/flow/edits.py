@@ -34,7 +34,6 @@ def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiReques
 
 
 def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
-    """Return the edited body; None if the edit changes nothing."""
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
@@ -94,7 +93,6 @@ class _SpanRemover:
 
 
 def _with_span(body: JsonObject, span: str) -> JsonObject | None:
-    """Append a removed span to the last message; None if the last message is not the user's."""
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:

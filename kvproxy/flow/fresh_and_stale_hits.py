@@ -99,7 +99,6 @@ class CacheLookup:
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
-        """Return why an expired entry may be served; None if it is fresh or must not be served."""
         control, now = exchange.api_request.control, self._clock()
         freshness = entry.freshness(now)
         if freshness in ("fresh", "expired"):

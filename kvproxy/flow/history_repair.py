@@ -95,7 +95,6 @@ class HistoryRepair:
 
 
 def _answer(whole: JsonObject) -> JsonObject | None:
-    """The message of a response; None unless it has exactly one."""
     if whole.get("type") == "message":
         return {"role": "assistant", "content": whole.get("content")}
     choices = objects(whole.get("choices"))
@@ -131,7 +130,6 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
 
 
 def _restored_blocks(message: JsonObject, original: JsonObject, kinds: list[str], *, may_think: bool) -> JsonObject:
-    """Restore blocks with the client's ids and breakpoints, and dropped reasoning if the request may think."""
     sent, known = content_blocks(message.get("content")), objects(original.get("content"))
     spoken = [block for block in known if not _is_reasoning(block)]
     if [block.get("type") for block in sent if not _is_reasoning(block)] != [block.get("type") for block in spoken]:

@@ -163,7 +163,6 @@ class KeepWarm:
         return self.pauses.survival(*session.group)
 
     async def _watch(self, session: _Session) -> None:
-        """Send keep-warm requests, and forget the session after an hour."""
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
@@ -178,7 +177,6 @@ class KeepWarm:
         self._remove(session)
 
     def _may_send(self, session: _Session) -> bool:
-        """The rule's budget may be exceeded by the last request, which delays the next one."""
         rule = session.request.control.rule
         if not rule.keep_warm_tokens:
             return False
@@ -191,7 +189,6 @@ class KeepWarm:
         return True
 
     async def _send(self, session: _Session) -> bool:
-        """Send the session's last request for one token; it has a record of its own. True if the prefix was still cached."""
         body = await asyncio.to_thread(_shortened, session.request.raw)
         if body is None:
             return False
@@ -237,7 +234,6 @@ def _is_followed(request: ApiRequest) -> bool:
 
 
 def _shortened(raw: bytes) -> JsonObject | None:
-    """The request for one token; None if the provider stores nothing, or requires a longer answer."""
     body = as_object(loads(raw))
     if _MARKER not in raw or field(body.get("thinking"), "type") == "enabled":
         return None

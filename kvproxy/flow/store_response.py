@@ -86,7 +86,6 @@ class ResponseWriter:
             self._observer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
-        """Return the entry to store; None if the response must not be stored."""
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(whole, request.body):
             return None
@@ -152,7 +151,6 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        """Whether the complete response is needed: to store it, repair history, report its reuse, or charge for it."""
         has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
         return self._is_stored(response) or (response.status == 200 and (self._repairs or not has_usage))
 

@@ -226,7 +226,6 @@ class Metrics:
         self._client_tokens.labels(self._client(name)).inc(tokens)
 
     def _client(self, name: str) -> str:
-        """Return a client's label; after the first 200 clients, all others share one."""
         if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             return _OTHERS
         self._clients.add(name)

@@ -169,7 +169,6 @@ async def other(request: Request) -> Response:
 
 
 async def _forward(request: Request, body: bytes | None) -> Response:
-    """Forward a request. If `body` is None, the body is read while it is forwarded."""
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
@@ -201,7 +200,6 @@ async def _forward(request: Request, body: bytes | None) -> Response:
 
 
 def _check_path(request: Request) -> None:
-    """Raise an error for the proxy's own paths, and for spellings of cached routes that would bypass the caches."""
     path = request.url.path
     normal = posixpath.normpath("/" + path.lstrip("/"))
     if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
@@ -210,7 +208,6 @@ def _check_path(request: Request) -> None:
 
 
 def _start_charge(request: Request, body: bytes | None) -> UnreadCharge | None:
-    """Return the charge for a request that is forwarded unread; None without quotas or a body. Raises TooMany."""
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None

@@ -87,7 +87,6 @@ def _make_data_private(settings: Settings) -> None:
 
 
 def _allow_descriptors(settings: Settings) -> None:
-    """Raise the limit of open files as far as the connection limits require and the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -98,7 +97,6 @@ def _allow_descriptors(settings: Settings) -> None:
 
 
 def _require_clients(settings: Settings) -> None:
-    """Raise an error if the proxy would listen on other than loopback addresses without clients."""
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(

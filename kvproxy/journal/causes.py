@@ -104,7 +104,6 @@ def _earlier_requests(reader: Reader, record: Record) -> list[tuple[int, Regions
 
 
 def _closest_prompt(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
-    """Return the newest prompt with the fewest differences; None if all prompts differ completely."""
     best: tuple[int, int] | None = None
     prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
     for number, regions in earlier:

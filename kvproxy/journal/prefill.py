@@ -52,7 +52,6 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
 
 
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the slopes of all pairs of points with different x."""
     one, other = np.triu_indices(len(x), 1)
     run = x[other] - x[one]
     differ = run != 0

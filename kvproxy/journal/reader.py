@@ -327,7 +327,6 @@ class Reader:
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
-    """Return the median and the 95th percentile; None without values."""
     if not values:
         return None
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)

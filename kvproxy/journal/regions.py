@@ -57,7 +57,6 @@ def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Yield the regions of a body in the order of a chat template."""
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]

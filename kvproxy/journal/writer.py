@@ -111,7 +111,6 @@ class Writer:
         self._history.set_entry(change)
 
     def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
-        """Set the entry of a request that ended before its response was stored."""
         number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:

@@ -20,7 +20,7 @@ MAX_REPLAY_ATTEMPTS = 3
 
 
 class AppliedBatches:
-    """Fingerprints of the last applied batches by number."""
+    """Fingerprints of the last applied batches by their numbers, to recognise repeated batches."""
 
     def __init__(self) -> None:
         self._fingerprints: dict[int, int] = {}
@@ -253,7 +253,6 @@ class Sequencer:
         self._replayed_all = False
 
     def _skip_to(self, number: int) -> None:
-        """Continue at a batch with an empty state: a missing block is better than one that does not exist."""
         self.counts.losses += 1
         self._clear()
         self.complete = False

@@ -97,7 +97,6 @@ def price(session: Session, requests: Requests, long_write: LongWrite, prices: C
 
 
 def _live(step: Step, sent: float, kept: int) -> int:
-    """Tokens that the provider still has."""
     if step.pause is None:
         return 0
     if sent >= step.expiries:

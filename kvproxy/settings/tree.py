@@ -138,7 +138,6 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_privacy(self) -> "Settings":
-        """Reject settings that would store plain text: the journal is not encrypted, and chunks are not redacted."""
         if self.encryption.enabled and self.journal.enabled:
             reason = 'would store plain text beside an encrypted store: set it to "none"'
             if self.journal.text != "none" and "text" in self.journal.model_fields_set:

@@ -118,8 +118,6 @@ def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
-    """A sum of reported metrics is None unless every engine reports the metric."""
-
     def values(name: str) -> list[float] | None:
         found = [value for each in metrics if (value := getattr(each, name)) is not None]
         return found if len(found) == num_engines else None

@@ -106,9 +106,6 @@ async def reset_engine(engine: FleetEngine) -> EngineReset:
 
 
 def _reset_failure(status: int, reply: Json) -> str | None:
-    """Return why a reset failed; None if it succeeded. vLLM reports a failure with status 200 and `"success":
-    false`.
-    """
     if status >= 400:
         return f"it answered {status}"
     is_busy = field(reply, "success") is False

@@ -49,9 +49,6 @@ class _Form(str):
 
 @of_text
 def _forms(text: str) -> dict[str, frozenset[_Form]]:
-    """Return the spellings of each word by its lower-case form, without first words of sentences that are only
-    capitalized.
-    """
     found: defaultdict[str, set[_Form]] = defaultdict(set)
     starts, before = True, ""
     for token in _TOKEN.findall(text):

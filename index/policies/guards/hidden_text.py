@@ -30,7 +30,6 @@ def has_hidden_text(text: str) -> bool:
 
 
 def _mixes_alphabets(word: str) -> bool:
-    """Whether a word has letters of two alphabets, such as a Cyrillic letter in a Latin word."""
     if word.isascii():
         return False
     letters = (letter for letter in word if letter.isalpha() and letter not in _SYMBOLS)

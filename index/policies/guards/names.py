@@ -18,10 +18,6 @@ def names_differ(question: str, cached_question: str) -> bool:
 
 
 def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
-    """Whether two texts are the same sentence with other names.
-
-    For instance `Python or something else` and `Java or something else`.
-    """
     ours, theirs = (WORD.findall(text.replace("’", "'")) for text in (question, cached_question))
     changed = [pair for pair in zip(ours, theirs, strict=False) if _canonical_unit(pair[0]) != _canonical_unit(pair[1])]
     if len(ours) != len(theirs) or not changed or len(changed) == len(ours):
@@ -32,7 +28,6 @@ def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Whether a text has a name or a form of it: `India`, `Indian`; `Rs`, `INR`, `rupees`."""
     return any(
         _canonical_unit(word) == _canonical_unit(name) or (len(name) > 4 and word.startswith(name[:4]))
         for word in _plain_words(text)
@@ -40,7 +35,6 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _canonical_unit(word: str) -> str:
-    """Return the canonical form of a unit, such as `inr` for `Rs`, or the word itself."""
     return lexicon.UNITS.get(word.lower(), word.lower())
 
 
@@ -77,7 +71,6 @@ def order_differs(question: str, cached_question: str) -> bool:
 
 @of_text
 def _frame(text: str) -> list[str]:
-    """Return the function words without articles, and an empty string in place of every other word."""
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
     return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
 

@@ -61,10 +61,6 @@ def _opposites_of(word: str) -> frozenset[str]:
 
 
 def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:
-    """Whether two texts differ in a pair of opposites that counts only if nothing else differs.
-
-    For instance `move it to another bank` and `move it from another bank`.
-    """
     ours, theirs = words(question), words(cached_question)
     changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
     return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _WEAK_OPPOSITES

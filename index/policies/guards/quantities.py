@@ -23,7 +23,6 @@ def numbers_differ(question: str, cached_question: str) -> bool:
 
 
 def _one_is_number(text: str, other: str) -> bool:
-    """Whether the word `one` is a number here: only if the other text has another number."""
     return "one" in words(text) and "one" not in words(other)
 
 
@@ -35,7 +34,6 @@ def _numbers(text: str) -> Counter[str]:
 
 
 def _normalize_number(number: str) -> str:
-    """Return a number's digits, such as `30000` for `30k` and `30,000`."""
     digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
     return digits[:-1] + "000" if digits.endswith("k") else digits
 

@@ -29,7 +29,6 @@ def question_differs(question: str, cached_question: str) -> bool:
 
 @of_text
 def _question_kinds(text: str) -> set[str]:
-    """Return the kind of the first question word, or the two kinds of `when and where`."""
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
     first = next((place for place, kind in enumerate(kinds) if kind is not None), None)
@@ -68,7 +67,6 @@ def language_differs(question: str, cached_question: str) -> bool:
 
 
 def _question_language(tokens: set[str]) -> str | None:
-    """Return the language with the most frequent words among these; None if two languages tie."""
     counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None

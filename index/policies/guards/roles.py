@@ -28,10 +28,6 @@ def roles_differ(question: str, cached_question: str) -> bool:
 
 
 def _align_verbs(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
-    """Replace the one word that only one text has by the other text's word.
-
-    It is usually the verb in another form, such as `choose` and `chose`.
-    """
     alone, also_alone = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
     if alone.total() != 1 or also_alone.total() != 1:
         return ours, theirs
@@ -45,10 +41,6 @@ def _voice_differs(question: str, cached_question: str) -> bool:
 
 @of_text
 def _asked_role(text: str) -> str | None:
-    """Return the part of the sentence that the question asks for.
-
-    It is `subject` for `who paid`, and `object` for `who did they pay` and `who was paid by them`.
-    """
     tokens = words(text)
     place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
     if place is None or place + 1 >= len(tokens):

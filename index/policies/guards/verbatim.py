@@ -16,9 +16,7 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached_question: str) -> bool:
-    """Whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed"
-    mean`.
-    """
+    """Whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed" mean`."""
     return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
 
 

@@ -92,7 +92,6 @@ class PostgresNeighbours(Neighbours):
 
     @contextlib.contextmanager
     def _exclusive_connection(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
-        """Lend a connection without a statement timeout; None if another proxy works on this graph."""
         with self._database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:

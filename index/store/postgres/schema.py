@@ -94,7 +94,6 @@ def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def _version(connection: psycopg.Connection[Any]) -> int | None:
-    """Return the version of the schema: 0 for a schema without a version, None without any table."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None

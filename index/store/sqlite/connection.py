@@ -74,7 +74,6 @@ def create_schema(connection: sqlite3.Connection, name: str, version: int, state
 
 
 def _database(connection: sqlite3.Connection) -> "Database":
-    """Open a new file with sqlite-utils, which existing files avoid: its import loads pandas (0.3 s, 40 MB)."""
     hidden = {} if "sqlite_utils" in sys.modules or "pandas" in sys.modules else {"pandas": None}
     sys.modules.update(hidden)  # type: ignore[arg-type]
     try:

@@ -103,11 +103,6 @@ def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = N
 
 
 def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
-    """Return log-probabilities in the format of completions.
-
-    Args:
-        at: offset of the first token in the text, in characters.
-    """
     offsets: list[Json] = []
     for item in items:
         offsets.append(at)

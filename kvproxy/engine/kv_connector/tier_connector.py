@@ -125,7 +125,6 @@ class TierConnector:
         return end if self.chain.may_hold(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
-        """Return how many tokens may be loaded: all but the last, which is computed for its logits."""
         num_tokens = cache_request.num_tokens
         return (
             min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)

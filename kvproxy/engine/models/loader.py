@@ -166,7 +166,6 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _recommended_sampling(model: Any) -> SamplingParams:
-    """Read sampling parameters as vLLM's `--generation-config auto` does: `do_sample` is ignored."""
     config, params = model.generation_config, SamplingParams()
     for name in ("temperature", "top_p", "top_k") if config is not None else ():
         value = getattr(config, name, None)

@@ -124,7 +124,6 @@ def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniform
 
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return probabilities of tokens in descending order, 0 for excluded tokens."""
     device, vocabulary = logits.device, logits.shape[-1]
     counts = upload([each.top_k if each.top_k > 0 else vocabulary for each in params], device)
     places = torch.arange(vocabulary, device=device)

@@ -104,7 +104,6 @@ class Scheduler:
                 budget -= self._start(sequence, computed, budget, output)
 
     def _schedule_running(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        """Plan the next tokens of a sequence, and return their number; 0 if the sequence itself was preempted."""
         if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_remaining_tokens == 1:
             count = self._schedule_drafts(sequence, budget, output)
             if count:

@@ -107,7 +107,6 @@ def _segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
 
 
 def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return the pattern of safe added tokens; None if there are no such tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not tokenizer.is_fast or backend is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
         return None
@@ -133,6 +132,5 @@ def _render_sample(tokenizer: Any) -> str:
 
 
 def _may_cover(other: str, token: str) -> bool:
-    """True if a match of `other` can begin before a match of `token`, and end in or after it."""
     ends = any(token.startswith(other[start:]) for start in range(1, len(other)))
     return ends or (other != token and token in other)

@@ -100,9 +100,6 @@ class ChatTokenizer:
 
     @cached_property
     def _decode(self) -> Callable[[list[int]], str]:
-        """Return the decoder of the Rust tokenizer if transformers adds nothing to it: the wrapper takes longer than
-        the decoding.
-        """
         from transformers import PreTrainedTokenizerFast
 
         tokenizer, kind = self._tokenizer, type(self._tokenizer)

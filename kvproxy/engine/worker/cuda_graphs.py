@@ -69,7 +69,6 @@ class CudaCapture:
 
 @contextmanager
 def _forbid_synchronization() -> Iterator[None]:
-    """Detect synchronization before the capture: a failed capture breaks torch's allocator."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

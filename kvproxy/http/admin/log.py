@@ -47,7 +47,6 @@ class RequestExplanation:
 
 
 def _query(query: QueryParams) -> Query:
-    """Parse the filters. Raises InvalidRequest."""
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
@@ -67,7 +66,6 @@ def _query(query: QueryParams) -> Query:
 
 
 def _end_time(query: QueryParams) -> float:
-    """Return the end of the time range: the parameter `until`, or now."""
     text = query.get("until")
     return number(text, "until") if text else time.time()
 

@@ -142,7 +142,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
 
     def _ignore_upgrade(self) -> None:
-        """Parse the last head again without the client's offer of an upgrade: the parser reports no body after one."""
         head = framing.head_without_upgrade(
             self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
         )
@@ -274,7 +273,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _in_kernel(self) -> int:
-        """Return the unsent bytes in the kernel's buffer, which are sent before the bytes in uvicorn's buffer."""
         held = array("i", [0])
         try:
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)

@@ -78,7 +78,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Simulation:
-    """A picklable function from a size and policy to a hit rate."""
+    """Computes the hit rate of a pool size and policy. It can be pickled for other processes."""
 
     requests: Sequence[ChainRequest]
 

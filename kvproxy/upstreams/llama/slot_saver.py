@@ -124,7 +124,6 @@ class SlotSaver:
         )
 
     async def _is_same_server(self) -> bool:
-        """Whether the server is still the same: keys and values of another model must never be restored."""
         return await self._client.identity() == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:

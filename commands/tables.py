@@ -122,7 +122,7 @@ def table(
 def build_table(
     columns: Sequence[Column | str], rows: Iterable[Sequence[object]], width: int, *, gap: int = _GAP
 ) -> "Table":
-    """`width` is in cells."""
+    """Build a table that fits into `width` cells of a terminal."""
     return _build(*_parse(columns, rows), width, gap)[0]
 
 

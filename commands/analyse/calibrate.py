@@ -108,7 +108,7 @@ def _print_stream(report: "Report", charts: "list[Chart]") -> None:
             name if name != "threshold" or report.level is None else f"threshold {report.level}",
             percent(outcome.hit_rate),
             percent(outcome.wrong_share),
-            percent(outcome.worst),
+            percent(outcome.worst_wrong_share),
         )
         for name, outcome in report.outcomes.items()
     ]

@@ -39,7 +39,7 @@ class QueryOptions:
     ] = None
 
     def query(self, limit: int | None = None) -> "Query":
-        """Raises InvalidRequest."""
+        """Return the filters of these options. Raises InvalidRequest."""
         from kvproxy.proxy_client.journal import journal_query
 
         return journal_query(**asdict(self), limit=limit)

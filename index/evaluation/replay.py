@@ -52,7 +52,7 @@ class Outcome:
         return float(self.wrong.sum() / max(1, self.served.sum()))
 
     @property
-    def worst(self) -> float:
+    def worst_wrong_share(self) -> float:
         """Return the largest running share of wrong answers, from the 500th served answer on."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)

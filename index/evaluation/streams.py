@@ -59,10 +59,10 @@ class Report:
         if self.orders:
             document["orders"] = {
                 "count": len(self.orders),
-                "within": sum(found.worst <= self.max_error for found in self.orders),
+                "within": sum(found.worst_wrong_share <= self.max_error for found in self.orders),
                 "hit_rate": statistics.median(found.hit_rate for found in self.orders),
                 "wrong_share": statistics.median(found.wrong_share for found in self.orders),
-                "worst": max(found.worst for found in self.orders),
+                "worst": max(found.worst_wrong_share for found in self.orders),
             }
         return document
 
@@ -71,7 +71,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
     return {
         "hit_rate": outcome.hit_rate,
         "wrong_share": outcome.wrong_share,
-        "worst": outcome.worst,
+        "worst": outcome.worst_wrong_share,
         "curve": [
             {"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(outcome)
         ],

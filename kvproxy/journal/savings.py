@@ -22,7 +22,7 @@ _MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class WrongInterval:
     """The interval of the share of wrong semantic hits, and how it is known."""
 
     least: float
@@ -65,7 +65,7 @@ class SavingsReport:
 
     rows: list[Saving]
     total: Saving | None
-    wrong: Wrong | None
+    wrong: WrongInterval | None
     currency: str
 
 
@@ -92,7 +92,7 @@ def savings(
     reader: Reader,
     by: By,
     prices: Mapping[str, PriceSettings],
-    wrong: Wrong | None = None,
+    wrong_interval: WrongInterval | None = None,
     since: str | None = None,
 ) -> list[Saving]:
     """Return the savings of each group, the largest first; days are in their order.
@@ -124,7 +124,7 @@ def savings(
             if price is not None:
                 answers = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / _MILLION
                 worth += answers
-                share = wrong.most if wrong is not None and row.layer == "semantic" else 0.0
+                share = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
                 least += answers * (1 - share)
         if price is not None:
             saving.money = (saving.money or 0.0) + worth
@@ -135,17 +135,17 @@ def savings(
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
 
 
-def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wrong | None:
+def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
     """Return the interval measured by comparisons, else the bound of the policy; None if neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
         wrong, compared = counts["accepted_wrong"], counts["accepted"]
-        return Wrong(
+        return WrongInterval(
             *wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong"
         )
     if settings.policy == "learned":
-        return Wrong(0.0, settings.max_error, "the policy's bound, cache.max_error")
+        return WrongInterval(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None
 
 

@@ -10,7 +10,7 @@ _MAX_CACHED = 50_000
 
 
 class StringIds:
-    """The table `names`. Methods may raise sqlite3.Error."""
+    """Reads and writes ids of strings in the table `names`. Methods may raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -22,7 +22,7 @@ class StringIds:
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:
-        """Return the id of the names of regions and of the question's place."""
+        """Return one id for the names of all regions of a request, together with the place of its question."""
         return self._number(json.dumps([regions.question, *regions.names]))
 
     def _number(self, text: str) -> int:

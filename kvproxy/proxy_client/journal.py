@@ -13,7 +13,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.savings import By, Saving, SavingsReport, Wrong, savings_report
+from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, savings_report
 from kvproxy.journal.schema import FILE
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
@@ -169,7 +169,7 @@ class RemoteJournal:
         return SavingsReport(
             [Saving(**row) for row in report["rows"]],
             None if total is None else Saving(**total),
-            None if wrong is None else Wrong(**wrong),
+            None if wrong is None else WrongInterval(**wrong),
             report["currency"],
         )
 

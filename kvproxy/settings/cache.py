@@ -96,5 +96,5 @@ class CacheSettings(Section):
 
     @property
     def least_similarity(self) -> float:
-        """The threshold, or the default of the policy."""
+        """Return the configured least similarity of a hit, or the default of the policy."""
         return LEAST_SIMILARITY[self.policy] if self.min_similarity is None else self.min_similarity

@@ -26,14 +26,14 @@ class CircuitBreaker:
         self._lock = Lock()
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         opened_at = self._opened_at
         return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
     def allow(self) -> bool:
         """Reserve a call; False while the circuit is open. Each call must end with `success` or `failure`."""
         with self._lock:
-            if not self.ready:
+            if not self.is_ready:
                 return False
             if self._opened_at is not None:
                 # A trial call: the circuit stays open for other calls.
@@ -93,7 +93,7 @@ class RedisStore:
 
     @property
     def available(self) -> bool:
-        return self._breaker.ready
+        return self._breaker.is_ready
 
     def get(self, key: str) -> Data | None:
         found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
@@ -114,7 +114,7 @@ class RedisStore:
         return False
 
     def should_put(self, key: str) -> bool:
-        return key not in self._known and self._breaker.ready
+        return key not in self._known and self._breaker.is_ready
 
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))

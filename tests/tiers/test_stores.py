@@ -191,7 +191,7 @@ def test_the_circuit_breaker_opens_and_tries_once() -> None:
     breaker.failure()
     assert not breaker.allow()
     now[0] = 5.0
-    assert breaker.ready
+    assert breaker.is_ready
     assert breaker.allow()
     assert not breaker.allow()
     breaker.failure()

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
-from kvproxy.index.models.minilm.graph import builder, embedder_graph
+from kvproxy.index.models.minilm.graph import code_digest, embedder_graph
 from kvproxy.index.models.minilm.packaged_digests import check_shipped
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
@@ -50,7 +50,7 @@ class MiniLMEmbedder:
         folder = packaged_model()
         ranges = _ranges() if integers else None
         self.name = INTEGERS if integers else FLOATS
-        source_digest = digest_of(ranges or {}, PACKAGED, builder())
+        source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)

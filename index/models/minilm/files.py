@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.models.minilm.graph import builder, probe_graph
+from kvproxy.index.models.minilm.graph import code_digest, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
 from kvproxy.index.usage_reports import disable_usage_reports
 
@@ -121,7 +121,7 @@ def computes_int8_exactly(files: GraphFiles) -> bool:
     x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).
     """
     largest = np.full((1, 1, 2), 255, np.float32)
-    product = files.open("probe", builder()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
+    product = files.open("probe", code_digest()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
     return bool(product == 2 * 255 * 127)
 
 

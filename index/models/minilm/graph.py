@@ -19,7 +19,7 @@ _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
 _RUNTIME = "com.microsoft"
 
 
-def builder() -> str:
+def code_digest() -> str:
     """Return a digest of this module's code, so that graphs built by other code are not reused."""
     return file_digest(Path(__file__))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
-from kvproxy.index.models.minilm.graph import builder, verifier_graph
+from kvproxy.index.models.minilm.graph import code_digest, verifier_graph
 from kvproxy.index.models.minilm.packaged_digests import check_shipped
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
@@ -78,7 +78,7 @@ class BuiltInVerifier:
         def build() -> bytes:
             return verifier_graph(merge(base_weights(folder), trained), ranges if integers else None)
 
-        source_digest = digest_of(adapter, PACKAGED, builder(), "8 bits" if integers else "float32")
+        source_digest = digest_of(adapter, PACKAGED, code_digest(), "8 bits" if integers else "float32")
         self._session = files.open("verifier", source_digest, build)
         tables = lookup_tables(folder)
         self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})

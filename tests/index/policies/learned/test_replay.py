@@ -58,7 +58,7 @@ def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     monkeypatch.setattr("kvproxy.index.evaluation.streams._THRESHOLDS", _THRESHOLDS[::4])
     policy = learned(0.05)
     found = replay(stream, policy)
-    assert found.worst <= 0.05
+    assert found.worst_wrong_share <= 0.05
     assert found.wrong_share <= policy.status("").bound <= 0.05
     _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
     assert found.hit_rate > 1.3 * fixed.hit_rate
@@ -80,7 +80,7 @@ def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
 
 def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
     found = replay(stream, learned(0.05), judge=with_random_errors(stream.same, 0.01, 0))
-    assert found.worst <= 0.05
+    assert found.worst_wrong_share <= 0.05
     assert found.hit_rate > 0.2
 
 
@@ -99,13 +99,13 @@ def test_shares_of_an_outcome() -> None:
     served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
     assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
     nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
-    assert (nothing.hit_rate, nothing.wrong_share, nothing.worst) == (0.0, 0.0, 0.0)
+    assert (nothing.hit_rate, nothing.wrong_share, nothing.worst_wrong_share) == (0.0, 0.0, 0.0)
     # The running share counts from the 500th served answer on.
     served, wrong = np.ones(600, bool), np.arange(600) < 10
     for _ in range(2):
-        assert Outcome(served, wrong).worst == pytest.approx(10 / 500)
+        assert Outcome(served, wrong).worst_wrong_share == pytest.approx(10 / 500)
         wrong[599] = True
-    assert Outcome(served[:100], wrong[:100]).worst == pytest.approx(0.1)
+    assert Outcome(served[:100], wrong[:100]).worst_wrong_share == pytest.approx(0.1)
     assert curve(Outcome(served, wrong))[-1] == (600, 600, 11)
 
 

@@ -21,6 +21,7 @@ from kvproxy.commands import (
     reload,
     savings,
     serve,
+    sessions,
     top,
     upstreams,
     warm,
@@ -44,6 +45,7 @@ app.command("doctor", rich_help_panel="Run")(doctor.doctor)
 app.command("top", rich_help_panel="Inspect")(top.top)
 app.add_typer(log.app, name="log", rich_help_panel="Inspect")
 app.command("explain", rich_help_panel="Inspect")(explain.explain)
+app.add_typer(sessions.app, name="sessions", rich_help_panel="Inspect")
 app.command("savings", rich_help_panel="Inspect")(savings.savings)
 app.add_typer(cache.app, name="cache", rich_help_panel="Inspect")
 app.add_typer(blocks.app, name="blocks", rich_help_panel="Inspect")

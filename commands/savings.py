@@ -15,6 +15,7 @@ from kvproxy.commands.tables import Layout, print_table, text
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
     from kvproxy.journal.savings import Saving, SavingsReport
+    from kvproxy.journal.sessions.reader import LedgerReport
 
 _MOST_BARS = 10
 
@@ -34,21 +35,30 @@ def savings(
     *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
     since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="List the reused and the lost prompt tokens instead.")
+    ] = False,
     layout: Layout,
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
     """Sum the tokens, seconds and money that both caches saved.
 
-    Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached and output per million tokens. Some semantic
-    hits may be wrong; the least money counts them as worthless. Removed responses stay in the sums.
+    Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
+    tokens. Some semantic hits may be wrong; the least money counts them as worthless. Removed responses stay in the sums. With
+    --ledger, each prompt token that reached the backend is reused, or lost to one cause.
 
     Example: kvproxy savings --by tenant
 
     Example: kvproxy savings --by day --since 7d --plot savings.svg
+
+    Example: kvproxy savings --ledger
     """
     from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
 
+    if ledger:
+        found = source.open().ledger(since)
+        return Output(asdict(found), lambda: _print_ledger(found, layout))
     check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by.value, since)
     charts = _charts(report, by.value)
@@ -76,6 +86,30 @@ def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
         Chart(f"saved tokens by {by}", "", bars=[(row.name, tokens(row)) for row in rows]),
         Chart(f"saved {report.currency if has_price else 'seconds'} by {by}", "", bars=worth),
     ]
+
+
+def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
+    from kvproxy.journal.sessions.ledger import CAUSES
+
+    columns = (text("Result"), "Tokens#", "Share#", f"{report.currency}#?", text("Meaning"))
+    rows = [
+        (
+            row.result,
+            row.tokens,
+            percent(row.share),
+            row.cost and f"{row.cost:,.4f}",
+            CAUSES.get(row.result, "The backend had them."),
+        )
+        for row in report.rows
+    ]
+    print_table(columns, rows, empty="no requests yet", layout=layout)
+    if report.rows:
+        written = (
+            f", {report.written_5m + report.written_1h:,} written to a provider's cache"
+            if report.written_5m or report.written_1h
+            else ""
+        )
+        typer.echo(f"{report.prompt_tokens:,} prompt tokens{written}")
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:

@@ -50,10 +50,17 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class PrefixUse:
-    """The prefix reuse of a request. `cached_tokens` include `tier_tokens`, which were loaded from tiers."""
+    """The prefix reuse of a request.
+
+    Attributes:
+        written_5m, written_1h: tokens that the provider stored for five minutes or one hour; None if it does not report them.
+        tier_tokens: the part of `cached_tokens` that was loaded from tiers.
+    """
 
     prompt_tokens: int
     cached_tokens: int
+    written_5m: int | None = None
+    written_1h: int | None = None
     tier_tokens: int = 0
 
 
@@ -122,6 +129,8 @@ class Exchange:
         stored: committed; only `Cache-Control: confirm` waits for this.
         prefix: reuse reported by the backend.
         predicted_tokens: reuse predicted by the upstream's mirror.
+        is_engine: the backend is an engine of the operator, which keeps prompts and outputs until it evicts them.
+        answer: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
         prefill_seconds: reported or measured.
         backend_seconds: until the backend's response is complete.
         failure: token for the final error.
@@ -153,6 +162,8 @@ class Exchange:
     upstream: str | None = None
     prefix: PrefixUse | None = None
     predicted_tokens: int | None = None
+    is_engine: bool = True
+    answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prefill_seconds: float | None = None

@@ -21,6 +21,7 @@ class AnthropicUpstream:
 
     Attributes:
         separate_lifetimes: a prefix that was stored for five minutes is not found with one hour, and the reverse.
+        reports_cache: the usage has the tokens that were read and written.
         bodies: received requests.
         usages: their usage.
         refused: messages of errors.
@@ -29,8 +30,9 @@ class AnthropicUpstream:
     answers: list[list[dict[str, Any]]] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     separate_lifetimes: bool = False
+    reports_cache: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    usages: list[dict[str, int]] = field(default_factory=list)
+    usages: list[dict[str, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     _stored: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -44,6 +46,11 @@ class AnthropicUpstream:
             self.refused.append(error)
             return JSONResponse({"type": "error", "error": {"type": "invalid_request_error", "message": error}}, 400)
         usage = self._usage(body["model"], blocks) | {"output_tokens": 5}
+        if not self.reports_cache:
+            usage = {
+                "input_tokens": sum(usage[name] for name in usage if name.endswith("input_tokens")),
+                "output_tokens": 5,
+            }
         self.usages.append(usage)
         content = self.answers.pop(0) if self.answers else [{"type": "text", "text": "Yes."}]
         stop = "tool_use" if content[-1]["type"] == "tool_use" else "end_turn"
@@ -53,7 +60,11 @@ class AnthropicUpstream:
             return JSONResponse(whole)
         return StreamingResponse(_events(whole), media_type="text/event-stream")
 
-    def _usage(self, model: str, blocks: list[tuple[dict[str, Any], str]]) -> dict[str, int]:
+    def evict(self) -> None:
+        """Drop all stored prefixes."""
+        self._stored.clear()
+
+    def _usage(self, model: str, blocks: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
         now, digest, read, written = self.clock(), hashlib.sha256(model.encode()), 0, {"5m": 0, "1h": 0}
         sizes = [max(1, len(text) // 4) for _, text in blocks]
         prefixes = []
@@ -81,6 +92,7 @@ class AnthropicUpstream:
             "input_tokens": sum(sizes) - end,
             "cache_read_input_tokens": read,
             "cache_creation_input_tokens": sum(written.values()),
+            "cache_creation": {f"ephemeral_{name}_input_tokens": count for name, count in written.items()},
         }
 
 

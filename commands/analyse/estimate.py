@@ -1,5 +1,6 @@
 """kvproxy estimate"""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from kvproxy.commands.analyse.options import (
     parse_sizes,
     pool_size,
 )
+from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data, Plot
@@ -41,6 +43,7 @@ def estimate(
     decode_rate: Annotated[float, typer.Option(help="Response tokens per second of a request.", min=1)] = 50,
     plot: Plot = None,
     draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
+    sessions: SessionsOption = False,
     data: Data = None,
 ) -> Output:
     """Estimate from a log what caching would save.
@@ -48,7 +51,12 @@ def estimate(
     The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
+    Of transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), estimate reports the cost of the input,
+    and its cost without each kind of loss and with other ways to treat pauses.
+
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10 --plot estimate.svg
+
+    Example: kvproxy estimate ~/.claude/projects
     """
     import asyncio
 
@@ -58,6 +66,9 @@ def estimate(
     from kvproxy.offline.request_log import read_log
     from kvproxy.settings import load_settings
 
+    report = read_report(log, sessions, model, data)
+    if report is not None:
+        return Output(asdict(report), lambda: print_costs(report))
     check_writable(plot, PLOT_SUFFIXES)
     settings = load_settings(data=data, journal=_prices(price))
     loaded, sizes = load_tokenizer(tokenizer), parse_sizes(blocks, 2)
@@ -147,8 +158,6 @@ def _error_sentence(found: "Estimate") -> str:
 
 
 def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     interval = found.wrong.interval
     document = asdict(found)
     document["wrong"]["interval"] = None if interval is None else list(interval)

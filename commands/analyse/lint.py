@@ -1,5 +1,6 @@
 """kvproxy lint"""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from kvproxy.commands.analyse.options import (
     load_tokenizer,
     pool_size,
 )
+from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data
@@ -33,8 +35,9 @@ def lint(
     pool: Annotated[
         int | None, typer.Option(help="Blocks of the engine's pool.", min=2, show_default="unlimited")
     ] = None,
-    top: Annotated[int, typer.Option(help="Maximum number of families; 0 shows all.", min=0)] = 10,
+    top: Annotated[int, typer.Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
     edits: Annotated[Path | None, typer.Option(help="Write the suggested edits into this file as settings.")] = None,
+    sessions: SessionsOption = False,
     model: LogModel = "model",
     data: Data = None,
 ) -> Output:
@@ -43,7 +46,12 @@ def lint(
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
     family, lint reports the first changing spans, the recomputed tokens, and the savings of removing or moving each span.
 
+    Of transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), lint reports where each session lost its
+    cache.
+
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits kvproxy.toml
+
+    Example: kvproxy lint ~/.claude/projects
     """
     import asyncio
 
@@ -52,6 +60,9 @@ def lint(
     from kvproxy.offline.request_log import read_log
     from kvproxy.settings import load_settings
 
+    report = read_report(log, sessions, model, data)
+    if report is not None:
+        return Output(asdict(report), lambda: print_losses(report, top))
     check_writable(edits)
     settings, loaded = load_settings(data=data), load_tokenizer(tokenizer)
     content = read_log(log, read_text(log), model)
@@ -114,8 +125,6 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
 
 
 def _document(found: "LintReport") -> dict[str, Any]:
-    from dataclasses import asdict
-
     families = []
     for report in found.families:
         spans = [

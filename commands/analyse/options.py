@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 Log = Annotated[
     Path,
     typer.Argument(
-        help="JSON lines, an OpenAI batch file, an access log with bodies, or one prompt per line; - is stdin."
+        help="JSON lines, an OpenAI batch file, an access log with bodies, one prompt per line, or transcripts of agents; - is"
+        " stdin."
     ),
 ]
 Tokenizer = Annotated[

@@ -9,8 +9,16 @@ _MARKS = (b'"usage"', b'"timings"')
 
 
 class ReportedReuse(NamedTuple):
+    """Reused and written prompt tokens.
+
+    Attributes:
+        written_5m, written_1h: stored for five minutes or one hour; None if the server does not report them.
+    """
+
     prompt_tokens: int
     cached_tokens: int
+    written_5m: int | None = None
+    written_1h: int | None = None
 
 
 def reported_reuse(response: JsonMap) -> ReportedReuse | None:
@@ -18,12 +26,14 @@ def reported_reuse(response: JsonMap) -> ReportedReuse | None:
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
     llama.cpp `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek
-    `prompt_cache_hit_tokens`.
+    `prompt_cache_hit_tokens`. Anthropic also reports written tokens.
     """
     usage, timings = response.get("usage"), response.get("timings")
     prompt, read = _count(field(usage, "input_tokens")), _count(field(usage, "cache_read_input_tokens"))
     if prompt is not None and read is not None:
-        return ReportedReuse(prompt + read + (_count(field(usage, "cache_creation_input_tokens")) or 0), read)
+        written = _count(field(usage, "cache_creation_input_tokens")) or 0
+        hour = _count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
+        return ReportedReuse(prompt + read + written, read, max(0, written - hour), min(hour, written))
     prompt = _count(field(usage, "prompt_tokens")) if prompt is None else prompt
     fields = (
         field(field(usage, "prompt_tokens_details"), "cached_tokens"),

@@ -42,11 +42,13 @@ class ServingUpstream:
     Attributes:
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
+        is_engine: an engine that keeps prompts and outputs until it evicts them, and no paid API.
     """
 
     url: str
     predicted_tokens: int | None
     report_reuse: Callable[[str, int, int], None]
+    is_engine: bool = False
 
 
 @dataclass(slots=True)

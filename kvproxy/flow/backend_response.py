@@ -57,6 +57,7 @@ class BackendResponse:
         is_parsed: the reader parses events, which takes time.
         prefix: prefix reuse; an upstream reports it during the response.
         served_by: the upstream; None for the embedded engine.
+        answer: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
         started: value of `time.perf_counter`.
     """
@@ -73,6 +74,7 @@ class BackendResponse:
     prefix: PrefixUse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
+    answer: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -127,7 +129,7 @@ async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject |
 def _generated(request: ApiRequest, reply: Generated, limit: int) -> BackendResponse:
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
-    prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, usage.tier_tokens)
+    prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     if request.stream:
         headers = [EVENTS, ("cache-control", "no-cache")]
         return BackendResponse(200, headers, reader.events(reply), reader, reply.close, streams=True, prefix=prefix)

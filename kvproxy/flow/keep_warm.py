@@ -18,6 +18,7 @@ from kvproxy.flow.breakpoints import last_hour_message
 from kvproxy.flow.conversation import SLOW_BYTES, conversation_digests
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
+from kvproxy.journal.sessions.turns import KEEP_WARM_TAG
 from kvproxy.pauses import (
     HOUR,
     KEEP_WARM_SECONDS,
@@ -31,7 +32,6 @@ from kvproxy.token_bucket import TokenBucket
 
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
-_TAG = "keep-warm"
 _MARKER = b"cache_control"
 _log = logging.getLogger("kvproxy")
 
@@ -192,8 +192,8 @@ class KeepWarm:
         body = await asyncio.to_thread(_shortened, session.request.raw)
         if body is None:
             return False
-        control = replace(session.request.control, no_cache=True, no_store=True, tags=(_TAG,))
-        id = f"{_TAG}-{session.request.request_id}"
+        control = replace(session.request.control, no_cache=True, no_store=True, tags=(KEEP_WARM_TAG,))
+        id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
         request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id)
         exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
         session.used = exchange.arrived

@@ -307,7 +307,8 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
         # A client that joins late did not wait for the backend from its start.
         exchange.backend_started = max(response.started, exchange.started)
         exchange.prefix = response.prefix
-        exchange.upstream = None if response.served_by is None else response.served_by.url
+        if response.served_by is not None:
+            exchange.upstream, exchange.is_engine = response.served_by.url, response.served_by.is_engine
 
 
 def record_end(exchange: Exchange, shared: SharedRequest) -> None:
@@ -319,6 +320,7 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.entry_id = shared.entry_id
     if response is None:
         return
+    exchange.answer = response.answer
     exchange.predicted_tokens = None if response.served_by is None else response.served_by.predicted_tokens
     exchange.prefix = response.prefix
     if response.prefix is not None:

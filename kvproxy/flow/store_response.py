@@ -7,6 +7,7 @@ from functools import partial
 from uuid import uuid4
 
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
 from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
@@ -151,7 +152,8 @@ class ResponseRecorder:
         return complete
 
     def _reads(self, response: BackendResponse) -> bool:
-        has_usage = (response.streams or response.prefix is not None) and self._exchange.account is None
+        # Streams report their usage themselves.
+        has_usage = response.streams and self._exchange.account is None
         return self._is_stored(response) or (response.status == 200 and (self._repairs or not has_usage))
 
     @property
@@ -167,6 +169,7 @@ class ResponseRecorder:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
                 response.usage = self._exchange.api_request.api.usage(whole)
+                response.answer = answer_digests(whole)
                 if self._repairs:
                     await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, whole)
             self._report_reuse(response, whole)

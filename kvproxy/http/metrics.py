@@ -14,6 +14,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
+from kvproxy.journal.sessions.reader import LedgerReport
 from kvproxy.tiers.store import TierStats
 from kvproxy.upstreams.engine import EngineStatus
 
@@ -173,6 +174,9 @@ class Metrics:
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
+        self._prompt_tokens = self._counts(
+            "prompt_tokens", "Prompt tokens at the backend, reused or lost by cause, since the journal began.", "result"
+        )
         self._savings = self._group(
             "savings",
             "Savings since the journal began.",
@@ -282,6 +286,10 @@ class Metrics:
 
     def set_entries(self, count: int) -> None:
         self._entries.set(count)
+
+    def ledger(self, report: LedgerReport) -> None:
+        for row in report.rows:
+            self._prompt_tokens.set({"": row.tokens}, row.result)
 
     def saved(self, savings: Sequence[Saving]) -> None:
         for saving in savings:

@@ -124,6 +124,8 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/log": _LOG | {"before": _number(0), "limit": _number(0)},
     "get /admin/log/live": _LOG,
     "get /admin/log/series": {"since": _TEXT, "until": _number(0), "step": _TEXT, "by": _one_of("layer", "reason")},
+    "get /admin/savings/ledger": {"since": _TEXT},
+    "get /admin/sessions": {"since": _TEXT, "limit": _number(0), "turns": _number(0)},
     "get /admin/savings": {"by": _one_of("layer", "tenant", "model", "tag", "day"), "since": _TEXT},
     "post /admin/upstreams/drain": _NAME,
     "post /admin/upstreams/undrain": _NAME,

@@ -155,6 +155,7 @@ async def metrics(request: Request) -> Response:
         app.metrics.learned(overall)
     with contextlib.suppress(KvproxyError):
         app.metrics.saved(await asyncio.to_thread(app.answerer.journal.saved))
+        app.metrics.ledger(await asyncio.to_thread(app.answerer.journal.ledger))
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.apis.json import Json, dumps, field
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import QUESTIONS, Regions
+from kvproxy.journal.sessions.reader import SessionReader, Turn
 
 _LOOKED_THROUGH = 3_000
 """Earlier records that are searched."""
@@ -57,6 +58,7 @@ class MissExplanation:
     Attributes:
         cause: the reason without `miss-`, or the first region that changed.
         earlier: the most similar earlier request.
+        turn: its session and its ledger, if it reached the backend.
     """
 
     record: Record
@@ -64,10 +66,16 @@ class MissExplanation:
     earlier: Record | None
     differences: tuple[Difference, ...]
     divergence: PromptDivergence | None
+    turn: Turn | None = None
 
 
 def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
     """Explain why a request was a miss."""
+    found = _explain(reader, record, texts)
+    return replace(found, turn=SessionReader(reader, {}).turn(record.number))
+
+
+def _explain(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None)
@@ -167,13 +175,8 @@ def _differences(
 def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
     if name not in before or name not in after:
         return Difference(name, None, _shown_value(before.get(name)), _shown_value(after.get(name)))
-    old, new = _text(before[name], after[name])
-    place = 0
-    while place < min(len(old), len(new)) and old[place] == new[place]:
-        place += 1
-    end = 0
-    while end < min(len(old), len(new)) - place and old[-1 - end] == new[-1 - end]:
-        end += 1
+    old, new = comparable_texts(before[name], after[name])
+    place, end = common_ends(old, new)
     start = place
     # Show whole words.
     while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
@@ -183,7 +186,16 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     return Difference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
 
 
-def _text(before: Json, after: Json) -> tuple[str, str]:
+def common_ends(old: str, new: str) -> tuple[int, int]:
+    """Count the common characters of two texts at their beginnings, and after these at their ends."""
+    most = min(len(old), len(new))
+    start = next((place for place in range(most) if old[place] != new[place]), most)
+    end = next((place for place in range(most - start) if old[-1 - place] != new[-1 - place]), most - start)
+    return start, end
+
+
+def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
+    """Return the contents of two messages that differ in nothing else; else the JSON of both values."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

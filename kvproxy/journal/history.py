@@ -75,6 +75,10 @@ class History:
         row = self._connection.execute(sql, [key]).fetchone()
         return None if row is None else PromptRecord(*row)
 
+    def regions(self, number: int) -> Regions | None:
+        row = self._connection.execute("select regions, shape from prompts where number = ?", [number]).fetchone()
+        return None if row is None or row[0] is None else self._strings.regions(*row)
+
     def add(self, key: bytes, regions: Regions, text: str | None, whole: bytes | None) -> int:
         """Insert a prompt, and return its number."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"

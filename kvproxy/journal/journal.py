@@ -22,6 +22,7 @@ from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import FILE, open_or_replace
+from kvproxy.journal.sessions.reader import LedgerReport, SessionReader
 from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 
@@ -50,6 +51,10 @@ class Journal:
     def saved(self) -> list[Saving]:
         """Read the savings from the file."""
         return []
+
+    def ledger(self) -> LedgerReport:
+        """Reads the file."""
+        return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:
         """Open the file; the caller closes it.
@@ -125,6 +130,10 @@ class FileJournal(Journal):
     def saved(self) -> list[Saving]:
         with contextlib.closing(Reader(self.path)) as reader:
             return savings(reader, "layer", self._prices)
+
+    def ledger(self) -> LedgerReport:
+        with contextlib.closing(Reader(self.path)) as reader:
+            return SessionReader(reader, self._prices).ledger("")
 
     def reader(self) -> Reader:
         return Reader(self.path)

@@ -1,7 +1,7 @@
 """Reads the journal's file, whether a proxy runs or not."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import ceil
@@ -155,7 +155,7 @@ class Reader:
         condition, values = _where(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         sql = f"select {', '.join(COLUMNS)} from requests{condition} order by number desc{limit}"
-        return [Record(*row) for row in self._rows(sql, values)]
+        return [Record(*row) for row in self.rows(sql, values)]
 
     def find(self, name: str) -> Record:
         """Return the last record whose request id equals or starts with a name, or the record with this number.
@@ -168,7 +168,7 @@ class Reader:
             tries.append(("number = ?", int(name)))
         tries.append(("substr(request_id, 1, length(?1)) = ?1", name))
         for condition, value in tries:
-            rows = self._rows(f"select {columns} from requests where {condition} order by number desc limit 1", [value])
+            rows = self.rows(f"select {columns} from requests where {condition} order by number desc limit 1", [value])
             if rows:
                 return Record(*rows[0])
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
@@ -189,19 +189,19 @@ class Reader:
             f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
-        return [Share(str(row[0]), *row[1:]) for row in self._rows(sql, values)]
+        return [Share(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def counts(self, query: Query) -> LayerCounts:
         """Count the requests by layer in at most 60 equal spans of time."""
         condition, values = _where(query)
-        first, last = self._rows(f"select min(time), max(time) from requests{condition}", values)[0]
+        first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
             return LayerCounts(0.0, 1.0, {})
         step = next((step for step in _SPANS if (last - first) / step < _MOST_SPANS - 1), _SPANS[-1])
         start = first // step
         counts: dict[str, list[int]] = {}
         sql = f"select layer, cast(time / ? as integer), count(*) from requests{condition} group by 1, 2"
-        for layer, place, count in self._rows(sql, [step, *values]):
+        for layer, place, count in self.rows(sql, [step, *values]):
             counts.setdefault(layer, [0] * int(last // step - start + 1))[int(place - start)] += count
         return LayerCounts(start * step, step, counts)
 
@@ -211,12 +211,12 @@ class Reader:
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
             " and layer <> 'revalidated' group by prompt, tenant, api, model order by 5 desc, 1"
         )
-        return [PromptCount(*row) for row in self._rows(sql, [])]
+        return [PromptCount(*row) for row in self.rows(sql, [])]
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
         """Count and time the requests of clients in each time span."""
         end = start + step * spans
-        first, last = self._first_since(start), self._first_since(end)
+        first, last = self.first_since(start), self.first_since(end)
         condition = " where number >= ? and time >= ? and time < ? and layer <> 'revalidated'"
         values: list[object] = [start, step, first, start, end]
         reported = f"layer in {BACKEND} and reused_tokens is not null"
@@ -226,7 +226,7 @@ class Reader:
         )
         counts: dict[str, list[int]] = {}
         prompt_tokens, reused_tokens = [0] * spans, [0] * spans
-        for name, place, count, prompt, reused in self._rows(sql, values):
+        for name, place, count, prompt, reused in self.rows(sql, values):
             place = min(place, spans - 1)
             counts.setdefault(name, [0] * spans)[place] += count
             prompt_tokens[place] += prompt
@@ -236,7 +236,7 @@ class Reader:
         times: dict[str, list[float]] = {}
         cached: list[list[float]] = [[] for _ in range(spans)]
         backend: list[list[float]] = [[] for _ in range(spans)]
-        for name, place, layer, milliseconds in self._rows(sql, [*values, max(1, (last - first) // _MOST_TIMES)]):
+        for name, place, layer, milliseconds in self.rows(sql, [*values, max(1, (last - first) // _MOST_TIMES)]):
             times.setdefault(name, []).append(milliseconds)
             if layer in CACHES or layer in BACKEND:
                 (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
@@ -244,19 +244,19 @@ class Reader:
         cached_ms, backend_ms = list(map(_percentiles, cached)), list(map(_percentiles, backend))
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
-    def _first_since(self, time: float) -> int:
+    def first_since(self, time: float) -> int:
         """Binary search for the first record that ended at a time or later, since times have no index."""
-        least, most = self._rows("select min(number), max(number) + 1 from records", [])[0]
+        least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._rows(sql, [middle])[0][0] >= time else (middle + 1, high)
+            low, high = (low, middle) if self.rows(sql, [middle])[0][0] >= time else (middle + 1, high)
         return int(low)
 
     def newest(self) -> int:
         """Return the number of the last record; 0 if the journal is empty."""
-        return int(self._rows("select max(number) from records", [])[0][0] or 0)
+        return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
         """Return sums over all requests.
@@ -268,12 +268,12 @@ class Reader:
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
-        return [TotalRow(*row) for row in self._rows(sql, [since or ""])]
+        return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request, in seconds since the epoch."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by r.client"
-        return dict(self._rows(sql, []))
+        return dict(self.rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
         """Return the cost of the prefill by model, for models with enough measured requests."""
@@ -283,7 +283,7 @@ class Reader:
             " order by number desc limit ?"
         )
         groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
-        for model, upstream, *measured in self._rows(sql, [_MOST_TIMES]):
+        for model, upstream, *measured in self.rows(sql, [_MOST_TIMES]):
             groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
         costs: dict[str, list[tuple[PrefillCost, int]]] = {}
         for (model, _), rows in groups.items():
@@ -293,7 +293,7 @@ class Reader:
         return {model: mean_cost(found) for model, found in costs.items()}
 
     def regions(self, prompt: int) -> Regions | None:
-        rows = self._rows("select regions, shape from prompts where number = ?", [prompt])
+        rows = self.rows("select regions, shape from prompts where number = ?", [prompt])
         if not rows or rows[0][0] is None:
             return None
         return self._strings.regions(*rows[0])
@@ -304,24 +304,25 @@ class Reader:
             "select max(number), prompt from (select number, prompt from requests where number < ? and prompt is not null"
             " order by number desc limit ?) group by prompt order by 1 desc"
         )
-        return [(int(row[0]), int(row[1])) for row in self._rows(sql, [number, limit])]
+        return [(int(row[0]), int(row[1])) for row in self.rows(sql, [number, limit])]
 
     def last_before(self, number: int, prompt: int) -> Record | None:
         sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
-        rows = self._rows(sql, [number, prompt])
+        rows = self.rows(sql, [number, prompt])
         return Record(*rows[0]) if rows else None
 
     def stored(self, prompt: int) -> tuple[str, float] | None:
         """Return id and expiry of the last stored response to a prompt."""
-        rows = self._rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
+        rows = self.rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
         return (str(rows[0][0]), float(rows[0][1])) if rows else None
 
     def whole(self, prompt: int) -> bytes | None:
         """Return the compressed contents of all regions of a prompt."""
-        rows = self._rows("select whole from prompts where number = ?", [prompt])
+        rows = self.rows("select whole from prompts where number = ?", [prompt])
         return None if not rows else rows[0][0]
 
-    def _rows(self, sql: str, values: list[object]) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Run a query. Raises InvalidRequest or KvproxyError."""
         with _query_errors(self.path):
             return self._connection.execute(sql, values).fetchall()
 

@@ -1,7 +1,7 @@
 """Regions: the parts of a request that its response depends on, each with a digest."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -24,11 +24,13 @@ class Regions:
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         question: index of the region of the last message, the prompt, or the input.
+        sizes: bytes of the contents; empty for regions from the file.
     """
 
     names: tuple[str, ...]
     digests: tuple[bytes, ...]
     question: int | None
+    sizes: tuple[int, ...] = ()
 
     def differing_regions(self, other: "Regions") -> list[str]:
         """Return the names of the regions that differ, in order, including regions that only one request has."""
@@ -83,22 +85,26 @@ def request_body_of(parts: JsonMap) -> JsonObject:
     return {**body, **lists}
 
 
-def regions_of(whole: JsonObject) -> Regions:
-    names, digests, question = [], [], None
+def regions_of(whole: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None) -> Regions:
+    """Split the parts of an exact key; `collect` receives the digest and the JSON of each region."""
+    names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(parts_of(whole)):
+        content = _canonical(value)
+        digest = hashlib.blake2b(content, digest_size=SIZE).digest()
+        collect(digest, content)
         names.append(name)
-        digests.append(_digest(value))
+        digests.append(digest)
+        sizes.append(len(content))
         if name.partition("[")[0] in QUESTIONS:
             question = place
-    return Regions(tuple(names), tuple(digests), question)
+    return Regions(tuple(names), tuple(digests), question, tuple(sizes))
 
 
-def _digest(value: Json) -> bytes:
+def _canonical(value: Json) -> bytes:
     try:
-        regions_as_json = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
-        regions_as_json = dumps(value)
-    return hashlib.blake2b(regions_as_json, digest_size=SIZE).digest()
+        return dumps(value)
 
 
 def regions_as_json(whole: JsonObject) -> bytes:

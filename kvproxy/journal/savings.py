@@ -8,7 +8,9 @@ from typing import Literal
 
 from kvproxy.index.evaluation.wilson import wilson
 from kvproxy.journal.prefill import PrefillCost
+from kvproxy.journal.prices import MILLION
 from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
@@ -18,7 +20,6 @@ _SUMS = (
     *("seconds", "least_seconds", "most_seconds", "unmeasured_tokens"),
 )
 CACHES = ("exact", "semantic", "shared")
-_MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,14 @@ def savings_report(
     Args:
         since: seconds; only whole days within this time count.
     """
-    first = None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
     wrong = wrong_share(counts, settings)
-    rows = savings(reader, by, journal.prices, wrong, first)
+    rows = savings(reader, by, journal.prices, wrong, first_day(since))
     return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong, journal.currency)
+
+
+def first_day(since: float | None) -> str | None:
+    """The first day of the last `since` seconds, as 2026-11-21."""
+    return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
 
 
 def savings(
@@ -115,24 +120,39 @@ def savings(
         price = price_of(row.model, prices)
         worth = least = 0.0
         if price is not None:
-            cached = price.input if price.cached is None else price.cached
-            worth = least = row.reused_tokens * (price.input - cached) / _MILLION
+            worth = least = row.reused_tokens * (price.input - price.of_reuse) / MILLION
         if row.layer in CACHES:
             saving.answered += row.requests
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
             if price is not None:
-                answers = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / _MILLION
+                answers = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
                 worth += answers
                 share = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
                 least += answers * (1 - share)
         if price is not None:
             saving.money = (saving.money or 0.0) + worth
             saving.least_money = (saving.least_money or 0.0) + least
+    _subtract_writes(reader, by, prices, since, found)
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
         return order
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+def _subtract_writes(
+    reader: Reader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
+) -> None:
+    """Charge the writes to a provider's cache: by layer to `prefix`; tags are not recorded for them."""
+    if by == "tag":
+        return
+    for name, model, short, long in SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since):
+        price = price_of(model, prices)
+        if price is not None:
+            more = (short * (price.of_5m - price.input) + long * (price.of_1h - price.input)) / MILLION
+            saving = found.setdefault(name, Saving(name))
+            saving.money = (saving.money or 0.0) - more
+            saving.least_money = (saving.least_money or 0.0) - more
 
 
 def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:

@@ -12,6 +12,7 @@ from typing import Any
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import connect, create_schema, make_private
 from kvproxy.journal.record import Record
+from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.string_ids import StringIds
 
 VERSION = 1
@@ -38,6 +39,15 @@ _TABLES = (
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
     " reused_tokens integer not null, saved_seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
+)
+# Created in files of version 1 that lack them, too.
+_LATER_TABLES = (
+    "create table if not exists turns (number integer primary key, session integer not null, turn integer not null,"
+    " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
+    f" {', '.join(f'{cause} integer' for cause in CAUSES)})",
+    "create index if not exists turns_session on turns (session)",
+    "create table if not exists prompt_tokens (day text not null, tenant text not null, model text not null,"
+    " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
 _DIGESTS = ("entry", "near", "key")
@@ -112,6 +122,9 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection.execute("pragma synchronous=normal")
     try:
         create_schema(connection, f"the journal {path}", VERSION, (*_TABLES, _VIEW))
+        with connection:
+            for statement in _LATER_TABLES:
+                connection.execute(statement)
         # Detects most damage.
         for table in ("records", "prompts", "totals"):
             connection.execute(f"select * from {table} limit 1").fetchone()

@@ -1,9 +1,11 @@
 """The explanation of a miss as sentences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kvproxy.journal.causes import Difference, MissExplanation
 from kvproxy.journal.reasons import meaning
+from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.reader import Turn
 
 
 def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
@@ -31,12 +33,25 @@ def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[st
             f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
+    if found.turn is not None:
+        said += list(_ledger(found.turn))
     if found.divergence is not None and found.divergence.region is not None and not record.reason.startswith("hit-"):
         said.append(
             f"The longest common prefix is with request {found.divergence.earlier[:32]}, up to"
             f" {_region_label(found.divergence.region)}."
         )
     return said
+
+
+def _ledger(turn: Turn) -> Iterator[str]:
+    pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
+    yield f"It is turn {turn.turn} of session {turn.session}{pause}."
+    for cause, tokens in turn.lost.items():
+        place = ""
+        if cause == "changed" and turn.region is not None:
+            place = f" The first change is in {_region_label(turn.region)}"
+            place += "." if turn.place is None else f", at character {turn.place:,}."
+        yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
 
 def _difference(difference: Difference, found: MissExplanation) -> str:

@@ -14,6 +14,7 @@ from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
 from kvproxy.journal.regions import Regions, regions_of
 from kvproxy.journal.schema import INSERT, blob_of, row_of, short_key
+from kvproxy.journal.sessions.turns import TurnWriter
 from kvproxy.journal.string_ids import StringIds
 from kvproxy.journal.texts import RecentQuestions, stored_text
 from kvproxy.settings.journal import JournalSettings
@@ -60,6 +61,7 @@ class Writer:
         self._clock = clock
         self._strings = StringIds(connection)
         self._history = History(connection, self._strings)
+        self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
         self._prompts: dict[str, PromptRecord] = {}
         self._storages: dict[str, _Storage] = {}
         # Numbers of records by key and request id. Their entries may be stored later.
@@ -74,6 +76,7 @@ class Writer:
                 self._write(events, (row[0] or 0) + 1)
         except BaseException:
             self._strings.forget()
+            self._turns.forget()
             self._prompts.clear()
             self._without_entry.clear()
             raise
@@ -126,7 +129,7 @@ class Writer:
             record.prompt = prompt.number
             return
         short = short_key(key)
-        prompt, regions = self._history.prompt(short), regions_of(cache_key.parts)
+        prompt, regions = self._history.prompt(short), regions_of(cache_key.parts, self._turns.contents.add)
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt)
         if prompt is None:
@@ -147,6 +150,7 @@ class Writer:
             self._prompts.clear()
         self._prompts[key] = prompt
         record.prompt = prompt.number
+        self._turns.add(exchange, record, regions)
         if record.entry is None:
             self._expect_entry(key, exchange, record)
 
@@ -213,6 +217,7 @@ class Writer:
             unused = "delete from prompts where number = ? and last < ?"
             self._connection.executemany(unused, [(each, least) for each in prompts])
             self._history.prune()
+            self._turns.prune(least)
         if rows:
             self._prompts.clear()
         return len(rows)

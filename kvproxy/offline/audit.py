@@ -130,8 +130,9 @@ class Auditor:
         except ValueError:
             raise KvproxyError(f"{reply.url} did not return a JSON object: give the URL of an engine") from None
         choice = next(iter(objects(whole.get("choices"))), {})
-        prompt, cached = reported_reuse(whole) or (None, None)
-        return AuditedResponse(_tokens(choice), prompt, cached)
+        reuse = reported_reuse(whole)
+        counts = (None, None) if reuse is None else (reuse.prompt_tokens, reuse.cached_tokens)
+        return AuditedResponse(_tokens(choice), *counts)
 
     async def _post(self, path: str, body: JsonObject) -> httpx.Response:
         try:

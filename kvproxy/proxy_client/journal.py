@@ -13,8 +13,9 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, savings_report
+from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
+from kvproxy.journal.sessions.reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
 _PAGE = 1_000
@@ -89,6 +90,22 @@ class JournalFile:
             with contextlib.closing(open_observations(self._settings.store_where)) as observations:
                 counts = observations.summary()
         return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
+
+    def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
+        """List sessions of the last `since` seconds, newest first."""
+        start = None if since is None else time.time() - since
+        return self._sessions().sessions(limit, start, least_turns)
+
+    def tree(self, session: str) -> list[TreeRow]:
+        """List the turns of a session, named by its id, its name, or a request."""
+        return tree(self._sessions().turns(session))
+
+    def ledger(self, since: float | None) -> LedgerReport:
+        """Sum the results of all prompt tokens of whole days within the last `since` seconds."""
+        return self._sessions().ledger(self._settings.journal.currency, first_day(since))
+
+    def _sessions(self) -> SessionReader:
+        return SessionReader(self._reader, self._settings.journal.prices)
 
     def prompt_counts(self) -> list[PromptCount]:
         """List the prompts of each tenant, the most frequent first."""
@@ -172,6 +189,18 @@ class RemoteJournal:
             None if wrong is None else WrongInterval(**wrong),
             report["currency"],
         )
+
+    def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
+        rows = self._client.get("/admin/sessions", limit=limit, since=since, turns=least_turns)
+        return [Session(**row) for row in rows]
+
+    def tree(self, session: str) -> list[TreeRow]:
+        rows = self._client.get(f"/admin/sessions/{path_segment(session)}")
+        return [TreeRow(row["depth"], Turn(**row["turn"])) for row in rows]
+
+    def ledger(self, since: float | None) -> LedgerReport:
+        report = self._client.get("/admin/savings/ledger", since=since)
+        return LedgerReport(**report | {"rows": [LedgerRow(**row) for row in report["rows"]]})
 
     def _explained(self, request: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._client.get(f"/admin/log/{path_segment(request)}")

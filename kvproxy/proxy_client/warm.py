@@ -12,7 +12,7 @@ import httpx
 
 from kvproxy.apis.json import JsonMap, loads
 from kvproxy.apis.json import field as field_of
-from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.reported_usage import ReportedReuse, reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
 from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
@@ -79,9 +79,9 @@ class WarmReport:
         elif "; hit" not in status:
             usage = response.get("usage")
             counted = next((count for name in _PROMPT_FIELDS if isinstance(count := field_of(usage, name), int)), 0)
-            prompt, reused = reported_reuse(response) or (counted, 0)
-            self.prompt_tokens += prompt
-            self.reused_tokens += reused
+            reuse = reported_reuse(response) or ReportedReuse(counted, 0)
+            self.prompt_tokens += reuse.prompt_tokens
+            self.reused_tokens += reuse.cached_tokens
         if "; hit" in status:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
         else:

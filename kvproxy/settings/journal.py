@@ -14,7 +14,27 @@ class PriceSettings(Section):
 
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
+    write_5m: float | None = Field(
+        None, ge=0, description="Price of prompt tokens that the provider stores for five minutes; by default input."
+    )
+    write_1h: float | None = Field(
+        None, ge=0, description="Price of prompt tokens that the provider stores for one hour; by default input."
+    )
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
+    least_cached_tokens: int = Field(1_024, ge=0, description="Length of the shortest prefix that the provider caches.")
+    ttl: Seconds = Field(300.0, gt=0, description="Time after which the provider drops an unused prefix.")
+
+    @property
+    def of_reuse(self) -> float:
+        return self.input if self.cached is None else self.cached
+
+    @property
+    def of_5m(self) -> float:
+        return self.input if self.write_5m is None else self.write_5m
+
+    @property
+    def of_1h(self) -> float:
+        return self.input if self.write_1h is None else self.write_1h
 
 
 class JournalSettings(Section):
@@ -35,8 +55,8 @@ class JournalSettings(Section):
     )
     prices: dict[str, PriceSettings] = Field(
         {},
-        description="Prices by model: tables with input, cached and output per million tokens. Names may contain *; the first"
-        " match applies.",
+        description="Prices by model: tables with input, cached, write_5m, write_1h and output per million tokens, and with"
+        " least_cached_tokens and ttl. Names may contain *; the first match applies.",
     )
 
 

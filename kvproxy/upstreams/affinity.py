@@ -6,8 +6,8 @@ import orjson
 
 from kvproxy.apis.json import Json, field
 from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.session_name import session_name
 
-SESSION_HEADER = "x-session-id"
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 
@@ -35,7 +35,7 @@ def affinity_key(request: ApiRequest) -> bytes:
 def _session(request: ApiRequest) -> str | None:
     body = request.body
     named: tuple[Json, ...] = (
-        request.headers.get(SESSION_HEADER),
+        session_name(request),
         body.get("prompt_cache_key"),
         field(body.get("metadata"), "user_id"),
     )

@@ -222,7 +222,8 @@ class FleetEngine:
 
         if self._monitor is not None:
             self._monitor.add_computed(work, reported=False)
-        return ServingUpstream(self.url, predicted, report_reuse)
+        is_engine = self.mirror is not None or self._metrics is not None or predicted is not None
+        return ServingUpstream(self.url, predicted, report_reuse, is_engine)
 
 
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":

@@ -38,7 +38,15 @@ from kvproxy.apis.sse import Event
     ],
 )
 def test_formats_of_all_servers(whole: JsonObject, told: tuple[int, int] | None) -> None:
-    assert reported_reuse(whole) == told
+    reuse = reported_reuse(whole)
+    assert (None if reuse is None else reuse[:2]) == told
+
+
+def test_anthropic_reports_written_tokens_by_lifetime() -> None:
+    usage: JsonObject = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}
+    assert reported_reuse({"usage": usage}) == (102, 90, 7, 0)
+    hour: JsonObject = {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4}
+    assert reported_reuse({"usage": {**usage, "cache_creation": hour}}) == (102, 90, 3, 4)
 
 
 def test_a_stream_reports_in_one_or_several_events() -> None:
@@ -46,7 +54,7 @@ def test_a_stream_reports_in_one_or_several_events() -> None:
         reader, told = ReuseReader(), []
         for part in parts:
             reader.push(Event(part))
-            told.append(reader.reuse)
+            told.append(None if reader.reuse is None else reader.reuse[:2])
         return told
 
     start = b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6}}}'

@@ -50,8 +50,8 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
     settings tiers upstreams
 offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-offline: apis backends.protocol blocks charts errors exchange flow generation index mirror pauses offline.simulate responses
-    settings upstreams
+offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate
+    pauses responses settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow generation
     index journal quotas redaction responses rules settings telemetry tiers trace units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.

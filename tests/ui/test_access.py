@@ -8,13 +8,24 @@ import pytest
 from tests.ui.page import Page
 
 AXE = (Path(__file__).parent / "axe/axe.min.js").read_text()
-VIEWS = ["overview", "journal", "pool", "pool?part=chains", "pool?part=queue", "matches", "stored", "upstreams"]
+VIEWS = [
+    "overview",
+    "journal",
+    "pool",
+    "pool?part=chains",
+    "pool?part=queue",
+    "matches",
+    "stored",
+    "upstreams",
+    "sessions",
+]
 TAB, ENTER, ESCAPE, DOWN, RIGHT = "\ue004", "\ue007", "\ue00c", "\ue015", "\ue014"
 READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "pool?part=chains": ".branch"} | {
     "pool?part=queue": ".row[id]",
     "matches": ".match",
     "stored": ".row[id]",
     "upstreams": "main p",
+    "sessions": "main tbody tr",
 }
 # Notes what gets the focus, and what does not show that it has it.
 WATCH = """
@@ -79,7 +90,14 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: 
 
 def test_shortcuts_lead_through_the_page(page: Page, url: str) -> None:
     page.open(url)
-    for key, view in [("2", "journal"), ("3", "pool"), ("4", "matches"), ("5", "stored"), ("6", "upstreams")]:
+    for key, view in [
+        ("2", "journal"),
+        ("3", "pool"),
+        ("4", "matches"),
+        ("5", "stored"),
+        ("6", "upstreams"),
+        ("7", "sessions"),
+    ]:
         page.press(key)
         page.until(lambda view=view: page.run("return document.querySelector('main').dataset.view") == view)
     page.press("2")

@@ -244,7 +244,7 @@ def test_an_unused_proxy_explains_itself(page: Page, fresh: str) -> None:
 def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: str, url: str) -> None:
     page.open(fresh)
     page.until(lambda: page.text("[data-figure=requests]") == "0")
-    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Stored", "Upstreams"])
+    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Stored", "Upstreams", "Sessions"])
     page.until(lambda: page.text("[data-figure=entries]") == "0")
     tiles = page.run(
         "return [...document.querySelectorAll('.tile')].filter((n) => !n.hidden).map((n) => n.children[1].textContent)"
@@ -252,7 +252,7 @@ def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: s
     assert tiles == ["0", "0"]
     page.driver.get("about:blank")
     page.open(url)
-    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored"])
+    page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored", "Sessions"])
 
 
 @pytest.mark.parametrize("width", [1440, 390])

@@ -309,3 +309,21 @@ def test_the_policy_forbids_what_the_page_never_does(page: Page, url: str) -> No
 def test_upstreams_says_who_answers(page: Page, url: str) -> None:
     page.open(url, "upstreams")
     page.until(lambda: "The embedded engine answers here" in page.text("main"))
+
+
+def test_sessions_show_their_turns(page: Page, url: str) -> None:
+    messages = [{"role": "user", "content": "How large is a block of this pool?"}]
+    for question in ("And how many are there?", "Which are free?"):
+        body = {"model": "demo", "temperature": 0, "max_tokens": 4, "messages": messages}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
+        messages = [*messages, answer, {"role": "user", "content": question}]
+    page.open(url, "sessions")
+    page.until(lambda: any(row.split()[-1] == "2" for row in page.texts("tbody tr > :nth-child(4)")))
+    (session,) = [each for each in httpx.get(f"{url}/admin/sessions?turns=2").json() if each["client"] == "public"]
+    page.click("tbody button", str(session["id"]))
+    page.until(lambda: page.text("main h2 ~ dl") and len(page.texts("[aria-label=Turns] tbody tr")) == 2)
+    turns = httpx.get(f"{url}/admin/sessions/{session['id']}").json()
+    assert page.texts("[aria-label=Turns] tbody tr > :nth-child(5)") == [
+        str(row["turn"]["reused_tokens"]) for row in turns
+    ]
+    assert f"session={session['id']}" in page.driver.current_url

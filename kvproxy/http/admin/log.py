@@ -25,8 +25,9 @@ from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import REASONS, meaning
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.savings import By, savings_report
+from kvproxy.journal.savings import By, first_day, savings_report
 from kvproxy.journal.sentences import sentences
+from kvproxy.journal.sessions.reader import SessionReader, tree
 
 _MOST = 1_000
 _MAX_LIVE = 200
@@ -182,6 +183,34 @@ async def saved(request: Request) -> Response:
     return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
 
 
+async def sessions(request: Request) -> Response:
+    """List sessions of the last `since` seconds with at least `turns` turns, newest first."""
+    query = request.query_params
+    since, limit = query.get("since"), int(number(query.get("limit", "100"), "limit"))
+    start = None if not since else time.time() - seconds(since, "since")
+    least = int(number(query.get("turns", "1"), "turns"))
+    return reply(await _read_sessions(request, lambda found: found.sessions(min(_MOST, limit), start, least)))
+
+
+async def turns(request: Request) -> Response:
+    """List the turns of a session and of its sub-agents as a tree; its id, its name, or a request names it."""
+    name = request.path_params["id"]
+    return reply(await _read_sessions(request, lambda found: tree(found.turns(name))))
+
+
+async def ledger(request: Request) -> Response:
+    """Sum the reused prompt tokens, and the lost ones by cause."""
+    since = request.query_params.get("since")
+    day = first_day(seconds(since, "since") if since else None)
+    currency = services(request).settings.journal.currency
+    return reply(await _read_sessions(request, lambda found: found.ledger(currency, day)))
+
+
+async def _read_sessions(request: Request, work: Callable[[SessionReader], T]) -> T:
+    app = services(request)
+    return await _read(app, lambda reader: work(SessionReader(reader, app.settings.journal.prices)))
+
+
 ROUTES = [
     Route("/log", log, methods=["GET"]),
     Route("/log/live", live, methods=["GET"]),
@@ -189,4 +218,7 @@ ROUTES = [
     Route("/log/reasons", reasons, methods=["GET"]),
     Route("/log/{id}", explain, methods=["GET"]),
     Route("/savings", saved, methods=["GET"]),
+    Route("/savings/ledger", ledger, methods=["GET"]),
+    Route("/sessions", sessions, methods=["GET"]),
+    Route("/sessions/{id}", turns, methods=["GET"]),
 ]

@@ -7,6 +7,7 @@ import { journal } from "./journal.js";
 import { matches } from "./matches.js";
 import { overview } from "./overview.js";
 import { pool } from "./pool.js";
+import { sessions } from "./sessions.js";
 import { stored } from "./stored.js";
 import { themeSwitch } from "./theme.js";
 import { tooltips } from "./tooltip.js";
@@ -15,6 +16,7 @@ import { upstreams } from "./upstreams.js";
 const VIEWS = [
   ["overview", "Overview", overview], ["journal", "Journal", journal], ["pool", "Pool", pool],
   ["matches", "Matches", matches], ["stored", "Stored", stored], ["upstreams", "Upstreams", upstreams],
+  ["sessions", "Sessions", sessions],
 ];
 const BACK = 4000; // Milliseconds that the page says that the proxy is back.
 

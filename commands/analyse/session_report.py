@@ -1,0 +1,139 @@
+"""The report on sessions of kvproxy lint and kvproxy estimate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvproxy.commands.files import read_text
+from kvproxy.commands.formatting import percent, plural
+from kvproxy.commands.output import print_note, progress_bar
+from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.units import format_seconds
+
+if TYPE_CHECKING:
+    from kvproxy.offline.session_report import SessionReport
+
+SessionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--sessions", help="Report sessions and the usage in the responses of a log; always on for transcripts."
+    ),
+]
+_SHOWN_CHANGES = 5
+
+
+def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "SessionReport | None":
+    """Report the sessions of a transcript, a folder of transcripts, or a log; None if a log's requests are wanted.
+
+    Raises:
+        KvproxyError: a file cannot be read, or has no requests.
+    """
+    from kvproxy.errors import InvalidRequest
+    from kvproxy.offline.request_log import read_log
+    from kvproxy.offline.session_report import report_sessions
+    from kvproxy.offline.transcripts import TimedRequest, read_transcripts, transcript_files
+    from kvproxy.settings import load_settings
+
+    files = None if str(log) == "-" else transcript_files(log)
+    if files is None and not wanted:
+        return None
+    settings = load_settings(data=data).journal
+    if files is None:
+        requests = [TimedRequest(each) for each in read_log(log, read_text(log), model).requests]
+        report = report_sessions(requests, [], settings)
+    else:
+        with progress_bar("reading sessions") as progress:
+            report = report_sessions(*read_transcripts(files), settings, progress)
+    if not report.sessions:
+        raise InvalidRequest(f"{log} has no responses with usage, so the reuse of its sessions is unknown")
+    return report
+
+
+def print_losses(report: "SessionReport", top: int) -> None:
+    """Print where the sessions lost their cache."""
+    from kvproxy.journal.sessions.ledger import CAUSES, main_cause
+
+    _print_sums(report)
+    currency = report.ledger.currency
+    rows = [
+        (row.result, row.tokens, percent(row.share), _money(row.cost), CAUSES.get(row.result, "The backend had them."))
+        for row in report.ledger.rows
+    ]
+    print_table((text("Result"), "Tokens#", "Share#", f"{currency}#", text("Meaning")), rows)
+    if report.changed:
+        changes = [(each.region, each.turns, each.tokens) for each in report.changed[:_SHOWN_CHANGES]]
+        print_table((text("First change in"), "Turns#", "Lost tokens#"), changes)
+    shown = report.sessions[: top or None]
+    print_table(
+        (
+            digest("Session", 36),
+            text("Model"),
+            "Turns#",
+            "Input#",
+            "Reused#",
+            "Lost most to",
+            "Longest pause#?",
+            f"{currency}#",
+        ),
+        (
+            (
+                each.name or each.id,
+                ", ".join(each.models),
+                each.turns,
+                each.prompt_tokens,
+                percent(each.reused_tokens / max(1, each.prompt_tokens)),
+                main_cause(each.lost),
+                format_seconds(round(each.longest_pause)),
+                _money(each.cost),
+            )
+            for each in shown
+        ),
+    )
+    if len(report.sessions) > len(shown):
+        typer.echo(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
+    _print_notes(report)
+
+
+def print_costs(report: "SessionReport") -> None:
+    """Print the cost of the input, and its cost without losses and with other ways to treat pauses."""
+    _print_sums(report)
+    cost, currency = report.cost, report.ledger.currency
+    rows = [
+        ("today", _money(cost), percent(1.0)),
+        ("without a cache", _money(report.uncached), percent(report.uncached / (cost or 1.0))),
+    ]
+    rows += [
+        (f"nothing lost to {row.result}", _money(cost - row.cost), percent(1 - row.cost / cost))
+        for row in report.ledger.rows
+        if row.cost
+    ]
+    print_table((text("Input"), f"{currency}#", "Of today#"), rows)
+    if report.ways:
+        ways = [(name, percent(share)) for name, share in report.ways.items()]
+        print_table((text("Pauses"), "Of five-minute writes#"), ways, title="If each turn stored its whole prompt:")
+    _print_notes(report)
+
+
+def _print_sums(report: "SessionReport") -> None:
+    turns = sum(each.turns for each in report.sessions)
+    reused = sum(each.reused_tokens for each in report.sessions)
+    total = report.ledger.prompt_tokens
+    found = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
+    typer.echo(f"{found}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
+    if report.repeated is not None:
+        middle, average = report.repeated
+        typer.echo(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")
+
+
+def _print_notes(report: "SessionReport") -> None:
+    if report.is_relative:
+        print_note(
+            'a model has no price: costs are relative to input, with Anthropic\'s ratios; set [journal.prices."MODEL"]'
+        )
+    if report.unread:
+        print_note(f"{report.unread:,} requests report no usage and are not counted")
+
+
+def _money(cost: float | None) -> str | None:
+    return None if cost is None else f"{cost:,.4f}"

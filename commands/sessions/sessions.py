@@ -1,0 +1,140 @@
+"""kvproxy sessions, sessions show"""
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import moment, percent
+from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.tables import Layout, digest, print_table, table, text
+from kvproxy.units import format_seconds
+
+if TYPE_CHECKING:
+    from kvproxy.journal.sessions.reader import Session, TreeRow
+
+EMPTY = "no session yet"
+
+
+@command
+def sessions(
+    *,
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
+    turns: Annotated[int, typer.Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
+    since: Annotated[
+        float | None, duration_option(help="Only sessions with a request within this duration, such as 2h.")
+    ] = None,
+    layout: Layout,
+    source: JournalOptions,
+) -> Output | None:
+    """List the last sessions: their turns, tokens, and losses.
+
+    A session is a conversation: requests that continue each other, or that name the same session.
+
+    Example: kvproxy sessions --turns 2
+
+    Example: kvproxy sessions --since 2h --json
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    found = source.open().sessions(limit, since, turns)
+    columns = (
+        "Session", digest("Client", 16), text("Model"), "Turns#", "Input#", "Reused#", "Share#", "Lost most to?",
+        "Longest pause#?", "Cost#?", text("Upstream"), "Last",
+    )  # fmt: skip
+    return table([asdict(each) for each in found], columns, map(_row, found), empty=EMPTY, layout=layout)
+
+
+@command
+def show(
+    session: Annotated[str, typer.Argument(help="Id or name of a session, or the id of one of its requests.")],
+    layout: Layout,
+    source: JournalOptions,
+) -> Output:
+    """Show the tree of a session with one row per turn.
+
+    Branches and sub-agents are marked with dots. The lost tokens have their cause, and the first changed region.
+
+    Example: kvproxy sessions show 42
+    """
+    from kvproxy.journal.sessions.reader import session_of
+
+    rows = source.open().tree(session)
+
+    def show() -> None:
+        found = session_of([row.turn for row in rows if row.turn.session == rows[0].turn.session])
+        print_facts(
+            [
+                ("session", f"{found.id} {found.name or ''}"),
+                ("client", found.client),
+                ("model", ", ".join(found.models)),
+                *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
+                (
+                    "input",
+                    f"{found.prompt_tokens:,} tokens, {percent(found.reused_tokens / found.prompt_tokens)} reused",
+                ),
+                *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
+            ]
+        )
+        columns = (
+            "Turn",
+            "Time",
+            "Pause#",
+            "Input#",
+            "Reused#",
+            "Lost",
+            "Cost#?",
+            text("First change"),
+            digest("Request", 8),
+        )
+        print_table(columns, map(_turn_row, rows), layout=layout)
+
+    return Output([asdict(row) for row in rows], show)
+
+
+def _row(session: "Session") -> tuple[object, ...]:
+    from kvproxy.journal.sessions.ledger import main_cause
+
+    return (
+        session.id,
+        session.client,
+        ", ".join(session.models),
+        session.turns,
+        session.prompt_tokens,
+        session.reused_tokens,
+        percent(session.reused_tokens / max(1, session.prompt_tokens)),
+        main_cause(session.lost),
+        format_seconds(round(session.longest_pause)),
+        _money(session.cost),
+        ", ".join(session.upstreams) or None,
+        _clock(session.last),
+    )
+
+
+def _turn_row(row: "TreeRow") -> tuple[object, ...]:
+    turn = row.turn
+    place = "" if turn.place is None else f", character {turn.place:,}"
+    return (
+        f"{'·' * row.depth}{turn.turn}",
+        _clock(turn.time),
+        None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
+        turn.prompt_tokens,
+        turn.reused_tokens,
+        ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
+        _money(turn.cost),
+        None if turn.region is None else f"{turn.region}{place}",
+        turn.request_id,
+    )
+
+
+def _clock(seconds: float) -> str:
+    day, _, clock = moment(seconds).partition(" ")
+    return clock if day == moment(time.time()).partition(" ")[0] else f"{day} {clock}"
+
+
+def _money(cost: float | None) -> str | None:
+    return None if cost is None else f"{cost:,.4f}"

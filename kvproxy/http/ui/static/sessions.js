@@ -1,0 +1,75 @@
+// Conversations: the tokens of each, where it lost its cache, and its tree of turns.
+
+import { csvButton } from "./csv.js";
+import { button, facts, fill, h, section, table } from "./dom.js";
+import { clock, count, digest, duration, money, percent } from "./format.js";
+
+const LOOK = 3; // Seconds.
+const MOST = 100; // Sessions that are listed.
+
+const scroll = (label, ...children) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+
+const lost = (found) => Object.entries(found).map(([cause, tokens]) => `${cause} ${count(tokens)}`).join(", ") || "–";
+
+/** The view. */
+export function sessions(root, params, { api, signal, remember }) {
+  let chosen = params.get("session") ?? "";
+  let rows = [];
+  let drawn = "";
+  const list = scroll("List of sessions");
+  const detail = h("div", { class: "stack" });
+  const choose = (id) => {
+    chosen = String(id);
+    remember({ session: chosen });
+    load().catch(() => {});
+  };
+
+  const load = async () => {
+    const wanted = chosen;
+    const [found, turns] = await Promise.all([
+      api.get("sessions", { limit: MOST }, signal),
+      wanted ? api.find(`sessions/${encodeURIComponent(wanted)}`, {}, signal) : null,
+    ]);
+    if (wanted !== chosen) return;
+    rows = found;
+    // New nodes would take the focus from the old ones.
+    const state = JSON.stringify([wanted, found, turns]);
+    if (state === drawn) return;
+    drawn = state;
+    fill(list, found.length ? listOf(found, choose, chosen) : h("p", {}, "No session yet. A request that reaches the backend begins one."));
+    fill(detail, wanted ? (turns === null ? h("p", { class: "note" }, `There is no session ${wanted}.`) : treeOf(turns)) : null);
+  };
+
+  root.append(h("h1", { class: "unseen" }, "Sessions"),
+    section("Sessions", h("div", { class: "actions" }, h("span", { class: "grow" }), csvButton("sessions", () => rows.map(flat))), list), detail);
+  api.poll(load, LOOK, signal);
+  return {};
+}
+
+const flat = ({ lost: causes, models, upstreams, ...row }) => ({ ...row, models: models.join(" "), upstreams: upstreams.join(" "), ...causes });
+
+function listOf(found, choose, chosen) {
+  const shown = found.map((each) => [
+    button(each.name ? digest(each.name, 16) : String(each.id), () => choose(each.id), { "aria-pressed": String(String(each.id) === chosen) }),
+    digest(each.client, 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
+    lost(each.lost), duration(each.longest_pause), money(each.cost), each.upstreams.join(", ") || "–", clock(each.last),
+  ]);
+  return table("Sessions", [
+    ["session", ""], ["client", ""], ["model", ""], ["turns", "number"], ["input", "number"], ["reused", "number"], ["lost", ""],
+    ["longest pause", "number"], ["cost", "number"], ["upstream", ""], ["last", ""],
+  ], shown);
+}
+
+function treeOf(turns) {
+  const first = turns[0].turn;
+  const shown = turns.map(({ depth, turn }) => [
+    `${"·".repeat(depth)}${turn.turn}`, clock(turn.time), duration(turn.pause), count(turn.prompt_tokens), count(turn.reused_tokens), lost(turn.lost),
+    turn.region === null ? "–" : `${turn.region}${turn.place === null ? "" : `, character ${count(turn.place)}`}`, money(turn.cost),
+    h("a", { href: `#journal?request=${turn.number}` }, digest(turn.request_id, 8)),
+  ]);
+  return section(`Session ${first.session}`, facts([["name", first.name], ["client", first.client], ["turns", count(turns.length)]]),
+    scroll("Turns", table("Turns", [
+      ["turn", ""], ["time", ""], ["pause", "number"], ["input", "number"], ["reused", "number"], ["lost", ""], ["first change", ""], ["cost", "number"],
+      ["request", ""],
+    ], shown)));
+}

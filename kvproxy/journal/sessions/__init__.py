@@ -1,0 +1,1 @@
+"""Conversations in the journal, and the ledger of their prompt tokens."""

@@ -1,0 +1,100 @@
+"""Assigns each prompt token to its reuse, or to the one cause of its loss."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CAUSES = {
+    "new": "The text was new.",
+    "changed": "The text was sent before, but after another beginning.",
+    "evicted": "The backend had the prefix, and evicted it.",
+    "expired": "The provider dropped the prefix after a pause.",
+    "moved": "Another upstream had the prefix.",
+    "retokenised": "The engine had other tokens for the same answer.",
+    "minimum": "The prefix is shorter than the provider's minimum.",
+    "unmarked": "The request had no `cache_control` to store the prefix.",
+    "unreported": "The backend did not report its reuse.",
+}
+"""Causes of a loss, and their sentences."""
+_BLOCK = 16
+"""Tokens that a partial block at the end of a prefix may have."""
+_PROVIDER_BLOCK = 128
+"""OpenAI caches multiples of this."""
+_ESTIMATE_ERROR = 0.125
+"""Part of an estimated prefix by which the estimate may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierPrefix:
+    """The tokens that an earlier request had in common with a prompt.
+
+    Attributes:
+        tokens: of the longest prefix that was sent before.
+        is_exact: they are measured, not estimated.
+        answer: tokens of the engine's answer after this prefix, which the prompt continues; 0 if answers are not cached.
+        answer_changed: the client returned another answer.
+        stored: tokens that the provider had stored; None if it does not report them.
+        moved: another upstream had it.
+        expired: the provider's limit for unused prefixes had passed.
+        diverges: a provider stores prefixes at breakpoints only, and the prompt changed before the next one.
+        minimum: of the provider; 0 for an engine.
+        repeated: tokens after the prefix that the earlier prompt had, too.
+    """
+
+    tokens: int = 0
+    is_exact: bool = True
+    answer: int = 0
+    answer_changed: bool = False
+    stored: int | None = None
+    moved: bool = False
+    expired: bool = False
+    diverges: bool = False
+    minimum: int = 0
+    repeated: int = 0
+
+
+def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
+    """Return the lost tokens by cause. With the reused tokens, they add up to the prompt tokens."""
+    known = min(earlier.tokens, prompt_tokens)
+    if reused_tokens is None:
+        return _rest({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
+    reused = min(reused_tokens, prompt_tokens)
+    lost: dict[str, int] = {}
+    covered = reused
+    slack = _slack(reused, known, earlier)
+    end = min(prompt_tokens, known + earlier.answer)
+    if known - reused > slack:
+        lost = _lost_prefix(reused, known if earlier.answer_changed else end, slack, earlier)
+        covered = reused + sum(lost.values())
+    if earlier.answer and end - covered > slack:
+        cause = "changed" if earlier.answer_changed else "retokenised"
+        lost[cause] = lost.get(cause, 0) + end - covered
+        covered = end
+    return _rest(lost, prompt_tokens - covered, earlier.repeated)
+
+
+def _slack(reused: int, known: int, earlier: EarlierPrefix) -> int:
+    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else _BLOCK
+    return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
+
+
+def _lost_prefix(reused: int, known: int, slack: int, earlier: EarlierPrefix) -> dict[str, int]:
+    cause = "expired" if earlier.expired else "moved" if earlier.moved else "evicted"
+    if cause == "evicted" and earlier.diverges and reused:
+        cause = "changed"
+    if known < earlier.minimum and reused == 0 and not earlier.stored:
+        return {"minimum": known}
+    stored = known if earlier.stored is None else min(known, max(reused, earlier.stored))
+    found = {cause: stored - reused, "unmarked": known - stored if known - stored > slack else 0}
+    return {name: tokens for name, tokens in found.items() if tokens}
+
+
+def _rest(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
+    changed = min(tokens, repeated)
+    found = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
+    return lost | {name: count for name, count in found.items() if count}
+
+
+def main_cause(lost: Mapping[str, int]) -> str | None:
+    """The cause of the largest avoidable loss; None without such a loss."""
+    avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new"}
+    return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

@@ -1,0 +1,80 @@
+"""A prompt as a chain of hashes: equal hashes mean equal beginnings."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kvproxy.journal.regions import QUESTIONS, Regions
+
+_HEAD = ("model", "cache_salt", "tools", "system", "instructions", "tool_choice", "thinking")
+"""Regions before the messages: a change of one of them is a change of the whole prefix."""
+_INSTRUCTIONS = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChain:
+    """The regions of a prompt in the order of a chat template.
+
+    Attributes:
+        names, digests, sizes: of each region.
+        prefixes: hashes of the first 1, 2, ... regions.
+        conversation: the same without the tools and the system prompt; None for these regions.
+        first: index of the first message of the conversation.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    conversation: tuple[int | None, ...]
+    first: int
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the prompt has an earlier turn."""
+        return any(_role(name) == "assistant" for name in self.names)
+
+    def tokens_before(self, end: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
+        """Estimate the tokens of the first `end` regions by their bytes.
+
+        Args:
+            known: a number of regions whose tokens are known, and their tokens.
+        """
+        regions, tokens = known
+        before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
+        return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
+
+    def answers(self) -> list[int]:
+        """Indexes of the assistant's messages."""
+        return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
+
+
+def chain_of(regions: Regions, scope: str) -> PromptChain:
+    """Return the chain of a request's regions.
+
+    Args:
+        scope: prompts of different scopes never have equal hashes.
+    """
+    by_name = {name: index for index, name in enumerate(regions.names)}
+    order = [by_name[name] for name in _HEAD if name in by_name]
+    order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]
+    names = tuple(regions.names[index] for index in order)
+    digests = tuple(regions.digests[index] for index in order)
+    sizes = tuple(regions.sizes[index] for index in order) if regions.sizes else (1,) * len(order)
+    messages = (index for index, name in enumerate(names) if name.partition("[")[0] in QUESTIONS)
+    first = next((index for index in messages if _role(names[index]) not in _INSTRUCTIONS), len(names))
+    conversation = (*(None,) * first, *_hashes(digests[first:], f"conversation {scope}"))
+    return PromptChain(names, digests, sizes, tuple(_hashes(digests, scope)), conversation, first)
+
+
+def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
+    start = hashlib.blake2b(scope.encode("utf-8", "replace"), digest_size=8).digest()
+    chained = accumulate(
+        digests, lambda before, each: hashlib.blake2b(before + each, digest_size=8).digest(), initial=start
+    )
+    return [int.from_bytes(digest) for digest in chained][1:]
+
+
+def _role(name: str) -> str:
+    return name.partition(" ")[2]

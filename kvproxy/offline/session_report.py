@@ -1,0 +1,235 @@
+"""Reports where sessions of a log lost their cache, and what other ways to treat their pauses would have cost."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import mean, median
+
+from kvproxy.apis.message_parts import answer_digests
+from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.apis.request import ApiRequest
+from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.flow.cache_keys import cache_key, tenant_of
+from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.prices import input_price
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.schema import FILE
+from kvproxy.journal.sessions.ledger import EarlierPrefix, losses
+from kvproxy.journal.sessions.reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
+from kvproxy.offline.pauses import Step, policy_price, price
+from kvproxy.offline.transcripts import TimedRequest, TraceSession
+from kvproxy.pauses import CachePrices, PauseTimes
+from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+
+RELATIVE = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
+"""Anthropic's prices relative to input, for models without a price."""
+_BATCH = 64
+_TRACE_NUMBERS = 10_000_000
+"""Numbers of turns that no record has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRegion:
+    """Turns whose first change was in a region, and their lost tokens."""
+
+    region: str
+    turns: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """The sessions of a log.
+
+    Attributes:
+        sessions: the most expensive first.
+        repeated: median and mean share of the input that the turn before sent, too; by session, without first turns.
+        cost: of all input.
+        uncached: of all input without a cache.
+        ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
+        unread: requests without usage.
+        is_relative: costs are in millions of input tokens, since a model has no price.
+    """
+
+    sessions: list[Session]
+    ledger: LedgerReport
+    changed: list[ChangedRegion]
+    repeated: tuple[float, float] | None
+    cost: float
+    uncached: float
+    ways: dict[str, float]
+    unread: int
+    is_relative: bool
+
+
+def report_sessions(
+    requests: Sequence[TimedRequest],
+    traces: Sequence[TraceSession],
+    settings: JournalSettings,
+    progress: Callable[[float], None] = lambda share: None,
+) -> SessionReport:
+    """Assign requests to sessions, and account for each prompt token."""
+    models = {request.logged.body.get("model") for request in requests}
+    models |= {request.get("model") for trace in traces for request in trace.requests}
+    is_relative = not all(price_of(str(model), settings.prices) for model in models)
+    prices = RELATIVE if is_relative else settings.prices
+    turns, unread = _turns(requests, prices, progress)
+    for trace in traces:
+        turns += _trace_turns(trace, _TRACE_NUMBERS + len(turns), prices)
+    by_session: dict[int, list[Turn]] = {}
+    tokens: dict[str, Counter[str]] = {}
+    changed: dict[str, list[int]] = {}
+    for turn in turns:
+        by_session.setdefault(turn.session, []).append(turn)
+        written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
+        tokens.setdefault(turn.model, Counter()).update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
+        if turn.region is not None:
+            changed.setdefault(turn.region, []).append(turn.lost.get("changed", 0))
+    regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
+    shares = [mean(map(_share, found[1:])) for found in by_session.values() if len(found) > 1]
+    return SessionReport(
+        sorted(map(session_of, by_session.values()), key=lambda each: -(each.cost or 0.0)),
+        ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
+        sorted(regions, key=lambda each: -each.tokens),
+        (median(shares), mean(shares)) if shares else None,
+        sum(_cost(turn, prices) for turn in turns),
+        sum(_cost(turn, prices, cached=False) for turn in turns),
+        _ways(list(by_session.values()), prices),
+        unread,
+        is_relative,
+    )
+
+
+def _turns(
+    requests: Sequence[TimedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
+) -> tuple[list[Turn], int]:
+    """Write requests to a temporary journal, and read their turns."""
+    unread = 0
+    with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
+        path = Path(folder) / FILE
+        with closing(FileJournal(path, _kept(prices))) as journal:
+            for number, request in enumerate(requests, 1):
+                exchange = _exchange(request, number)
+                if exchange is None:
+                    unread += 1
+                else:
+                    journal.add(exchange)
+                if number % _BATCH == 0:
+                    journal.flush()
+                    progress(number / len(requests))
+            journal.flush()
+            with closing(Reader(path)) as reader:
+                return SessionReader(reader, prices).all_turns(), unread
+
+
+def _kept(prices: Mapping[str, PriceSettings]) -> JournalSettings:
+    """Settings of a journal that keeps records of any age."""
+    return JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
+
+
+def _exchange(request: TimedRequest, number: int) -> Exchange | None:
+    """The exchange with a provider; None if the response has no usage."""
+    logged, response = request.logged, request.logged.response
+    reuse = reported_reuse(response) if isinstance(response, dict) else None
+    prompt, completion = logged.api.usage(response) if isinstance(response, dict) else (0, 0)
+    if reuse is None and not prompt:
+        return None
+    tenant = tenant_of(logged.headers)
+    # The raw body is needed for forwarding only.
+    made = ApiRequest(logged.api, logged.body, b"", logged.headers, tenant, f"{number}")
+    exchange = Exchange(logged.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
+    exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, logged.time or float(number)
+    exchange.first_byte = exchange.ended = exchange.started + request.seconds
+    exchange.prefix = None if reuse is None else PrefixUse(*reuse)
+    exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
+    exchange.answer = answer_digests(response) if isinstance(response, dict) else None
+    return exchange
+
+
+def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
+    """The turns of a trace. It reports no reuse: the provider's lifetime is assumed."""
+    turns: list[Turn] = []
+    before: list[object] = []
+    ended = None
+    for place, row in enumerate(trace.requests):
+        ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
+        if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
+            continue
+        pairs = enumerate(zip(before, ids, strict=False))
+        same = next((index for index, (one, two) in pairs if one != two), min(len(before), len(ids)))
+        shared, pause = min(prompt, same * trace.block_size), None if ended is None else max(0.0, time - ended)
+        model = str(row.get("model", ""))
+        is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl
+        reused = 0 if is_expired else shared
+        lost = losses(prompt, reused, EarlierPrefix(tokens=shared, expired=is_expired))
+        seconds, out = row.get("api_time"), row.get("out")
+        duration = float(seconds) if isinstance(seconds, int | float) else 0.0
+        number = first + place
+        turn = Turn(
+            number=number,
+            session=first,
+            turn=place + 1,
+            parent=number - 1 if turns else None,
+            name=trace.name,
+            request_id=f"{trace.name} {place + 1}",
+            time=float(time),
+            seconds=duration,
+            pause=pause,
+            client="",
+            model=model,
+            upstream=None,
+            prompt_tokens=prompt,
+            reused_tokens=reused,
+            completion_tokens=out if isinstance(out, int) else None,
+            written_5m=prompt - reused,
+            written_1h=0,
+            region=None,
+            place=None,
+            lost=lost,
+            cost=None,
+        )
+        turns.append(turn.priced(prices))
+        before, ended = list[object](ids), time + duration
+    return turns
+
+
+def _share(turn: Turn) -> float:
+    return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
+
+
+def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
+    found = price_of(turn.model, prices)
+    if found is None:
+        return 0.0
+    use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)
+    return input_price(found, turn.prompt_tokens, *use)
+
+
+def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
+    """Ways to treat pauses. Each assumes that the provider stores the whole prompt of each turn."""
+    costs = {"five-minute writes": 0.0, "one-hour writes": 0.0, "pause policy": 0.0}
+    survival = PauseTimes().survival()
+    for turns in sessions:
+        found = price_of(turns[0].model, prices)
+        if found is None or not found.input:
+            continue
+        relative = CachePrices(found.of_reuse / found.input, found.of_5m / found.input, found.of_1h / found.input)
+        steps = [Step(turn.prompt_tokens, round(turn.prompt_tokens * _share(turn)), turn.pause) for turn in turns]
+        steps.append(Step(0, turns[-1].prompt_tokens, inf))
+        for name, paid in (
+            ("five-minute writes", price(steps, _none, lambda new, unprotected: False, relative)),
+            ("one-hour writes", price(steps, _none, lambda new, unprotected: True, relative)),
+            ("pause policy", policy_price(steps, survival, relative, long_writes=True)),
+        ):
+            costs[name] += found.input * paid
+    base = costs["five-minute writes"]
+    return {name: cost / base for name, cost in costs.items()} if base else {}
+
+
+def _none(tokens: int, kept: int) -> float:
+    """No keep-warm requests."""
+    return 0

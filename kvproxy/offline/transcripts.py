@@ -1,0 +1,215 @@
+"""Reads transcripts of Claude Code and Codex, and agent traces of WEKA."""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+
+from kvproxy.apis import APIS
+from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.offline.request_log import LoggedRequest
+
+_SUFFIXES = (".jsonl", ".json", ".json.gz")
+_OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
+_MOST_CHARACTERS = 4_096
+"""Beginning of a file that shows its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """A request, and the seconds until its response ended."""
+
+    logged: LoggedRequest
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSession:
+    """A session of an agent trace, whose requests have block hashes instead of texts.
+
+    Attributes:
+        requests: as in the trace, with `t`, `in`, `out`, `model`, and `hash_ids`.
+    """
+
+    name: str
+    block_size: int
+    requests: list[JsonObject]
+
+
+def transcript_files(path: Path) -> list[Path] | None:
+    """Return the transcripts in a folder, or the file itself; None if the path is not a transcript.
+
+    Raises:
+        NotFound: the folder has no transcripts.
+    """
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
+        if not found:
+            raise NotFound(f"{path} has no transcripts of Claude Code or Codex, and no agent traces")
+        return found
+    return [path] if path.is_file() and _is_transcript(path) else None
+
+
+def _is_transcript(path: Path) -> bool:
+    head = _read(path, _MOST_CHARACTERS)
+    first = head.lstrip().partition("\n")[0]
+    if '"hash_ids"' in head and '"requests"' in head:
+        return True
+    return any(mark in first for mark in ('"session_meta"', '"sessionId"', '"leafUuid"'))
+
+
+def _read(path: Path, characters: int = -1) -> str:
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", errors="replace")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8", errors="replace") as file
+        ):
+            return file.read(characters)
+    except (OSError, EOFError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from None
+
+
+def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[TraceSession]]:
+    """Return the requests of transcripts in the order of their times, and the sessions of traces."""
+    requests: list[TimedRequest] = []
+    traces: list[TraceSession] = []
+    for file in files:
+        text = _read(file)
+        if text.lstrip().startswith("{") and '"hash_ids"' in text[:_MOST_CHARACTERS]:
+            traces += _trace(file, text)
+            continue
+        lines = list(_lines(text))
+        requests += _codex(lines) if any(line.get("type") == "session_meta" for line in lines[:5]) else _claude(lines)
+    return sorted(requests, key=lambda each: each.logged.time or 0.0), traces
+
+
+def _lines(text: str) -> Iterator[JsonObject]:
+    """The objects of a file; a line that is still being written is skipped."""
+    for line in text.split("\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _trace(file: Path, text: str) -> list[TraceSession]:
+    try:
+        trace = as_object(json.loads(text))
+        entries = objects(trace["requests"])
+        agents = [entry for entry in entries if entry.get("type") == "subagent"]
+        rows = [
+            [entry for entry in entries if entry.get("type") != "subagent"],
+            *(objects(agent["requests"]) for agent in agents),
+        ]
+        size, name = trace["block_size"], str(trace.get("id", file.name))
+        if not isinstance(size, int):
+            raise ValueError("block_size is no number")
+    except (ValueError, KeyError) as error:
+        raise InvalidRequest(f"{file} is no agent trace: {error}") from None
+    return [
+        TraceSession(name if not number else f"{name} agent {number}", size, each)
+        for number, each in enumerate(rows)
+        if each
+    ]
+
+
+def _claude(lines: Sequence[JsonObject]) -> list[TimedRequest]:
+    """One request for each answer. Its messages are the lines from the first one to the answer.
+
+    The system prompt and the tools are not in a transcript.
+    """
+    by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
+    answers: dict[Json, list[JsonObject]] = {}
+    for line in lines:
+        if line.get("type") == "assistant" and isinstance(key := field(line.get("message"), "id"), str):
+            answers.setdefault(key, []).append(line)
+    found = []
+    for parts in answers.values():
+        message, before = as_object(parts[-1]["message"]), by_id.get(parts[0].get("parentUuid"))
+        usage, end = message.get("usage"), _time(parts[-1])
+        if not isinstance(usage, dict) or end is None or message.get("model") == "<synthetic>":
+            continue
+        start = min(end, _time(before or parts[0]) or end)
+        body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages(before, by_id))}
+        response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
+        name = str(parts[-1].get("sessionId", ""))
+        logged = LoggedRequest(0, APIS["messages"], body, {"x-claude-code-session-id": name}, start, response)
+        found.append(TimedRequest(logged, end - start))
+    return found
+
+
+def _messages(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[JsonObject]:
+    path: list[JsonObject] = []
+    seen: set[Json] = set()
+    while line is not None and line["uuid"] not in seen:
+        seen.add(line["uuid"])
+        if isinstance(line.get("message"), dict) and line.get("type") in ("user", "assistant"):
+            path.append(line)
+        line = by_id.get(line.get("parentUuid"))
+    messages: list[JsonObject] = []
+    # Each block of an answer has a line of its own.
+    for _, same in groupby(reversed(path), key=lambda each: field(each.get("message"), "id") or each["uuid"]):
+        parts = list(same)
+        role = field(parts[0].get("message"), "role")
+        content = field(parts[0].get("message"), "content") if len(parts) == 1 else _contents(parts)
+        messages.append({"role": role, "content": content})
+    return messages
+
+
+def _contents(parts: Sequence[JsonObject]) -> list[Json]:
+    blocks: list[Json] = []
+    for part in parts:
+        content = field(part.get("message"), "content")
+        blocks += content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return blocks
+
+
+def _codex(lines: Sequence[JsonObject]) -> list[TimedRequest]:
+    """One request for each report of its tokens. Its input are the items before the model's output."""
+    items: list[Json] = []
+    found: list[TimedRequest] = []
+    name, model, answer, start, reported = "", "", None, None, None
+    for line in lines:
+        payload, kind = line.get("payload"), line.get("type")
+        if kind == "session_meta":
+            name = str(field(payload, "id") or "")
+        elif kind == "turn_context":
+            model = str(field(payload, "model") or model)
+        elif kind == "compacted":
+            items = list(objects(field(payload, "replacement_history")))
+        elif kind == "response_item" and isinstance(payload, dict):
+            is_output = payload.get("type") in _OUTPUTS or payload.get("role") == "assistant"
+            if is_output and answer is None:
+                answer = len(items)
+            elif not is_output:
+                start = _time(line)
+            items.append(payload)
+        info = field(payload, "info") if field(payload, "type") == "token_count" else None
+        usage, total, end = field(info, "last_token_usage"), field(info, "total_token_usage"), _time(line)
+        # A report is repeated when a limit changes.
+        if isinstance(usage, dict) and end is not None and (total is None or total != reported):
+            reported = total
+            body: JsonObject = {"model": model, "input": items[:answer]}
+            response: JsonObject = {
+                "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
+            }
+            began = min(end, start or end)
+            logged = LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response)
+            found.append(TimedRequest(logged, end - began))
+            answer = None
+    return found
+
+
+def _time(line: JsonObject) -> float | None:
+    text = line.get("timestamp")
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,273 @@
+"""Injects losses of each cause into random conversations, and compares the ledger with them.
+
+python -m tests.journal.sessions.injected_losses provider [--count 1000] [--seed 0]
+python -m tests.journal.sessions.injected_losses engine [--count 1000] [--seed 0]
+
+`provider` is two upstreams that bill like Anthropic, `engine` the embedded engine with the demonstration model.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kvproxy.http.server import make_server
+from kvproxy.http.services import Services, build
+from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.ledger import main_cause
+from kvproxy.journal.sessions.reader import SessionReader, Turn
+from kvproxy.settings import load_settings
+from tests.anthropic_upstream import AnthropicUpstream
+from tests.polling import until
+from tests.servers import run_server, run_upstream
+
+PROVIDER = ("none", "changed", "evicted", "expired", "moved", "minimum", "unmarked", "unreported")
+ENGINE = ("none", "changed", "evicted", "retokenised")
+_JOURNAL = {"retention": 1e9}
+"""The provider's clock is not that of the journal."""
+WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash answer reads writes the of".split()
+TOOLS = [
+    {
+        "name": name,
+        "description": f"{name} one file",
+        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    }
+    for name in ("read", "write", "list")
+]
+
+
+@dataclass(slots=True)
+class Result:
+    """Compared losses.
+
+    Attributes:
+        trials, right: by injected cause.
+        unbalanced: turns whose tokens do not add up.
+        wrong: the turns with another cause, by injected cause.
+    """
+
+    trials: Counter[str] = field(default_factory=Counter)
+    right: Counter[str] = field(default_factory=Counter)
+    turns: int = 0
+    unbalanced: int = 0
+    wrong: list[tuple[str, Turn]] = field(default_factory=list)
+
+    def add(self, cause: str, turns: list[Turn]) -> None:
+        self.turns += len(turns)
+        self.unbalanced += sum(
+            sum(turn.lost.values()) + (turn.reused_tokens or 0) != turn.prompt_tokens for turn in turns
+        )
+        self.trials[cause] += 1
+        if (main_cause(turns[-1].lost) or "none") == cause:
+            self.right[cause] += 1
+        else:
+            self.wrong.append((cause, turns[-1]))
+
+    def __str__(self) -> str:
+        lines = [f"{cause:12} {self.right[cause]:5} of {count:5}" for cause, count in self.trials.items()]
+        lines.append(f"{'all':12} {self.right.total():5} of {self.trials.total():5}")
+        lines.append(f"{self.unbalanced} of {self.turns} turns do not add up")
+        lines += [
+            f"{cause}: {turn.lost} of {turn.prompt_tokens}, reused {turn.reused_tokens}"
+            for cause, turn in self.wrong[:10]
+        ]
+        return "\n".join(lines)
+
+
+class Texts:
+    """Random texts."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def words(self, least: int, most: int) -> str:
+        return " ".join(self.random.choices(WORDS, k=self.random.randint(least, most)))
+
+
+class Proxy:
+    """A proxy in this process, and its ledger."""
+
+    def __init__(self, url: str, services: Services) -> None:
+        self.client = httpx.Client(base_url=url, timeout=60)
+        self.services = services
+        journal = services.answerer.journal
+        assert isinstance(journal, FileJournal)
+        self.journal = journal
+
+    def turns(self, count: int) -> list[Turn]:
+        """The last turns."""
+        self.journal.flush()
+        with contextlib.closing(Reader(self.journal.path)) as reader:
+            sessions = SessionReader(reader, {})
+            found = (sessions.turn(record.number) for record in self.journal.latest(count))
+            return [turn for turn in found if turn is not None][::-1]
+
+
+@contextlib.contextmanager
+def proxy(clock: Any = time.time, **settings: Any) -> Iterator[Proxy]:
+    with tempfile.TemporaryDirectory() as folder:
+        services = build(
+            load_settings(data=Path(folder), cache={"enabled": False, "semantic": False}, journal=_JOURNAL, **settings)
+        )
+        services.answerer.clock = clock
+        with run_server(make_server(services)) as url:
+            served = Proxy(url, services)
+            with served.client:
+                yield served
+
+
+def run_provider(count: int, seed: int) -> Result:
+    texts, result = Texts(seed), Result()
+    # No conversation begins within an hour of another one.
+    now = 1_790_000_000.0
+    upstreams = [AnthropicUpstream(clock=lambda: now), AnthropicUpstream(clock=lambda: now)]
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(run_upstream(upstream.answer)) for upstream in upstreams]
+        served = stack.enter_context(proxy(lambda: now, upstreams=tuple(urls)))
+        for number in range(count):
+            cause = PROVIDER[number % len(PROVIDER)]
+            now += 7_200
+            chat = _ProviderChat(texts, served.client, f"{seed}-{number}", short=cause == "minimum")
+            earlier = texts.random.randint(2, 4)
+            for _ in range(earlier):
+                for upstream in upstreams:
+                    upstream.answers = [[{"type": "text", "text": texts.words(40, 60)}]]
+                chat.ask(marked=cause != "unmarked")
+                now += texts.random.uniform(5, 200)
+            if cause == "changed":
+                chat.change()
+            elif cause == "evicted":
+                for upstream in upstreams:
+                    upstream.evict()
+            elif cause == "expired":
+                now += texts.random.uniform(400, 7_000)
+            elif cause == "moved":
+                _drain(served, urls, served.turns(1)[0].upstream)
+            for upstream in upstreams:
+                upstream.reports_cache = cause != "unreported"
+            chat.ask(marked=cause != "unmarked")
+            for upstream in upstreams:
+                upstream.reports_cache = True
+            _drain(served, urls, None)
+            result.add(cause, served.turns(earlier + 1))
+    return result
+
+
+def _drain(served: Proxy, urls: list[str], drained: str | None) -> None:
+    for url in urls:
+        path = "drain" if url == drained else "undrain"
+        served.client.post(f"/admin/upstreams/{path}", params={"name": url}).raise_for_status()
+
+
+class _ProviderChat:
+    """A conversation with tools, and breakpoints as Claude Code sets them."""
+
+    def __init__(self, texts: Texts, client: httpx.Client, name: str, *, short: bool) -> None:
+        self._texts = texts
+        self._client = client
+        self._least, self._most = (5, 20) if short else (150, 600)
+        system = f"Session {name}. " + texts.words(*(20, 60) if short else (700, 1_500))
+        # As Claude Code does, so that the router finds the upstream of a changed conversation.
+        self._headers = {"x-claude-code-session-id": name}
+        self._system: list[dict[str, Any]] = [{"type": "text", "text": system}]
+        self._tools = [] if short else json.loads(json.dumps(TOOLS))
+        self._messages: list[dict[str, Any]] = []
+
+    def ask(self, *, marked: bool) -> None:
+        text = self._texts.words(self._least, self._most)
+        self._messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
+        body = {
+            "model": "claude",
+            "max_tokens": 9,
+            "tools": self._tools,
+            "system": self._system,
+            "messages": self._messages,
+        }
+        body = json.loads(json.dumps(body))
+        if marked:
+            body["system"][-1]["cache_control"] = body["messages"][-1]["content"][-1]["cache_control"] = {
+                "type": "ephemeral"
+            }
+        if not self._tools:
+            del body["tools"]
+        reply = self._client.post("/v1/messages", json=body, headers=self._headers)
+        reply.raise_for_status()
+        self._messages.append({"role": "assistant", "content": reply.json()["content"]})
+
+    def change(self) -> None:
+        """Change the history as clients do."""
+        kind = self._texts.random.choice(("date", "order of tools", "message", "answer"))
+        if kind == "date":
+            self._system[0]["text"] = f"It is {self._texts.random.random()}. " + self._system[0]["text"]
+        elif kind == "order of tools":
+            self._tools = self._tools[1:] + self._tools[:1]
+        else:
+            block = self._messages[0 if kind == "message" else 1]["content"][0]
+            block["text"] = block["text"].replace(" ", "  ", 3) + " "
+
+
+def run_engine(count: int, seed: int) -> Result:
+    texts, result = Texts(seed), Result()
+    with proxy(model="demo", engine={"num_blocks": 512}) as served:
+        number = 0
+        while result.trials.total() < count:
+            cause = ENGINE[number % len(ENGINE)]
+            number += 1
+            messages = [
+                {"role": "system", "content": f"Session {seed}-{number}. " + texts.words(60, 120)},
+                {"role": "user", "content": texts.words(10, 30)},
+            ]
+            earlier = texts.random.randint(1, 3)
+            for _ in range(earlier):
+                answer = _ask(served, messages, sampled=cause == "retokenised")
+                messages += [answer, {"role": "user", "content": texts.words(5, 15)}]
+            if cause == "changed":
+                # A change of less than a block is no loss.
+                place = texts.random.choice([0, 1, 2] if earlier > 1 else [0, 1])
+                words = messages[place]["content"].split(" ")
+                messages[place]["content"] = " ".join(["Changed", *words[1:]])
+            elif cause == "evicted":
+                # A request that just ended may still hold blocks.
+                until(lambda: served.client.post("/admin/blocks/reset").json()["reset"])
+            _ask(served, messages, sampled=False)
+            turns = served.turns(earlier + 1)
+            if cause == "retokenised":
+                before, last = turns[-2:]
+                end = before.prompt_tokens + (before.completion_tokens or 0)
+                # Most answers have the same tokens again.
+                cause = "retokenised" if end - (last.reused_tokens or 0) > 32 else ""
+            if cause:
+                result.add(cause, turns)
+    return result
+
+
+def _ask(served: Proxy, messages: list[dict[str, Any]], *, sampled: bool) -> dict[str, Any]:
+    more = {"temperature": 2.0, "seed": len(messages)} if sampled else {"temperature": 0}
+    body = {"model": "demo", "messages": messages, "max_tokens": 40 if sampled else 16, **more}
+    reply = served.client.post("/v1/chat/completions", json=body)
+    reply.raise_for_status()
+    message: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return {"role": "assistant", "content": message["content"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=("provider", "engine"))
+    parser.add_argument("--count", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    print((run_provider if given.backend == "provider" else run_engine)(given.count, given.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Finished requests of conversations, without a proxy."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.message_parts import part_digests
+from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.reader import Session, SessionReader, Turn
+from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.requests import api_request
+
+START = 1_790_000_000.0
+SYSTEM: JsonObject = {"role": "system", "content": "You are a careful assistant. " * 20}
+
+
+def user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Json) -> JsonObject:
+    return {"role": "assistant", "content": text, **more}
+
+
+def request(
+    messages: list[JsonObject],
+    prompt_tokens: int,
+    reused: int | None,
+    at: float,
+    *,
+    answer: JsonObject | None = None,
+    completion: int = 10,
+    written: tuple[int, int] | None = None,
+    headers: dict[str, str] | None = None,
+    body: JsonObject | None = None,
+    **fields: Any,
+) -> Exchange:
+    """A request that ended after one second.
+
+    Args:
+        at: seconds after START.
+        written: tokens written for five minutes and one hour; None for a backend that does not report them.
+    """
+    whole: JsonObject = {"model": "m", "messages": list[Json](messages), **(body or {})}
+    made = api_request(whole, headers=headers or {})
+    exchange = Exchange(
+        "chat", f"r{at:g}", "public", request=made, key=cache_key(made, "b"), status=200, layer="forward"
+    )
+    exchange.arrived = START + at
+    exchange.first_byte = exchange.ended = exchange.started + 1.0
+    exchange.prefix = None if reused is None else PrefixUse(prompt_tokens, reused, *(written or (None, None)))
+    exchange.prompt_tokens, exchange.completion_tokens = prompt_tokens, completion
+    exchange.answer = None if answer is None else part_digests(answer)
+    for name, value in fields.items():
+        setattr(exchange, name, value)
+    return exchange
+
+
+def provider(url: str = "https://api.example") -> dict[str, object]:
+    """Fields of an exchange with a paid API."""
+    return {"upstream": url, "is_engine": False}
+
+
+class Sessions:
+    """A journal and its sessions."""
+
+    def __init__(self, folder: Path, **prices: PriceSettings) -> None:
+        self.prices = prices
+        self.path = folder / "journal.db"
+        self._readers: list[Reader] = []
+        self.journal = FileJournal(self.path, JournalSettings(prices=prices), clock=time.time)
+
+    def add(self, *exchanges: Exchange) -> None:
+        for exchange in exchanges:
+            self.journal.add(exchange)
+        self.journal.flush()
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.journal = FileJournal(self.path, JournalSettings(prices=self.prices))
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        self.journal.close()
+
+    def reader(self) -> SessionReader:
+        self._readers.append(Reader(self.path))
+        return SessionReader(self._readers[-1], self.prices)
+
+    def turns(self, name: str = "1") -> list[Turn]:
+        return self.reader().turns(name)
+
+    def last(self) -> Turn:
+        turn = self.reader().turn(self.journal.latest(1)[0].number)
+        assert turn is not None
+        return turn
+
+    def list(self) -> list[Session]:
+        return self.reader().sessions(100)

@@ -1,0 +1,192 @@
+"""Each prompt token is reused, or lost to one cause."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
+from kvproxy.journal.sessions.reader import SessionReader
+from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
+
+COUNTS = st.integers(0, 20_000)
+EARLIER = st.builds(
+    EarlierPrefix,
+    *(
+        COUNTS,
+        st.booleans(),
+        COUNTS,
+        st.booleans(),
+        st.none() | COUNTS,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        COUNTS,
+        COUNTS,
+    ),
+)
+
+
+@given(COUNTS, st.none() | COUNTS, EARLIER)
+@example(39, 1, EarlierPrefix(20, is_exact=False, answer=19, answer_changed=True, diverges=True))
+def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier: EarlierPrefix) -> None:
+    lost = losses(prompt, reused, earlier)
+    assert sum(lost.values()) + min(reused or 0, prompt) == prompt
+    assert all(tokens > 0 for tokens in lost.values())
+    assert set(lost) <= set(CAUSES)
+
+
+FIRST = [SYSTEM, user("How does a cache work?")]
+ANSWER = assistant("It keeps answers.", reasoning_content="The user asks about caches.")
+SECOND = [*FIRST, ANSWER, user("And a block?")]
+
+
+def test_a_continued_conversation_loses_only_new_text(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 1_040, 9))
+    assert sessions.last().lost == {"new": 20}
+
+
+def test_an_engine_that_forgot_the_prefix_evicted_it(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 320, 9))
+    assert sessions.last().lost == {"evicted": 720, "new": 20}
+
+
+def test_an_answer_that_the_engine_does_not_find_was_tokenised_again(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 992, 9))
+    assert sessions.last().lost == {"retokenised": 48, "new": 20}
+
+
+def test_dropped_reasoning_is_a_change(sessions: Sessions) -> None:
+    dropped = [*FIRST, assistant("It keeps answers."), user("And a block?")]
+    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=400), request(dropped, 1_060, 992, 9))
+    turn = sessions.last()
+    assert turn.region == "messages[2] assistant reasoning"
+    assert turn.lost["changed"] > 30
+    assert "retokenised" not in turn.lost
+
+
+def test_a_changed_system_prompt_names_the_character(sessions: Sessions) -> None:
+    content = str(SYSTEM["content"])
+    changed: list[JsonObject] = [{**SYSTEM, "content": f"{content[:290]}{content[290:].swapcase()}"}, *SECOND[1:]]
+    sessions.add(request(FIRST, 1_000, 0, 0), request(SECOND, 1_060, 1_000, 9), request(changed, 1_060, 480, 20))
+    turn = sessions.last()
+    assert (turn.region, turn.place) == ("messages[0] system", 290)
+    assert main_cause(turn.lost) == "changed"
+
+
+def test_another_model_is_a_change(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, 0, 0), request(SECOND, 1_060, 0, 9, body={"model": "n"}))
+    turn = sessions.last()
+    assert turn.region == "model"
+    assert turn.lost["changed"] > 800
+
+
+def test_a_compacted_history_is_new_text(sessions: Sessions) -> None:
+    summary = [SYSTEM, user("Summary of the work so far: " + "we read files. " * 30)]
+    name = {"x-session-id": "s"}
+    sessions.add(request(FIRST, 1_000, 0, 0, headers=name), request(summary, 900, 480, 9, headers=name))
+    assert sessions.last().lost == {"new": 420}
+    assert sessions.last().session == 1
+
+
+def test_a_provider_drops_a_prefix_after_its_lifetime(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(9_990, 0), **provider()),
+        request(SECOND, 10_200, 9_990, 200, written=(200, 0), **provider()),
+        request(SECOND, 10_200, 0, 600, written=(10_190, 0), **provider()),
+    )
+    assert sessions.last().lost == {"expired": 10_190, "new": 10}
+    assert sum(sessions.last().lost.values()) == 10_200
+
+
+def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),
+        request(SECOND, 10_200, 0, 600, written=(0, 10_190), **provider()),
+    )
+    assert main_cause(sessions.last().lost) == "evicted"
+
+
+def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
+    kept = {"x-kvproxy-tags": "keep-warm"}
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(9_990, 0), **provider()),
+        request(FIRST, 10_000, 9_990, 290, written=(0, 0), headers=kept, body={"max_tokens": 1}, **provider()),
+        request(SECOND, 10_200, 0, 550, written=(10_190, 0), **provider()),
+    )
+    turn = sessions.last()
+    assert (turn.parent, turn.pause) == (1, pytest.approx(549))
+    assert main_cause(turn.lost) == "evicted"
+
+
+def test_a_prefix_without_a_breakpoint_was_not_stored(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(4_000, 0), **provider()),
+        request(SECOND, 10_200, 4_000, 20, written=(0, 0), **provider()),
+    )
+    assert sessions.last().lost == {"unmarked": 6_000, "new": 200}
+
+
+def test_a_short_prefix_is_below_the_minimum(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 800, 0, 0, written=(0, 0), **provider()),
+        request(SECOND, 900, 0, 20, written=(0, 0), **provider()),
+    )
+    assert sessions.last().lost == {"minimum": 800, "new": 100}
+
+
+def test_another_upstream_did_not_have_the_prefix(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 1_000, 0, 0, upstream="http://a", completion=0),
+        request(SECOND, 1_060, 0, 20, upstream="http://b"),
+    )
+    assert sessions.last().lost == {"moved": 1_000, "new": 60}
+
+
+def test_an_upstream_may_report_nothing(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, None, 0), request(SECOND, 1_060, None, 20))
+    assert sessions.last().lost == {"unreported": 1_000, "new": 60}
+
+
+def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
+    price = PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6, output=15)
+    sessions = Sessions(tmp_path, m=price)
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(10_000, 0), completion=0, **provider()),
+        request(SECOND, 10_200, 0, 600, written=(10_200, 0), completion=0, **provider()),
+    )
+    report = sessions.reader().ledger("USD")
+    assert report.prompt_tokens == 20_200 == sum(row.tokens for row in report.rows)
+    assert report.written_5m == 20_200
+    expired = next(row for row in report.rows if row.result == "expired")
+    # They were written again for 3.75, and reading them would have cost 0.3.
+    assert expired.cost == pytest.approx(10_000 * (3.75 - 0.3) / 1e6)
+    assert sessions.list()[0].cost == pytest.approx(20_200 * 3.75 / 1e6)
+    # Writes cost more than plain input, so nothing was saved.
+    with closing(Reader(sessions.path)) as reader:
+        (row,) = savings(reader, "model", {"m": price})
+    assert row.money == pytest.approx(-20_200 * 0.75 / 1e6)
+    sessions.close()
+
+
+def test_a_journal_without_turns_is_extended(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+    journal._connection.execute("drop table turns")
+    journal._connection.execute("drop table prompt_tokens")
+    journal._connection.commit()
+    journal.close()
+    with closing(Reader(tmp_path / "journal.db")) as reader:
+        before = SessionReader(reader, {})
+        assert before.sessions(9) == []
+        assert before.ledger("USD").rows == []
+    opened = Sessions(tmp_path)
+    opened.add(request(FIRST, 100, 0, 0))
+    assert len(opened.list()) == 1
+    opened.close()

@@ -1,0 +1,132 @@
+"""Requests find the session that they continue."""
+
+import pytest
+
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.errors import NotFound
+from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, request, user
+
+FIRST = [SYSTEM, user("How does a cache work?")]
+SECOND = [*FIRST, assistant("It keeps answers."), user("And a block?")]
+THIRD = [*SECOND, assistant("A part of a prompt."), user("Thanks, and eviction?")]
+
+
+def numbered(sessions: Sessions) -> list[tuple[int, int, int | None]]:
+    """Session, turn and parent of each request."""
+    return [(turn.session, turn.turn, turn.parent) for turn in sessions.turns()]
+
+
+def test_turns_of_a_conversation_are_one_session(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 30), request(THIRD, 150, 120, 100))
+    assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2)]
+    assert [turn.pause for turn in sessions.turns()] == [None, pytest.approx(29), pytest.approx(69)]
+    (found,) = sessions.list()
+    assert (found.turns, found.prompt_tokens, found.reused_tokens, found.longest_pause) == (
+        3,
+        370,
+        220,
+        pytest.approx(69),
+    )
+
+
+def test_another_first_question_begins_another_session(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request([SYSTEM, user("What is a token?")], 100, 80, 1))
+    assert [(found.id, found.turns) for found in sessions.list()] == [(2, 1), (1, 1)]
+
+
+def test_equal_first_requests_are_different_sessions(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request(FIRST, 100, 96, 1))
+    assert len(sessions.list()) == 2
+
+
+def test_tenants_share_no_session(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 1, tenant="client:other"))
+    assert len(sessions.list()) == 2
+
+
+def test_a_branch_has_the_turn_before_it_as_parent(sessions: Sessions) -> None:
+    other = [*SECOND[:3], user("And what is a token?")]
+    sessions.add(
+        request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 1), request(THIRD, 150, 120, 2), request(other, 121, 96, 3)
+    )
+    assert numbered(sessions)[-1] == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [{**SYSTEM, "content": "Today is Monday. " + str(SYSTEM["content"])}, *THIRD[1:]],
+        [SYSTEM, user("How does a cache work? It is 10:01."), *THIRD[2:]],
+        [*THIRD[:2], assistant("It keeps"), *THIRD[3:]],
+    ],
+    ids=["system prompt", "first message", "first answer"],
+)
+def test_a_changed_history_stays_in_its_session(sessions: Sessions, changed: list[JsonObject]) -> None:
+    more = [*changed, assistant("Eviction frees blocks."), user("Which blocks first?")]
+    sessions.add(
+        request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 1), request(THIRD, 150, 120, 2), request(more, 170, 0, 3)
+    )
+    assert sessions.last().session == 1
+
+
+def test_the_client_names_its_session(sessions: Sessions) -> None:
+    def named(messages: list[JsonObject], at: float, name: str) -> None:
+        sessions.add(request(messages, 100, 0, at, headers={"x-claude-code-session-id": name}))
+
+    named(FIRST, 0, "a")
+    named(FIRST, 1, "b")
+    named(SECOND, 2, "a")
+    # A sub-agent has its own prompt in the same session.
+    named([user("Count the files.")], 3, "a")
+    assert [(turn.number, turn.session) for turn in sessions.turns("a")] == [(1, 1), (3, 1), (4, 1)]
+    assert [found.name for found in sessions.list()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "user_id", ["user_1f_account__session_57a121ec-f78c-48c3-a745-e3036a3ecc33", '{"session_id": "57a121ec"}']
+)
+def test_claude_code_names_its_session_in_the_metadata(sessions: Sessions, user_id: str) -> None:
+    body: JsonObject = {"metadata": {"user_id": user_id}}
+    sessions.add(request(FIRST, 100, 0, 0, body=body))
+    name = sessions.list()[0].name
+    assert name is not None
+    assert name.startswith("57a121ec")
+
+
+def test_a_sub_agent_has_the_turn_that_called_it_as_parent(sessions: Sessions) -> None:
+    task = "Read all files and report which of them are tests."
+    call: Json = {"id": "1", "type": "function", "function": {"name": "task", "arguments": f'{{"prompt": "{task}"}}'}}
+    result: JsonObject = {"role": "tool", "tool_call_id": "1", "content": "three"}
+    agent = [{**SYSTEM, "content": "You are a sub-agent."}, user(task)]
+    sessions.add(
+        request(FIRST, 100, 0, 0),
+        request(agent, 60, 0, 1),
+        request([*agent, assistant("three"), user("sure?")], 70, 60, 2),
+        request([*FIRST, {"role": "assistant", "content": None, "tool_calls": [call]}, result], 140, 100, 3),
+    )
+    assert [(turn.number, turn.session, turn.parent) for turn in sessions.turns()] == [
+        (1, 1, None),
+        (2, 2, 1),
+        (3, 2, 2),
+        (4, 1, 1),
+    ]
+
+
+def test_a_restart_continues_sessions(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 1))
+    sessions.restart()
+    sessions.add(request(THIRD, 150, 120, 2))
+    turn = sessions.last()
+    assert (turn.session, turn.turn, turn.lost) == (1, 3, {"new": 30})
+
+
+def test_sessions_are_found_by_request(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 7))
+    assert len(sessions.turns("r7")) == 2
+    with pytest.raises(NotFound, match="none"):
+        sessions.turns("none")
+
+
+def test_cached_and_failed_requests_are_no_turns(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0, status=500), request(FIRST, 100, 0, 1, collapsed=True))
+    assert sessions.list() == []

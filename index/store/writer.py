@@ -153,9 +153,11 @@ class StoreWriter:
     def classify(self, id: str, namespace: str, name: str, text: str) -> None:
         """Store the class of an entry's answer, unless the entry was removed. The commit is not flushed to disk.
 
+        Entries whose answers mean the same have one class.
+
         Args:
-            name: the class.
-            text: digest of the answer without case and punctuation.
+            name: the id of the first entry of the class.
+            text: digest of the answer without case and punctuation, by which equal answers are found.
         """
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):

@@ -63,7 +63,7 @@ class _Session:
 
 
 class KeepWarm:
-    """Paused sessions.
+    """Sends the last request of paused sessions again, so that the provider keeps their prefixes.
 
     Args:
         join: see `SingleFlight.join`.

@@ -21,8 +21,11 @@ _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key
 _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
-async def send_charged(request: ApiRequest, account: Account, backend: Backend, limit: int) -> BackendResponse:
+async def send_charged(request: ApiRequest, account: Account, backend: Backend, max_bytes: int) -> BackendResponse:
     """Send a request to the backend and charge a client for it.
+
+    Args:
+        max_bytes: a response with more bytes is not collected for storage.
 
     Raises:
         KvproxyError: an error of the backend, which is not charged.
@@ -31,7 +34,7 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
     estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
     account.reserve(estimated)
     try:
-        response = open_response(request, await backend.send(request), limit)
+        response = open_response(request, await backend.send(request), max_bytes)
     except BaseException:
         account.settle(0)
         raise
@@ -44,7 +47,7 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
             # An event has about one token.
             if not response.streams:
                 generated += len(chunk) // BYTES_PER_TOKEN
-            elif len(events) <= limit:
+            elif len(events) <= max_bytes:
                 generated += len(events.push(chunk))
             yield chunk
 

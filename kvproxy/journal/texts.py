@@ -13,14 +13,14 @@ _MAX_QUESTIONS = 1_000
 _MAX_QUESTION = 2_000
 
 
-def stored_text(exchange: Exchange, default: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
+def stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
     """Return the beginning of a question, and the compressed request; None for each that the settings do not keep.
 
     Args:
-        default: the setting `journal.text`, which a rule may override.
+        default_mode: the setting `journal.text`, which a rule may override.
     """
     request, key = exchange.request, exchange.key
-    if request is None or key is None or (mode := request.control.rule.journal_text or default) == "none":
+    if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
         return None, None
     if mode == "hits" and exchange.layer != "semantic":
         return None, None

@@ -81,13 +81,13 @@ def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
 
 
 def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[BlockContent]:
-    """Return the blocks whose hash starts with `prefix`. The caller adds the text."""
+    """Return the blocks whose hash starts with `prefix`, without their texts."""
     contents = (content for snapshot in snapshots for content in snapshot.blocks())
     return [content for content in contents if (content.block.hash or "").startswith(prefix)]
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """Return the cached chains of each main pool, most recently stored first. The caller adds the text."""
+    """Return the cached chains of each main pool, most recently stored first, without their texts."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         # The first group shows the chains.

@@ -26,13 +26,13 @@ class Snapshot:
 
     Attributes:
         at: value of the monotonic clock in seconds.
-        requests, seconds: number of requests, and sum of their times to the first byte, by layer.
+        requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
         totals: `blocks` is None if the upstream manages the prefix cache.
     """
 
     at: float
     requests: Counter[str] = field(default_factory=Counter)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    first_byte_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     totals: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
         if name == "kvproxy_requests_total":
             found.requests[labels["layer"]] += int(value)
         elif name == "kvproxy_first_byte_seconds_sum":
-            found.seconds[labels["layer"]] += value
+            found.first_byte_seconds[labels["layer"]] += value
         elif name == "kvproxy_cache_entries":
             totals["entries"] = int(value)
         elif name in _COUNTS:
@@ -79,7 +79,7 @@ def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}
-    seconds = {layer: now.seconds[layer] - before.seconds[layer] for layer in LAYERS}
+    seconds = {layer: now.first_byte_seconds[layer] - before.first_byte_seconds[layer] for layer in LAYERS}
     answered = sum(new.values()) - new["disconnected"]
     return {
         "per_second": {layer: round(new[layer] / (now.at - before.at), 2) for layer in LAYERS},

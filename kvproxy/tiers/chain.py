@@ -149,9 +149,9 @@ class TierChain:
                 _log.warning("tier %s, error %d: %s", store.name, errors, error)
             return None
 
-    def _count(self, store: ChunkStore, name: str, number: int = 1) -> int:
+    def _count(self, store: ChunkStore, name: str, added: int = 1) -> int:
         with self._lock:
-            self._counts[store.name][name] += number
+            self._counts[store.name][name] += added
             return self._counts[store.name][name]
 
     def flush(self, timeout: float | None = None) -> bool:

@@ -115,8 +115,8 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that `checked` accepts may be served.
 
-        Their error must be within the bound and leave room for the answers of `learned`. Once `learned` decides itself,
-        comparisons in this namespace must also have shown that half of the bound suffices for them.
+        The estimated share of wrong ones must be within the bound. Once `learned` decides itself, it must be within half of the
+        bound, and known from enough comparisons in this namespace.
         """
         if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False

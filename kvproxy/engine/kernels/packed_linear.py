@@ -17,7 +17,7 @@ class PackedModule(torch.nn.Module):
     """Base class of linear layers whose packed weights cannot be read back.
 
     Attributes:
-        digest: identifies the weights.
+        digest: bytes that identify the weights, as a buffer of the module.
     """
 
     digest: torch.Tensor

@@ -25,7 +25,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """One file. It is unused if `tokens` is None. `used` is the time of the last save or restore."""
+    """One file. It is unused if `tokens` is None. `used` is the time of the last save or restore.
+
+    Attributes:
+        identity: of the model and the settings of its server. Other servers cannot read the file.
+    """
 
     name: str
     identity: str

@@ -28,7 +28,7 @@ class SlotFile:
     """One file. It is unused if `tokens` is None. `used` is the time of the last save or restore.
 
     Attributes:
-        identity: of the model and the settings of its server. Other servers cannot read the file.
+        identity: digest of the model and build of its server. The file is valid for this identity only.
     """
 
     name: str

@@ -56,7 +56,7 @@ class PauseTimes:
     """
 
     def __init__(self, typical: Sequence[int] = TYPICAL) -> None:
-        self._typical = _shares(typical, ())
+        self._typical = _shares(typical, ()) or [0.0] * len(EDGES)
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:

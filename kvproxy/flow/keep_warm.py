@@ -6,7 +6,7 @@ A rule allows both for requests to Anthropic's API. The decisions follow from th
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -91,6 +91,11 @@ class KeepWarm:
         self._digests: dict[str, list[bytes]] = {}
         """By the id of requests in flight."""
         self._fixed_models: set[str] = set()
+
+    def learn(self, pauses: Iterable[tuple[float, str, float]]) -> None:
+        """Count earlier pauses: seconds, tenant, and begin."""
+        for seconds, tenant, begin in pauses:
+            self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def hour_until(self, request: ApiRequest) -> int:
         """Stop keep-warm requests for the conversation, and return its last message to keep for one hour, or -1."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
-from kvproxy.errors import SettingsError
+from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
@@ -109,6 +109,16 @@ class Services:
     async def start(self) -> None:
         await self.answerer.backend.start()
         self.tasks.append(asyncio.create_task(self._maintain_periodically()))
+        if any(rule.keep_warm_tokens or rule.breakpoints == "auto" for rule in self.settings.rules):
+            self.tasks.append(asyncio.create_task(self._learn_pauses()))
+
+    async def _learn_pauses(self) -> None:
+        try:
+            pauses = await asyncio.to_thread(self.answerer.journal.pauses)
+        except KvproxyError as error:
+            _log.warning("the pauses of earlier sessions are unknown: %s", error.message)
+            return
+        await asyncio.to_thread(self.answerer.keep_warm.learn, pauses)
 
     async def _maintain_periodically(self) -> None:
         while True:

@@ -63,6 +63,10 @@ class Journal:
         """
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
+    def pauses(self) -> list[tuple[float, str, float]]:
+        """See `SessionReader.pauses`."""
+        return []
+
     def question(self, number: int) -> str | None:
         """Return the question of a recent record, if it is still in memory."""
         return None
@@ -126,6 +130,10 @@ class FileJournal(Journal):
         self.flush()
         with contextlib.closing(Reader(self.path)) as reader:
             return reader.records(Query(limit=limit))
+
+    def pauses(self) -> list[tuple[float, str, float]]:
+        with contextlib.closing(Reader(self.path)) as reader:
+            return SessionReader(reader, {}).pauses(self._clock())
 
     def saved(self) -> list[Saving]:
         with contextlib.closing(Reader(self.path)) as reader:

@@ -161,3 +161,22 @@ def test_a_provider_that_rewrites_prefixes_of_another_lifetime_keeps_five_minute
         ask(client, "other")
         ask(client, "other", "Yes.", "two")
     assert [_lifetimes(body)[-1] for body in upstream.bodies] == ["5m", "1h", "5m", "5m", "5m", "5m"]
+
+
+def test_pauses_in_the_journal_are_learned_at_the_start(tmp_path: Path) -> None:
+    upstream = AnthropicUpstream()
+    with proxied(tmp_path, upstream, breakpoints="auto") as (client, _):
+        for texts in (["one"], ["one", "Yes.", "two"], ["other"]):
+            ask(client, *texts)
+    with sqlite3.connect(tmp_path / "journal.db") as journal:
+        # All of it happened two hours ago, with a long pause.
+        journal.execute("update records set time = time - 7200")
+        journal.execute("update turns set pause = 900 where pause is not null")
+    with run_upstream(upstream.answer) as url:
+        rules = ({"name": "claude", "breakpoints": "auto"},)
+        settings = load_settings(data=tmp_path, upstream=url, rules=rules, cache={"semantic": False})
+        with run_proxy(settings) as (_, services):
+            counts = services.answerer.keep_warm.pauses._counts
+            until(lambda: sum(counts.get((), [])) == 3)
+            assert counts[()][3] == 1
+            assert counts[()][-1] == 2

@@ -17,6 +17,14 @@ _TURNS = (
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     f" t.place, {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
+_PAUSES = (
+    "select t.pause, r.tenant, r.time - t.pause from turns t join requests r on r.number = t.number"
+    " where t.pause is not null and r.api = 'messages' and coalesce(r.tags, '') != 'keep-warm'"
+    " union all select 9e999, max(r.tenant), max(r.time) from turns t join requests r on r.number = t.number"
+    " where r.api = 'messages' group by t.session having max(r.time) < ?"
+    " order by 3 desc limit ?"
+)
+_MAX_PAUSES = 100_000
 _MAX_AGENTS = 64
 
 
@@ -195,6 +203,13 @@ class SessionReader:
     def all_turns(self) -> list[Turn]:
         """Return the turns of all sessions."""
         return self._turns("?", [True])
+
+    def pauses(self, now: float) -> list[tuple[float, str, float]]:
+        """The latest pauses in seconds, their tenants, and their begin. A session without a turn for an hour has ended."""
+        return [
+            (float(pause), tenant, begin)
+            for pause, tenant, begin in self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
+        ]
 
     def turn(self, number: int) -> Turn | None:
         """The turn of a record."""

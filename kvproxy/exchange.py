@@ -187,6 +187,6 @@ class Exchange:
 
     @property
     def cache_key(self) -> CacheKey:
-        """Return the keys of the request; valid only after the flow has computed them."""
+        """Return the exact key and the semantic namespace of the request; an error before the flow has computed them."""
         assert self.key is not None
         return self.key

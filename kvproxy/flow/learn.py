@@ -118,7 +118,7 @@ class _Comparison:
 
 
 class Observer:
-    """Compares responses in the background."""
+    """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
 
     def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
         self._semantic = semantic

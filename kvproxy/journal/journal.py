@@ -49,11 +49,11 @@ class Journal:
         return []
 
     def saved(self) -> list[Saving]:
-        """Read the savings from the file."""
+        """Return what each layer has saved in requests, tokens, seconds, and money. Reads the file."""
         return []
 
     def ledger(self) -> LedgerReport:
-        """Reads the file."""
+        """Return what became of the prompt tokens of all requests. Reads the file."""
         return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:

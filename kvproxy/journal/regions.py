@@ -108,5 +108,5 @@ def _canonical(value: Json) -> bytes:
 
 
 def regions_as_json(whole: JsonObject) -> bytes:
-    """Return the contents of all regions by name, as JSON."""
+    """Return the contents of a body's regions (tools, system, messages, ...) by name, as JSON text."""
     return dumps(dict(parts_of(whole)))

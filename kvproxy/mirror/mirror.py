@@ -91,7 +91,7 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return the published resets of each rank."""
+        """Return for each rank how often its engine has reported that it cleared all blocks."""
         return [subscriber.state.resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:

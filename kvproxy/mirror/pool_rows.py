@@ -87,7 +87,7 @@ def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[Bloc
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """Return the cached chains of each main pool, most recently stored first, without their texts."""
+    """Return the cached chains of the first group of each location, most recently stored first, without their texts."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         # The first group shows the chains.

@@ -115,7 +115,7 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, as forms and in tokens."""
+    """The prompts of a log, as the APIs state them (text, conversation, or token ids) and as tokens."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []

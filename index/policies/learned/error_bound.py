@@ -21,7 +21,7 @@ _MOST = 1e4
 
 
 def most_expected(allowed: float) -> float:
-    """Return the largest expected number of events at which more than `allowed` events stay unlikely at any time.
+    """Return how many events may be expected if more than `allowed` must be unlikely (5%) at any time.
 
     This is a low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """

@@ -91,7 +91,7 @@ class Learner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the policy has seen enough to decide without `checked`."""
+        """Whether the policy has seen enough to decide without the policy `checked`, which decides in new namespaces."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def exploration_share(self, error: float) -> float:

@@ -35,7 +35,9 @@ class DeferredEmbeddings:
         try:
             while self._is_requested and not self._closed:
                 self._is_requested = False
-                self._is_requested |= await self._embed_some()
+                # An augmented assignment would read the flag before the await, and lose a request during it.
+                found_some = await self._embed_some()
+                self._is_requested = self._is_requested or found_some
         except Exception:
             # The next deferred entry or the next start tries again.
             _log.exception("entries were not embedded, and have exact hits only for now")

@@ -13,6 +13,7 @@ from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
+from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue
 from kvproxy.index.search.lookup_result import KEPT, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import FaissNeighbours
@@ -190,6 +191,21 @@ async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None
     index = near.indexes["n"]
     assert indexed_numbers(index) == set(stored_vectors(cache.store, "n", HashEmbedder.name))
     assert len(index) == 60
+
+
+async def test_an_entry_that_is_deferred_during_the_last_embedding_is_embedded() -> None:
+    calls: list[int] = []
+
+    async def embed_some() -> bool:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            deferred.begin()
+        return False
+
+    deferred = DeferredEmbeddings(embed_some)
+    deferred.begin()
+    await deferred.idle()
+    assert len(calls) == 2
 
 
 async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:

@@ -14,6 +14,7 @@ from kvproxy.commands.analyse.options import (
     load_tokenizer,
     parse_sizes,
     pool_size,
+    print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_report
 from kvproxy.commands.command import command
@@ -84,8 +85,7 @@ def estimate(
     def show() -> None:
         _print(found, rates, currency)
         print_charts(charts)
-        for error in content.errors[:5]:
-            print_note(f"line {error.line}: {error.message}")
+        print_unread_lines(content)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 

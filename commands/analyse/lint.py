@@ -14,6 +14,7 @@ from kvproxy.commands.analyse.options import (
     Tokenizer,
     load_tokenizer,
     pool_size,
+    print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_report
 from kvproxy.commands.command import command
@@ -74,6 +75,11 @@ def lint(
 
     def show() -> None:
         _print(found, top)
+        if edits is not None:
+            typer.echo(f"wrote the edits to {edits}")
+        elif any(report.savings for report in found.families):
+            typer.echo("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
+        print_unread_lines(content)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
@@ -84,8 +90,6 @@ def _print(found: "LintReport", top: int) -> None:
     families = [report for report in found.families if len(report.family.members) > 1]
     for report in families[: top or None]:
         _print_family(report, found.block_size)
-    if any(report.savings for report in families):
-        typer.echo("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
     alone = len(found.families) - len(families)
     if alone:
         typer.echo(f"{alone:,} requests share their beginning with no other request")

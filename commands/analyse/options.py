@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.commands.formatting import plural
+from kvproxy.commands.output import print_note
+
 if TYPE_CHECKING:
+    from kvproxy.offline.request_log import RequestLog
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 Log = Annotated[
@@ -29,6 +33,13 @@ def load_tokenizer(name: str | None) -> "LocalTokenizer":
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")
+
+
+def print_unread_lines(log: "RequestLog") -> None:
+    for error in log.errors[:5]:
+        print_note(f"line {error.line}: {error.message}")
+    if log.skipped:
+        print_note(f"skipped {plural(log.skipped, 'line')} without a successful request to a cached API")
 
 
 def pool_size(blocks: int, block_size: int) -> str:

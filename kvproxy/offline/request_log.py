@@ -19,6 +19,8 @@ _ROUTES = ("url", "path", "endpoint", "route")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "created", "created_at")
 _PROMPTS = {"messages", "prompt", "input"}
 _LOG_FIELDS = {"method", "status", "status_code", *_ROUTES}
+_HEADERS = ("headers", "request_headers")
+_OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
 _LEAST_MILLISECONDS = 1e11
 """Timestamps above this number are milliseconds: as seconds they would lie beyond the year 5138."""
@@ -138,14 +140,13 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     value = _json_object(line)
     if value is None:
         raise InvalidRequest("this is not a JSON object")
-    name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
-    if name is None:
-        if _LOG_FIELDS & set(value) and not _PROMPTS & set(value):
-            raise _Skip
-        return LoggedRequest(number, *_api_and_body(None, value, model))
+    if not (_PROMPTS | {*_BODIES}) & set(value) and _LOG_FIELDS & set(value):
+        raise _Skip
     if str(value.get("method", "POST")).upper() != "POST" or not _has_succeeded(value):
         raise _Skip
-    body = value[name]
+    name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
+    # The fields of a log may stand beside those of its requests.
+    body: Json = {key: field for key, field in value.items() if key not in _OWN} if name is None else value[name]
     if isinstance(body, str):
         body = _json_object(body)
         if body is None:
@@ -183,7 +184,7 @@ def _api(route: str | None, body: JsonObject) -> Api | None:
 
 
 def _headers(value: JsonObject) -> dict[str, str]:
-    found = value.get("headers", value.get("request_headers"))
+    found = next((value[name] for name in _HEADERS if name in value), None)
     return {name.lower(): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 

@@ -92,7 +92,8 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
         assert result(*arguments, "--top", 1, url=url)["exact_hits"] == 1
         # Stored requests are sent while their responses exist.
         upstream.asked.clear()
-        assert result(*arguments, "--refresh", url=url)["computed_and_stored"] == 2
+        refreshed = result(*arguments, "--refresh", url=url)
+        assert refreshed["computed_and_stored"] == 2, refreshed
         assert upstream.questions() == ["often", "once"]
         result("cache", "rm", "--all", "--yes", url=url)
         done = kvproxy(*arguments, url=url)

@@ -52,7 +52,9 @@ class Access:
         if settings.admin_token is not None:
             if any(_equal_tokens(given, settings.admin_token) for given in _tokens(request)):
                 return None
-            return Unauthorized("this route needs the admin token: send Authorization: Bearer TOKEN")
+            return Unauthorized(
+                "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
+            )
         if not is_loopback(settings.host):
             return Unauthorized(
                 "admin routes are closed beyond loopback: set admin_token and send it as a bearer token"

@@ -116,3 +116,11 @@ def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     refused = kvproxy("estimate", file, "--blocks", "many")
     assert refused.returncode == 2
     assert "--blocks takes integers" in refused.stderr
+
+
+def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
+    flat = {"messages": [{"role": "user", "content": "What are your hours?"}], "model": "m"}
+    lines = (flat | {"time": seconds, "response": "9 to 5."} for seconds in (1.0, 2.0))
+    first, second = read_log(Path("log"), "\n".join(map(json.dumps, lines)), "m").requests
+    assert first.body == second.body == flat | {"stream": False}
+    assert (first.time, second.time, first.response) == (1.0, 2.0, "9 to 5.")

@@ -101,10 +101,10 @@ class FaissNeighbours(Neighbours):
             stored, vectors = self._store.vectors(namespace, self._embedder)
             nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
             cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
-        if cosines and max(cosines.values()) < floor:
+        best = max(cosines, key=cosines.__getitem__, default=None)
+        if best is not None and cosines[best] < floor:
             # Most new questions resemble no earlier one, and reading entries takes as long as a third of an embedding.
-            number = max(cosines, key=lambda each: cosines[each])
-            cosines = {number: cosines[number]}
+            cosines = {best: cosines[best]}
         near = self._store.questions_by_number(namespace, self._embedder, list(cosines))
         return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
 

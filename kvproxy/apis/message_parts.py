@@ -4,15 +4,16 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 
-from kvproxy.apis.json import Json, JsonMap, field, loads, objects, to_text
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
 
 _SIZE = 8
-_REASONING = ("thinking", "redacted_thinking")
+REASONING_BLOCKS = ("thinking", "redacted_thinking")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 def message_parts(message: Json) -> Iterator[tuple[str, str]]:
     """Kinds (`reasoning`, `text`, `call`) and contents, without ids and cache markers."""
-    for name in ("reasoning_content", "reasoning"):
+    for name in REASONING_FIELDS:
         if isinstance(text := field(message, name), str) and text:
             yield "reasoning", text
             break
@@ -21,7 +22,7 @@ def message_parts(message: Json) -> Iterator[tuple[str, str]]:
         yield "text", content
     for block in objects(content):
         kind = block.get("type")
-        if kind in _REASONING:
+        if kind in REASONING_BLOCKS:
             yield "reasoning", to_text(block.get("thinking", block.get("data")))
         elif kind == "tool_use":
             yield "call", f"{block.get('name')} {to_text(block.get('input'))}"
@@ -37,12 +38,19 @@ def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
     return tuple((kind, _digest(content)) for kind, content in message_parts(message))
 
 
-def answer_digests(whole: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Like `part_digests`, for the message of a response; None unless it has exactly one."""
+def answer_message(whole: JsonMap) -> JsonObject | None:
+    """Return the message of a response; None unless it has exactly one."""
     if whole.get("type") == "message":
-        return part_digests(dict(whole))
+        return {"role": "assistant", "content": whole.get("content")}
     choices = objects(whole.get("choices"))
-    return part_digests(choices[0]["message"]) if len(choices) == 1 and "message" in choices[0] else None
+    message = choices[0].get("message") if len(choices) == 1 else None
+    return message if isinstance(message, dict) else None
+
+
+def answer_digests(whole: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
+    """Return the digests of the parts of a response's message; None unless it has exactly one message."""
+    message = answer_message(whole)
+    return None if message is None else part_digests(message)
 
 
 def call_arguments(message: Json) -> Iterator[str]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import orjson
 
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
+from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.apis.request import ApiRequest
 
 SLOW_BYTES = 64 * 1024
 """Larger requests are hashed in a thread."""
-REASONING_BLOCKS = ("thinking", "redacted_thinking")
 MARKER = "cache_control"
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")

@@ -10,10 +10,10 @@ from dataclasses import replace
 from threading import Lock
 
 from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dumps, field, loads, objects
+from kvproxy.apis.message_parts import REASONING_BLOCKS, REASONING_FIELDS, answer_message
 from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.conversation import (
     MARKER,
-    REASONING_BLOCKS,
     canonical,
     content_blocks,
     conversation_digests,
@@ -23,7 +23,6 @@ from kvproxy.flow.conversation import (
 
 _MAX_BYTES = 64 * 2**20
 _APIS = ("chat", "messages")
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 class HistoryRepair:
@@ -37,7 +36,7 @@ class HistoryRepair:
 
     def remember(self, request: ApiRequest, whole: JsonObject) -> None:
         """Keep the answer to a request, by its conversation."""
-        message = _answer(whole)
+        message = answer_message(whole)
         if message is None or request.api.name not in _APIS:
             return
         *_, digest = conversation_digests(request, [*objects(request.body.get("messages")), message])
@@ -94,14 +93,6 @@ class HistoryRepair:
         return as_object(loads(data))
 
 
-def _answer(whole: JsonObject) -> JsonObject | None:
-    if whole.get("type") == "message":
-        return {"role": "assistant", "content": whole.get("content")}
-    choices = objects(whole.get("choices"))
-    message = choices[0].get("message") if len(choices) == 1 else None
-    return message if isinstance(message, dict) else None
-
-
 def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
     if request.api.name == "chat":
         return _restored_message(message, original, kinds)
@@ -111,8 +102,8 @@ def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, ki
 
 def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
     restored = dict(message)
-    reasoning = {name: original[name] for name in _REASONING_FIELDS if original.get(name)}
-    if reasoning and not any(message.get(name) for name in _REASONING_FIELDS):
+    reasoning = {name: original[name] for name in REASONING_FIELDS if original.get(name)}
+    if reasoning and not any(message.get(name) for name in REASONING_FIELDS):
         restored |= reasoning
         kinds.append("reasoning")
     content, before = message.get("content"), original.get("content")

@@ -120,11 +120,10 @@ class KeepWarm:
 
     def finished(self, exchange: Exchange) -> None:
         """Begin or continue a session after a response of the provider."""
+        # In any case, so that a failed request leaves nothing behind.
+        digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
-        if request is None or not _is_followed(request):
-            return
-        digests = self._digests.pop(request.request_id, None)
-        if not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
+        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
             return
         if exchange.status != 200 or exchange.failure is not None:
             return

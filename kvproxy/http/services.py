@@ -72,9 +72,10 @@ class Services:
 
     async def prepared(self, request: ApiRequest) -> ApiRequest:
         """Apply rules and edits, and place breakpoints; slow changes in a thread."""
-        rule = self.rules.apply(request).control.rule
+        request = self.rules.apply(request)
+        rule = request.control.rule
         is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
-        request = await asyncio.to_thread(self.apply_rules, request) if is_slow else self.apply_rules(request)
+        request = await asyncio.to_thread(self._edit_and_repair, request) if is_slow else self._edit_and_repair(request)
         until = await self.answerer.keep_warm.hour_until(request)
         return (
             await asyncio.to_thread(with_breakpoints, request, until) if is_slow else with_breakpoints(request, until)
@@ -82,7 +83,9 @@ class Services:
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         """Apply rules, edits, and repairs."""
-        request = self.rules.apply(request)
+        return self._edit_and_repair(self.rules.apply(request))
+
+    def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
         if edits := self.rules.edits(request):
             request = apply_edits(request, edits)
         return self.answerer.history.repaired(request) if request.control.rule.repair_history else request

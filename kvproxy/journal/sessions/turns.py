@@ -249,30 +249,27 @@ class TurnWriter:
         self._is_restored = True
         self._index = SessionIndex()
         for row in reversed(self._connection.execute(_LATEST, [_MAX_RESTORED]).fetchall()):
-            *values, seconds, upstream, tokens, completion, reused, short, long, tenant, model, name = row
-            number, session, turn, parent, prompt, time = values
+            number, session, turn, parent, prompt, time, seconds, *rest = row
+            upstream, tokens, completion, reused, short, long, tenant, model, name = rest
             regions = self._history.regions(prompt)
             if regions is None or tokens is None:
                 continue
             price = price_of(model, self._prices) or PriceSettings()
             chain = chain_of(regions, tenant)
-            stored, ttl = _stored(reused or 0, short, long), _HOUR if long else price.ttl
             known = KnownTurn(
-                *(
-                    number,
-                    session,
-                    turn,
-                    parent,
-                    prompt,
-                    time,
-                    time + seconds,
-                    upstream,
-                    tokens,
-                    completion,
-                    stored,
-                    ttl,
-                    None,
-                ),
+                number=number,
+                session=session,
+                turn=turn,
+                parent=parent,
+                prompt=prompt,
+                time=time,
+                ended=time + seconds,
+                upstream=upstream,
+                prompt_tokens=tokens,
+                completion_tokens=completion,
+                stored=_stored(reused or 0, short, long),
+                ttl=_HOUR if long else price.ttl,
+                answer=None,
                 end=chain.prefixes[-1] if chain.prefixes else 0,
             )
             self._index.add(known, chain, tenant, name)

@@ -193,7 +193,7 @@ def open_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
-    """Open stored answers. The arguments are those of `open_async_cache`."""
+    """Open stored answers. See `open_async_cache` for the arguments."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
 
 

@@ -182,7 +182,11 @@ class PrefixCache:
         raise _no_tiers()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete chunks of the running model (`own`), of `others`, or `all`; None if the tier does not exist."""
+        """Delete chunks of a tier and return their number; None if the tier does not exist.
+
+        Args:
+            models: `own` for the running model, `others`, or `all`.
+        """
         raise _no_tiers()
 
 

@@ -63,7 +63,7 @@ class Line:
 
     @property
     def program(self) -> str:
-        """What it runs first, without variables before it."""
+        """The first program of the command, without leading variables."""
         words = [word for word in self.text.split() if not re.match(r"[A-Z_]+=", word)]
         return words[0] if words else ""
 

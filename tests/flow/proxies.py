@@ -39,7 +39,7 @@ FAR = "please tell me what the free list of blocks might be"
 
 
 class Model:
-    """An upstream that answers as a test says; it also judges.
+    """An upstream whose answers and verdicts a test sets.
 
     Attributes:
         text: of other answers than those in `answers`; `{}` is the number of the request.

@@ -165,7 +165,7 @@ def _paged(
 
 
 def _forget_out_of_reach(spans: Sequence[TokenSpan], block_size: int, group: LayerGroup) -> None:
-    """The engine has block 0 where no row of a span reaches."""
+    """Set block 0 for blocks outside the window of all rows, as the engine does."""
     for span in spans:
         (table,) = span.block_tables
         out_of_reach = group.first_visible(span.start) // block_size

@@ -73,7 +73,7 @@ def cached(client: httpx.Client) -> int:
 def test_a_field_that_cannot_be_honoured_is_named_and_harms_nobody_else(
     client: httpx.Client, path: str, field: str, value: Any, word: str
 ) -> None:
-    """Some failed the step of everybody, and emptied the prefix cache."""
+    """Such a field must not fail the step of all requests, or empty the prefix cache."""
     before = cached(client)
     answer = client.post(path, content=json.dumps(ASKED[path] | {field: value}))
     error = answer.json()["error"]

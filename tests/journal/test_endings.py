@@ -37,7 +37,7 @@ def answer(**more: Any) -> dict[str, Any]:
 
 
 async def chat(request: Request) -> Response:
-    """The question says how the answer ends."""
+    """End the answer in the way that the question names."""
     body = orjson.loads(await request.body())
     asked = body["messages"][-1]["content"] if isinstance(body.get("messages"), list) else ""
     if "missing" in asked:

@@ -53,7 +53,7 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """What the learned policy has learned in one namespace.
+    """State of the learned policy in one namespace.
 
     Attributes:
         observed: number of comparisons.

@@ -34,7 +34,7 @@ from tests.servers import run_server, run_upstream
 PROVIDER = ("none", "changed", "evicted", "expired", "moved", "minimum", "unmarked", "unreported")
 ENGINE = ("none", "changed", "evicted", "retokenised")
 _JOURNAL = {"retention": 1e9}
-"""The provider's clock is not that of the journal."""
+"""Records have simulated times, which the journal's own clock would call expired."""
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash answer reads writes the of".split()
 TOOLS = [
     {

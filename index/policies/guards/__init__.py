@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from kvproxy.index.policies.guards.answer_format import form_differs
 from kvproxy.index.policies.guards.case import case_differs
-from kvproxy.index.policies.guards.names import names_differ, order_differs, possession_differs
+from kvproxy.index.policies.guards.names import names_differ, possession_differs
+from kvproxy.index.policies.guards.order import order_differs
 from kvproxy.index.policies.guards.polarity import are_opposites, negation_differs
 from kvproxy.index.policies.guards.quantities import numbers_differ, units_differ
 from kvproxy.index.policies.guards.question_kinds import language_differs, question_differs, time_differs

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed
-from kvproxy.flow.learn import ask_model
+from kvproxy.flow.compare_responses import ask_model
 from tests.requests import api_request
 
 ANSWERS: dict[str, JsonObject] = {

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.control import Control
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import Control
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings

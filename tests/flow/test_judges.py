@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Relayed
-from kvproxy.flow.learn import ask_model, make_judge
+from kvproxy.flow.compare_responses import ask_model, make_judge
 from kvproxy.settings.cache import CacheSettings
 from tests.requests import api_request
 

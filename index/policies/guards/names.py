@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.words import NUMBER, WORD, of_text, words
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text, words
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
@@ -24,7 +24,7 @@ def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
         return False  # `French and German` and `German and French`: the guard `order` decides
-    return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
+    return all(word[0].isupper() and word.lower() not in word_lists.FUNCTION_WORDS for pair in changed for word in pair)
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -35,7 +35,7 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _canonical_unit(word: str) -> str:
-    return lexicon.UNITS.get(word.lower(), word.lower())
+    return word_lists.UNITS.get(word.lower(), word.lower())
 
 
 @of_text
@@ -51,7 +51,7 @@ def _names(text: str) -> set[str]:
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
             names.add(word.lower().replace("’", "'").removesuffix("'s"))
-    return names - lexicon.FUNCTION_WORDS
+    return names - word_lists.FUNCTION_WORDS
 
 
 def order_differs(question: str, cached_question: str) -> bool:
@@ -72,7 +72,7 @@ def order_differs(question: str, cached_question: str) -> bool:
 @of_text
 def _frame(text: str) -> list[str]:
     tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
-    return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
+    return ["" if token == "A" or token.lower() not in word_lists.FUNCTION_WORDS else token.lower() for token in tokens]
 
 
 @of_text
@@ -81,7 +81,7 @@ def _content(text: str) -> list[str]:
     # A capital A inside a sentence is a name, as in `from A to B`.
     named = {place for place, token in enumerate(tokens) if place and token == "A"}
     words = [token.lower().replace("’", "'") for token in tokens]
-    return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
+    return [word for place, word in enumerate(words) if place in named or word not in word_lists.FUNCTION_WORDS]
 
 
 def possession_differs(question: str, cached_question: str) -> bool:
@@ -100,6 +100,6 @@ def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
         owner = word.removesuffix("'s")
         if owner != word and owner not in _CONTRACTED:
             owners[owner] += 1
-        if owner not in lexicon.FUNCTION_WORDS:
+        if owner not in word_lists.FUNCTION_WORDS:
             content.add(owner)
     return frozenset(content), owners

@@ -28,7 +28,7 @@ def doctor(
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
-    from kvproxy.checks.installation import all_checks
+    from kvproxy.checks.all_checks import all_checks
     from kvproxy.checks.servers import AdviceGiven
     from kvproxy.settings import load_settings
 

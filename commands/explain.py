@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.blocks.format import group_name
+from kvproxy.commands.blocks.engine_lines import group_name
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, moment
 from kvproxy.commands.options import ApiKey, JournalOptions

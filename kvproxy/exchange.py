@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Literal
 
+from kvproxy.apis.api_request import PUBLIC, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
 from kvproxy.settings.clients import ClientSettings
-from kvproxy.trace import Trace
+from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response: a cache or the backend (`forward`).

@@ -13,8 +13,8 @@ from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
-    from kvproxy.index.evaluation.calibrate import Calibration, Point
-    from kvproxy.index.evaluation.streams import Report
+    from kvproxy.index.evaluation.pair_evaluation import Calibration, Point
+    from kvproxy.index.evaluation.stream_evaluation import Report
 
 
 @command

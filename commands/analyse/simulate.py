@@ -13,7 +13,7 @@ from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table, table
 
 if TYPE_CHECKING:
-    from kvproxy.offline.simulate.sweep import Sweep
+    from kvproxy.offline.simulate.pool_size_sweep import Sweep
 
 
 @command
@@ -40,8 +40,8 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
     """
     from kvproxy.errors import NotFound
-    from kvproxy.offline.simulate.sweep import bytes_per_token as model_bytes_per_token
-    from kvproxy.offline.simulate.sweep import sweep_charts
+    from kvproxy.offline.simulate.pool_size_sweep import bytes_per_token as model_bytes_per_token
+    from kvproxy.offline.simulate.pool_size_sweep import sweep_charts
 
     if not trace.is_file():
         raise NotFound(f"no trace {trace}: check the path")
@@ -66,8 +66,8 @@ def _compare_routing(
 ) -> Output:
     from dataclasses import asdict
 
-    from kvproxy.offline.simulate.routing import POLICIES, FleetShape, simulate_routing
-    from kvproxy.offline.simulate.workload import read_arrivals
+    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing
+    from kvproxy.offline.simulate.trace_reader import read_arrivals
 
     if blocks is not None and not blocks.isdigit():
         raise typer.BadParameter("with --engines, --blocks takes one number: the pool of each engine")
@@ -99,8 +99,8 @@ def _compare_routing(
 
 def _sweep(trace: Path, sizes: list[int] | None, policies: str, block_size: int | None) -> "Sweep":
     from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
-    from kvproxy.offline.simulate.sweep import default_sizes, sweep
-    from kvproxy.offline.simulate.workload import read_chains
+    from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
+    from kvproxy.offline.simulate.trace_reader import read_chains
 
     chosen = [name.strip() for name in policies.split(",")]
     unknown = [name for name in chosen if name not in POLICY_NAMES]

@@ -66,7 +66,7 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
 
     Example: kvproxy cache encrypt
     """
-    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.checks.configured_store import opened_store, store_exists
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)

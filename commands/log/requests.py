@@ -15,8 +15,8 @@ from kvproxy.commands.output import Output, print_charts, print_facts, print_not
 from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
 if TYPE_CHECKING:
-    from kvproxy.journal.questions import RecordWithTexts
     from kvproxy.journal.reader import Query
+    from kvproxy.journal.records_with_questions import RecordWithTexts
     from kvproxy.proxy_client.journal import JournalClient
 
 EMPTY = "no request matches"

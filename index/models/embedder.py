@@ -101,7 +101,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """
     if name == DEFAULT:
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-        from kvproxy.index.models.minilm.files import graph_files
+        from kvproxy.index.models.minilm.graph_files import graph_files
 
         return MiniLMEmbedder(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer

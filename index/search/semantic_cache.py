@@ -18,7 +18,7 @@ from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_known
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
@@ -26,8 +26,8 @@ from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFu
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import open_neighbours
 from kvproxy.index.store import NewEntry, Store, WriteResult
+from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.write_batcher import WriteBatcher
 
 _EMBEDDED_AT_ONCE = 8
 """More texts in one job would delay lookups."""

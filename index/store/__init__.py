@@ -1,9 +1,9 @@
 """The response store; start with store.py."""
 
-from kvproxy.index.store.opening import open_store
+from kvproxy.index.store.open_store import open_store
 from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
-from kvproxy.index.store.values import (
+from kvproxy.index.store.store_types import (
     EVERYTHING,
     Capacity,
     EntryFilter,

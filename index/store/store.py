@@ -14,7 +14,7 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
-from kvproxy.index.store.values import (
+from kvproxy.index.store.store_types import (
     EVERYTHING,
     Capacity,
     EntryFilter,

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
+from kvproxy.apis.api_request import PUBLIC, ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Codec, Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, Generated
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.blocks.chain_tree import Branch
 from kvproxy.blocks.pool_map import PoolMap, map_rows
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
-from kvproxy.blocks.tree import Branch
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
 from kvproxy.errors import NoPrefixCache
-from kvproxy.mirror.status import StreamStatus
-from kvproxy.tiers.store import TierStats
+from kvproxy.mirror.stream_status import StreamStatus
+from kvproxy.tiers.chunk_store import TierStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Echo
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Usage
 
 Headers: TypeAlias = list[tuple[str, str]]

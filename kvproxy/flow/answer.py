@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.request import ApiRequest, requests_sample
+from kvproxy.apis.api_request import ApiRequest, requests_sample
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.compare_responses import Observer
 from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm
-from kvproxy.flow.learn import Observer
 from kvproxy.flow.revalidate import Revalidator
 from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
-from kvproxy.apis.control import parse_directives
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.reported_usage import ReuseReader
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import Event, EventReader
 from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, ServingUpstream
 from kvproxy.exchange import PrefixUse

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from kvproxy.apis.api_request import PUBLIC, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids

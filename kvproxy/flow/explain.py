@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvproxy.apis import by_name
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, as_object, loads
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixReport
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
@@ -18,9 +18,9 @@ from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import LearningStatus, Verdict, meaning
 from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
-from kvproxy.journal.causes import Texts
+from kvproxy.journal.miss_explanation import Texts
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.regions import parts_of
+from kvproxy.journal.request_regions import parts_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from kvproxy.settings.rules import NO_RULE
 

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
-from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, field, loads
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, Relayed
 from kvproxy.errors import KvproxyError

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
-from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.compare_responses import Observer
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError

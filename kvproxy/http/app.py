@@ -14,14 +14,14 @@ from starlette.routing import Mount
 from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
+from kvproxy.http.access.admin_and_page_guard import AdminGuard, PageGuard
 from kvproxy.http.access.client_guard import ClientGuard
-from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
+from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
-from kvproxy.http.failures import error_response
 from kvproxy.http.services import Services
+from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redaction import RedactionFailed
 
 _log = logging.getLogger("kvproxy")
 

@@ -8,15 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvproxy.blocks.rows import PoolStats
+from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
-from kvproxy.journal.sessions.reader import LedgerReport
-from kvproxy.tiers.store import TierStats
-from kvproxy.upstreams.engine import EngineStatus
+from kvproxy.journal.sessions.session_reader import LedgerReport
+from kvproxy.tiers.chunk_store import TierStats
+from kvproxy.upstreams.fleet_engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

@@ -18,13 +18,13 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnreadCharge
 from kvproxy.http.access.client_guard import is_proxy_path
-from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.relay import RelayResponse, WholeResponse, cancel_on_disconnect
+from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
+from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import error_response
 from kvproxy.http.openapi import openapi
+from kvproxy.http.request_bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 

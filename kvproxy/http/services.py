@@ -8,34 +8,34 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.flow.conversation import SLOW_BYTES
+from kvproxy.flow.compare_responses import make_observer
+from kvproxy.flow.conversation_digests import SLOW_BYTES
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
-from kvproxy.flow.learn import make_observer
+from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
-from kvproxy.http.access.rules import Access
 from kvproxy.http.body_budget import BodyBudget
-from kvproxy.http.connections.lifetimes import Lifetimes
+from kvproxy.http.connections.request_deadlines import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
+from kvproxy.open_response_cache import open_response_cache
+from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
-from kvproxy.redaction import load_redactor
-from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
-from kvproxy.trace import HEADER, Trace
+from kvproxy.trace_context import HEADER, Trace
 
 if TYPE_CHECKING:
-    from kvproxy.telemetry.export import Exporter
+    from kvproxy.telemetry.otlp_export import Exporter
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
@@ -185,7 +185,7 @@ def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
     if settings.endpoint is None:
         return None
     try:
-        from kvproxy.telemetry.export import Exporter
+        from kvproxy.telemetry.otlp_export import Exporter
     except ImportError as error:
         raise SettingsError(
             f"telemetry.endpoint needs OpenTelemetry ({error}): pip install 'kvproxy[telemetry]'"

@@ -9,17 +9,17 @@ from pathlib import Path
 from random import random
 from time import time
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.flow.learn import Judge, Observer, answer_text, make_judge
+from kvproxy.flow.compare_responses import Judge, Observer, answer_text, make_judge
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
-from kvproxy.responses import open_response_cache
+from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import Settings
 
 _LOOKUP_TIMEOUT = 60.0

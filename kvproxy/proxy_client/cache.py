@@ -106,9 +106,9 @@ def open_cache(
             return
         if url != configured_url():
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read the store's file")
-    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.checks.configured_store import opened_store, store_exists
+    from kvproxy.pattern_redaction import load_redactor
     from kvproxy.proxy_client.cache_file import DirectCache
-    from kvproxy.redaction import load_redactor
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
-from kvproxy.tiers.store import Data, StoreStats, TierError
+from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
 
 
 class CircuitBreaker:

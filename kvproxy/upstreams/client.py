@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 import orjson
 
-from kvproxy.apis.control import ADMIN_TOKEN, HEADER_PREFIX
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import ADMIN_TOKEN, HEADER_PREFIX
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, Relayed
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.connection import ConnectionPool, end_to_end
+from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end
 
 _PROBE_CONNECTIONS = 8
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")

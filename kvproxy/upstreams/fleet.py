@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.backends.protocol import Body, Forwarder, Relayed
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import compute_hashes
+from kvproxy.mirror.prefix_match import compute_hashes
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.affinity import affinity_key
-from kvproxy.upstreams.engine import FleetEngine
+from kvproxy.upstreams.conversation_key import affinity_key
+from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, choose
 

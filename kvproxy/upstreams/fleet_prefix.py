@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import (
     EngineMetrics,
     EngineReset,
@@ -15,8 +15,8 @@ from kvproxy.backends.prefix_cache import (
     add_branch_texts,
     no_events,
 )
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PoolReport
-from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
+from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_rows
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.llama.slot_view import SlotView

@@ -8,8 +8,8 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import PUBLIC, ApiRequest
 from kvproxy.apis.codecs import CODECS
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.engine.async_llm import AsyncLLM

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.index.evaluation.streams import Line, read_stream
+from kvproxy.index.evaluation.stream_evaluation import Line, read_stream
 from tests.benchmarks.load import PATH
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 

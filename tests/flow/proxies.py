@@ -16,7 +16,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
 from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.learn import make_observer
+from kvproxy.flow.compare_responses import make_observer
 from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics

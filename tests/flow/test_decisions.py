@@ -8,9 +8,9 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.store.observations import Observations
-from kvproxy.responses import build_policy
+from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.polling import until

@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream

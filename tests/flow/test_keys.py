@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import Unkeyable
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.settings.access import TENANT_HEADERS

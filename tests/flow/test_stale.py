@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.protocol import Relayed
 from kvproxy.errors import (
     KvproxyError,

@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.protocol import Forwarder, Relayed
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
@@ -27,11 +27,11 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
-from kvproxy.index.store.opening import open_observations
-from kvproxy.journal.causes import MissExplanation, explain_record
+from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
+from kvproxy.journal.miss_explanation import MissExplanation, explain_record
+from kvproxy.journal.miss_sentences import sentences
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sentences import sentences
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
 from tests.index.doubles import HashEmbedder

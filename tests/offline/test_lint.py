@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
-from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import apply_edits
 from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
 from kvproxy.settings import load_settings

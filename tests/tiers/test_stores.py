@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
+from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import CircuitBreaker, RedisStore
-from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.polling import until
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore

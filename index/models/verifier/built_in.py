@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
-from kvproxy.index.models.minilm.graph import code_digest, verifier_graph
+from kvproxy.index.models.minilm.graph_builder import code_digest, verifier_graph
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.packaged_digests import check_shipped
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
@@ -26,8 +26,8 @@ from kvproxy.index.models.minilm.weights import (
     read_tensors,
     sides,
 )
-from kvproxy.index.policies.guards.lexicon import FUNCTION_WORDS
-from kvproxy.index.policies.guards.words import words
+from kvproxy.index.policies.guards.tokenization import words
+from kvproxy.index.policies.guards.word_lists import FUNCTION_WORDS
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.index.policies.guards.answer_format import form_differs
-from kvproxy.index.policies.guards.case import case_differs
+from kvproxy.index.policies.guards.exchanged_roles import order_differs
+from kvproxy.index.policies.guards.letter_case import case_differs
 from kvproxy.index.policies.guards.names import names_differ, possession_differs
-from kvproxy.index.policies.guards.order import order_differs
-from kvproxy.index.policies.guards.polarity import are_opposites, negation_differs
+from kvproxy.index.policies.guards.negation_and_opposites import are_opposites, negation_differs
 from kvproxy.index.policies.guards.quantities import numbers_differ, units_differ
 from kvproxy.index.policies.guards.question_kinds import language_differs, question_differs, time_differs
-from kvproxy.index.policies.guards.roles import roles_differ
-from kvproxy.index.policies.guards.verbatim import code_differs, quotes_differ, signs_differ
+from kvproxy.index.policies.guards.quotations_and_code import code_differs, quotes_differ, signs_differ
+from kvproxy.index.policies.guards.subject_and_object import roles_differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.derived import roots
-from kvproxy.index.policies.guards.words import WORD, of_text, words
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import WORD, of_text, words
+from kvproxy.index.policies.guards.word_roots import roots
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
 
@@ -23,7 +23,7 @@ def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
         return False  # `French and German` and `German and French`: the guard `order` decides
-    return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
+    return all(word[0].isupper() and word.lower() not in word_lists.FUNCTION_WORDS for pair in changed for word in pair)
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -34,7 +34,7 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _canonical_unit(word: str) -> str:
-    return lexicon.UNITS.get(word.lower(), word.lower())
+    return word_lists.UNITS.get(word.lower(), word.lower())
 
 
 @of_text
@@ -50,7 +50,7 @@ def _names(text: str) -> set[str]:
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
             names.add(word.lower().replace("’", "'").removesuffix("'s"))
-    return names - lexicon.FUNCTION_WORDS
+    return names - word_lists.FUNCTION_WORDS
 
 
 def possession_differs(question: str, cached_question: str) -> bool:
@@ -69,6 +69,6 @@ def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
         owner = word.removesuffix("'s")
         if owner != word and owner not in _CONTRACTED:
             owners[owner] += 1
-        if owner not in lexicon.FUNCTION_WORDS:
+        if owner not in word_lists.FUNCTION_WORDS:
             content.add(owner)
     return frozenset(content), owners

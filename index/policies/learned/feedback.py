@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, digest
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
 from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store

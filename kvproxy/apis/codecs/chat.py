@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
-from kvproxy.apis.fields import check_integer
+from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import orjson
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
 from kvproxy.apis.messages import typed_event
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 

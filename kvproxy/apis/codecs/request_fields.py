@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
-from kvproxy.apis.fields import check_flag, check_integer
+from kvproxy.apis.field_checks import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import SamplingParams

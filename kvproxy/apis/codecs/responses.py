@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest

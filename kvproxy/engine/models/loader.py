@@ -14,9 +14,9 @@ from kvproxy.engine.attention.temperature_tuning import use_batch_positions
 from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.int8_linear import quantize
 from kvproxy.engine.kernels.packed_linear import pack_linears
-from kvproxy.engine.limits import validate_sampling
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
 from kvproxy.engine.models.lora import LoraManager
+from kvproxy.engine.request_validation import validate_sampling
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.client_keys import all_clients, clients_file, digest, is_closed
 from kvproxy.errors import SettingsError, TooMany, Unauthorized
+from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import error_response
 from kvproxy.http.metrics import Metrics
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import number, reply, seconds
-from kvproxy.http.bodies import parsed, whole_body
+from kvproxy.http.request_bodies import parsed, whole_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.apis import APIS, by_name
-from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
-from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.request_bodies import api_request, whole_body
 from kvproxy.http.services import services
 from kvproxy.journal.record import Record
 from kvproxy.units import parse_seconds

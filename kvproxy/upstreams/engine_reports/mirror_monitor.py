@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
-from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
 from kvproxy.apis.reported_usage import ReportedReuse, ReuseReader, reported_reuse
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Relayed
 from kvproxy.errors import KvproxyError

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.evaluation.replay import ReplayObservations, replay
+from kvproxy.index.evaluation.stream_replay import ReplayObservations, replay
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
-from kvproxy.responses import build_policy
+from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.index.policies.directions import make_rewordings, make_swaps
 from tests.index.policies.learned.test_replay import cluster_stream

@@ -10,7 +10,7 @@ from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sessions.reader import Session, SessionReader, Turn
+from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.requests import api_request
 

@@ -172,7 +172,7 @@ def test_doctor_only_warns_of_possible_improvements(monkeypatch: pytest.MonkeyPa
     def advise() -> str:
         raise AdviceGiven("start it with --slots")
 
-    monkeypatch.setattr("kvproxy.checks.installation.all_checks", lambda *_: [("proxy", advise)])
+    monkeypatch.setattr("kvproxy.checks.all_checks.all_checks", lambda *_: [("proxy", advise)])
     done = kvproxy("doctor")
     assert (done.returncode, done.stdout) == (0, "warn  proxy       start it with --slots\n")
 

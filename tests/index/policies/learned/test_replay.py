@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.evaluation.replay import Outcome, ReplayObservations, Stream, replay
-from kvproxy.index.evaluation.streams import (
+from kvproxy.index.evaluation.stream_evaluation import (
     _THRESHOLDS,
     Line,
     _Nearest,
@@ -20,8 +19,9 @@ from kvproxy.index.evaluation.streams import (
     read_stream,
     with_random_errors,
 )
+from kvproxy.index.evaluation.stream_replay import Outcome, ReplayObservations, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 
@@ -55,7 +55,7 @@ def stream() -> Stream:
 def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.evaluation.streams._THRESHOLDS", _THRESHOLDS[::4])
+    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::4])
     policy = learned(0.05)
     found = replay(stream, policy)
     assert found.worst_wrong_share <= 0.05

@@ -1,0 +1,175 @@
+"""Hits, balance, and waiting times of routing policies on a trace.
+
+An engine computes one prompt at a time at a fixed rate, and looks up its cache when it starts. Answers run concurrently at a
+fixed rate. The routing policies are the proxy's (`kvproxy.upstreams.routing`).
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvproxy.offline.simulate.eviction_policies import LRU
+from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest
+from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
+
+SECONDS_PER_OUTPUT_TOKEN = 0.02
+_NUM_HASHED_BLOCKS = 2
+"""Leading blocks that consistent hashing uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a trace.
+
+    Attributes:
+        seconds: time of arrival.
+        tokens: length of the prompt.
+        output: tokens of the answer.
+    """
+
+    seconds: float
+    chain: ChainRequest
+    tokens: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetShape:
+    """The size and speed of equal engines.
+
+    Attributes:
+        blocks: blocks of each engine's pool.
+        block_tokens: tokens in a block.
+        prefill_rate: prompt tokens per second.
+    """
+
+    engines: int
+    blocks: int
+    block_tokens: int
+    prefill_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingResult:
+    """The result of a routing policy.
+
+    Attributes:
+        hit_tokens, hit_rate: number of prompt tokens found in a cache, and their share.
+        imbalance: computed tokens of the busiest engine, divided by the mean.
+        wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
+        refused: requests that exceed a pool.
+    """
+
+    policy: str
+    hit_tokens: int
+    hit_rate: float
+    imbalance: float
+    wait_p50: float
+    wait_p99: float
+    refused: int
+
+
+class SimulatedEngine:
+    """An engine with a cache, a queue, and a clock."""
+
+    def __init__(self, name: str, shape: FleetShape) -> None:
+        self.name = name
+        self.load = Load()
+        self.hits = self.computed = self.refused = 0
+        self.waits: list[float] = []
+        self._cache = ChainCache(shape.blocks, LRU(shape.blocks))
+        self._shape = shape
+        self._queue: deque[tuple[Arrival, RequestLoad]] = deque()
+        self._free_at = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._event_ids = itertools.count()
+
+    def matched_tokens(self, arrival: Arrival) -> int:
+        """Return the length of the prompt's cached prefix."""
+        chain = arrival.chain
+        return min(self._cache.num_cached(chain.blocks), chain.reusable) * self._shape.block_tokens
+
+    def add(self, arrival: Arrival) -> None:
+        self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
+
+    def advance(self, now: float) -> None:
+        """Start requests and end steps up to a time."""
+        while self._queue and max(self._free_at, self._queue[0][0].seconds) <= now:
+            self._start(*self._queue.popleft())
+        while self._events and self._events[0][0] <= now:
+            heapq.heappop(self._events)[2]()
+
+    def _start(self, arrival: Arrival, load: RequestLoad) -> None:
+        hit = self._cache.serve(arrival.chain)
+        if hit is None:
+            self.refused += 1
+            load.finish()
+            return
+        tokens = arrival.tokens - hit * self._shape.block_tokens
+        self.hits += arrival.tokens - tokens
+        self.computed += tokens
+        self._free_at = max(self._free_at, arrival.seconds) + tokens / self._shape.prefill_rate
+        self.waits.append(self._free_at - arrival.seconds)
+        end = self._free_at + arrival.output * SECONDS_PER_OUTPUT_TOKEN
+        for seconds, callback in ((self._free_at, load.finish_prefill), (end, load.finish)):
+            heapq.heappush(self._events, (seconds, next(self._event_ids), callback))
+
+
+POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
+"""The last two are the proxy's, without and with KV events."""
+
+
+def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
+    ring = Ring({engine.name: 1.0 for engine in engines})
+    turns, generator = itertools.cycle(engines), random.Random(0)
+
+    def ring_order(arrival: Arrival) -> list[str]:
+        return ring.order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
+
+    def choose_engine(arrival: Arrival, *, events: bool) -> SimulatedEngine:
+        candidates = [
+            EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
+            for engine in engines
+        ]
+        return engines[int(choose(candidates, arrival.tokens, ring_order(arrival))[0])]
+
+    routes: dict[str, Callable[[Arrival], SimulatedEngine]] = {
+        "round-robin": lambda arrival: next(turns),
+        "random": lambda arrival: generator.choice(engines),
+        "consistent hashing": lambda arrival: engines[int(ring_order(arrival)[0])],
+        "with bounded loads": lambda arrival: choose_engine(arrival, events=False),
+        "prefix and load": lambda arrival: choose_engine(arrival, events=True),
+    }
+    return routes[policy]
+
+
+def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
+    """Simulate a trace under a routing policy.
+
+    Args:
+        arrivals: in order of time.
+        policy: one of `POLICIES`.
+    """
+    engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
+    route = _make_route(policy, engines)
+    for arrival in arrivals:
+        for engine in engines:
+            engine.advance(arrival.seconds)
+        route(arrival).add(arrival)
+    for engine in engines:
+        engine.advance(float("inf"))
+    hits, computed = sum(engine.hits for engine in engines), [engine.computed for engine in engines]
+    waits = sorted(wait for engine in engines for wait in engine.waits) or [0.0]
+    total = hits + sum(computed)
+    return RoutingResult(
+        policy,
+        hits,
+        hits / total if total else 0.0,
+        max(computed) * len(computed) / sum(computed) if sum(computed) else 1.0,
+        waits[len(waits) // 2],
+        waits[min(len(waits) - 1, int(len(waits) * 0.99))],
+        sum(engine.refused for engine in engines),
+    )

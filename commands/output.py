@@ -52,6 +52,12 @@ def print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
+def print_rest(shown: int, total: int, noun: str) -> None:
+    """Print a note on stderr if rows are not shown."""
+    if total > shown:
+        print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
+
+
 def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
     """Draw charts at a terminal, or `always`."""
     from rich.console import Console

@@ -118,6 +118,7 @@ class Exchange:
         api: name of the cached API; None for other routes.
         tenant: see `flow/cache_keys.py`.
         arrived: seconds since the epoch.
+        method, path: of a client's request, without the query; empty for the proxy's own routes and background requests.
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.
         cacheable: an equal request may get the same response.
@@ -142,6 +143,8 @@ class Exchange:
     request_id: str
     tenant: str = PUBLIC
     arrived: float = field(default_factory=time)
+    method: str = ""
+    path: str = ""
     client: ClientSettings | None = None
     account: Account | None = None
     traceparent: str | None = None

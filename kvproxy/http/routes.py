@@ -17,12 +17,11 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, U
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnreadCharge
-from kvproxy.http.access.client_guard import is_proxy_path
 from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.relay import RelayResponse, WholeResponse, cancel_on_disconnect
-from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.failures import error_response
 from kvproxy.http.openapi import openapi
 from kvproxy.http.services import services

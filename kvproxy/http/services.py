@@ -32,6 +32,7 @@ from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry.log import log_access
 from kvproxy.trace import HEADER, Trace
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Return the finisher, which reports each exchange after its response."""
-        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished])
+        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished, log_access])
 
     @cached_property
     def quotas(self) -> Quotas:

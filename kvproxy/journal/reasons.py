@@ -1,5 +1,7 @@
 """Reason tokens: the cause of each result. docs/records.md lists them."""
 
+from difflib import get_close_matches
+
 from kvproxy.apis.json import field
 from kvproxy.errors import (
     InvalidRequest,
@@ -154,6 +156,15 @@ def reason_of_neighbour(near: Candidate) -> str | None:
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
     return _VERDICTS.get(near.verdict)
+
+
+def check_reason(beginning: str | None) -> None:
+    """Raise InvalidRequest if no reason begins so."""
+    if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
+        return
+    near = get_close_matches(beginning, REASONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
+    raise InvalidRequest(f"no reason begins with {beginning[:40]!r}: {hint}", param="reason")
 
 
 def meaning(token: str) -> str:

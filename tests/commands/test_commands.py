@@ -22,7 +22,7 @@ def test_blocks_commands_agree(demo: Demo) -> None:
         stats
     )
     assert stats["free"] == stats["num_blocks"] - 1
-    blocks, queue = result("blocks", "ls", url=url), result("blocks", "queue", url=url)
+    blocks, queue = (result("blocks", name, "--limit", 0, url=url) for name in ("ls", "queue"))
     assert [block["id"] for block in blocks] == list(range(stats["num_blocks"]))
     assert {block["id"] for block in queue} == {block["id"] for block in blocks if block["state"] in ("free", "cached")}
     cached = [block for block in blocks if block["state"] == "cached"]

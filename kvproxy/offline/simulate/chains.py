@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.policies import EvictionPolicy
+from kvproxy.blocks.reuse_distance import LRUCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
 
 
@@ -17,9 +18,25 @@ class ChainRequest:
         partial: the prompt ends in an incomplete block, which takes space until the request ends.
     """
 
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]
     reusable: int
     partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a trace.
+
+    Attributes:
+        seconds: time of arrival; None if the trace has no times.
+        tokens: length of the prompt.
+        output: tokens of the answer.
+    """
+
+    seconds: float | None
+    chain: ChainRequest
+    tokens: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,21 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
+
+
+def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
+    """Return the hits of each pool size as `simulate` with LRU does, in one pass over the trace."""
+    curve = LRUCurve()
+    for request in requests:
+        curve.add(request.blocks, request.reusable, request.partial)
+    hits = curve.hits()
+    return [
+        # A smaller pool refuses requests, so that its stack is another one.
+        simulate(requests, size, "lru").hits
+        if size is not None and size < curve.least
+        else hits[-1 if size is None else min(size, len(hits) - 1)]
+        for size in sizes
+    ]
 
 
 def _belady(requests: Sequence[ChainRequest]) -> Belady:

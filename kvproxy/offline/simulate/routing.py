@@ -11,29 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvproxy.offline.simulate.chains import ChainCache, ChainRequest
+from kvproxy.offline.simulate.chains import Arrival, ChainCache
 from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _NUM_HASHED_BLOCKS = 2
 """Leading blocks that consistent hashing uses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request of a trace.
-
-    Attributes:
-        seconds: time of arrival.
-        tokens: length of the prompt.
-        output: tokens of the answer.
-    """
-
-    seconds: float
-    chain: ChainRequest
-    tokens: int
-    output: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,12 @@ from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 _LEAST_SEGMENTS = 1 << 10
+_GRID = 2.0 ** np.arange(10, 44, 1 / 16)
+"""Pool sizes of a live curve, in units."""
+_MAX_LIVE_IDS = 100_000
 
 
 class Run(NamedTuple):
@@ -143,3 +148,29 @@ class LRUCurve:
         """Return the hits of pools with 0, 1, 2, ... blocks; larger pools have as many hits as the last one."""
         first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
         return list(accumulate(first_hits))
+
+
+class LiveCurve:
+    """The hits of a grid of pool sizes, in bounded memory. Between two sizes, hits are interpolated.
+
+    Attributes:
+        requests, tokens, units: of all prompts.
+    """
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = self.units = 0
+        self._hits = np.zeros(len(_GRID))
+        self._stack = ReuseStack(_MAX_LIVE_IDS)
+
+    def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
+        """Add a prompt of a number of tokens; see `ReuseStack.add`."""
+        self.requests += 1
+        self.tokens += tokens
+        self.units += ends[-1] if ends else 0
+        for run in self._stack.add(ids, ends):
+            self._hits += np.clip(_GRID - run.distance, 0, run.stop - run.start)
+
+    def hit_rate(self, pool_tokens: float) -> float:
+        """Return the share of the prompts that a pool of this size reuses."""
+        size = pool_tokens * self.units / max(1, self.tokens)
+        return float(np.interp(size, _GRID, self._hits)) / max(1, self.units)

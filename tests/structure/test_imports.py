@@ -39,7 +39,7 @@ apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
-journal: apis errors exchange index settings
+journal: apis blocks errors exchange index settings
 telemetry: apis errors exchange index journal settings trace
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pauses quotas responses
     settings token_bucket

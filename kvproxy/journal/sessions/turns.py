@@ -5,10 +5,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.session_name import session_name
+from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.journal.causes import common_ends, comparable_texts
 from kvproxy.journal.history import History
@@ -25,6 +27,7 @@ KEEP_WARM_TAG = "keep-warm"
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
+_MAX_CURVES = 64
 _LEAST_PROMPT = 20
 """Characters of a sub-agent's prompt; a shorter text is not unique."""
 _COLUMNS = (
@@ -86,6 +89,8 @@ class TurnWriter:
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
+        self.curves: dict[str, LiveCurve] = {}
+        """Hit rates by pool size for the prompts of each upstream, in bytes."""
         self._is_restored = False
 
     def forget(self) -> None:
@@ -100,6 +105,7 @@ class TurnWriter:
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
+        self._add_to_curve(chain, record, prompt_tokens)
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.parent(chain, tenant, name)
         known = self._index.longest_prefix(chain, prompt_tokens)
@@ -139,6 +145,13 @@ class TurnWriter:
             return
         self._link_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
+
+    def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
+        name = record.upstream or ""
+        if name not in self.curves and len(self.curves) < _MAX_CURVES:
+            self.curves[name] = LiveCurve()
+        if name in self.curves:
+            self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
     def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         """Texts among the values are stored as ids."""

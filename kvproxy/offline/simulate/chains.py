@@ -28,12 +28,12 @@ class Arrival:
     """A request of a trace.
 
     Attributes:
-        seconds: time of arrival; None if the trace has no times.
+        seconds: time of arrival; NaN if the trace has no times.
         tokens: length of the prompt.
         output: tokens of the answer.
     """
 
-    seconds: float | None
+    seconds: float
     chain: ChainRequest
     tokens: int
     output: int
@@ -58,6 +58,9 @@ class ChainCache:
     Args:
         capacity: in blocks.
         policy: selects the idle block to evict.
+
+    Attributes:
+        stored, removed: blocks that the last request added and evicted.
     """
 
     def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
@@ -65,6 +68,8 @@ class ChainCache:
         self._policy = policy
         self._parents: dict[int, int | None] = {}
         self._num_children: dict[int, int] = {}
+        self.stored: list[int] = []
+        self.removed: list[int] = []
 
     def num_cached(self, blocks: Sequence[int]) -> int:
         """Return the number of leading blocks in the cache."""
@@ -73,6 +78,7 @@ class ChainCache:
     def serve(self, request: ChainRequest) -> int | None:
         """Return the number of hits, or None if the request exceeds the pool."""
         blocks = request.blocks
+        self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
             return None
         num_cached = self.num_cached(blocks)
@@ -80,6 +86,7 @@ class ChainCache:
             self._policy.remove(block)
         while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
             self._evict()
+        self.stored = list(blocks[num_cached:])
         for index in range(num_cached, len(blocks)):
             parent = blocks[index - 1] if index else None
             self._parents[blocks[index]] = parent
@@ -97,6 +104,7 @@ class ChainCache:
             victim = self._policy.pop()
         for block in reversed(skipped):
             self._policy.restore(block)
+        self.removed.append(victim)
         parent = self._parents.pop(victim)
         self._num_children.pop(victim, None)
         if parent is not None:

@@ -70,7 +70,7 @@ def sweep(
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
     for policy in policies:
-        found = []
+        found: list[tuple[float, float]] = []
         for index, size in enumerate(ordered):
             if policy == "lru":
                 found.append((lru[index], 0.0))

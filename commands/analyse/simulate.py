@@ -16,7 +16,7 @@ from kvproxy.units import parse_bytes
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.report import CapacityPlan
-    from kvproxy.offline.simulate.workload import Trace
+    from kvproxy.offline.simulate.workload import Workload
 
 
 @command
@@ -109,7 +109,7 @@ def _policies(text: str) -> list[str]:
     return chosen
 
 
-def _token_bytes(workload: "Trace", model: str | None, given: int | None) -> float | None:
+def _token_bytes(workload: "Workload", model: str | None, given: int | None) -> float | None:
     from kvproxy.offline.simulate.costs import kv_size
 
     if model is None or given is not None:
@@ -131,7 +131,7 @@ def _memory_sizes(text: str | None, token_bytes: float | None, block_tokens: int
 
 def _plan(
     trace: Path,
-    workload: "Trace",
+    workload: "Workload",
     sizes: list[int] | None,
     policies: list[str],
     exact: bool,
@@ -187,7 +187,7 @@ def _ttft_chart(plan: "CapacityPlan") -> Any:
 
 def _compare_routing(
     trace: Path,
-    workload: "Trace",
+    workload: "Workload",
     engines: int | None,
     ttft: float | None,
     blocks: str | None,

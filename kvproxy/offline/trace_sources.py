@@ -5,8 +5,10 @@ equal in two prompts if the regions up to its end are equal.
 """
 
 import contextlib
+import gzip
 import heapq
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -19,7 +21,7 @@ from kvproxy.journal.regions import regions_of
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
 from kvproxy.offline.simulate.chains import Arrival, ChainRequest
-from kvproxy.offline.simulate.workload import DEFAULT_BLOCK_SIZE, ChainIds, Trace, TraceError, read_text, read_trace
+from kvproxy.offline.simulate.workload import DEFAULT_BLOCK_SIZE, ChainIds, TraceError, Workload, read_text, read_trace
 from kvproxy.offline.transcripts import read_transcripts, transcript_files
 
 _SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
@@ -32,7 +34,7 @@ _EVENTS_NOTE = (
 )
 
 
-def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Trace:
+def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:
     """Read a file, or all files of a folder.
 
     Args:
@@ -56,7 +58,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
         raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
     arrivals = _overlap(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
-    return Trace(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
+    return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
 
 
 def _overlap(traces: Sequence[Trace], users: int) -> Iterator[Arrival]:
@@ -67,14 +69,13 @@ def _overlap(traces: Sequence[Trace], users: int) -> Iterator[Arrival]:
         heapq.heappush(free, start + trace.arrivals[-1].seconds - first)
 
 
-def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Trace:
-    with path.open("rb") as file:
-        head = file.read(4096)
+def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
+    head = _head(path)
     if head.startswith(b"SQLite format 3"):
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
     if path.suffix == ".msgpack" or b'"events"' in head or b"BlockStored" in head:
         return _read_events(path, ids)
-    if b'"hash_ids"' not in head and not head.startswith(b"\x1f\x8b") and transcript_files(path):
+    if b'"hash_ids"' not in head and transcript_files(path):
         found, _ = read_transcripts([path])
         if not found:
             raise TraceError(f"{path}, line 1: the transcript has no request")
@@ -86,9 +87,19 @@ def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Trace:
     return read_trace(path, block_size, ids)
 
 
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            is_zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_zipped else path.open("rb") as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
+
+
 def _region_trace(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: ChainIds, notes: tuple[str, ...]
-) -> Trace:
+) -> Workload:
     """Args: prompts: time, chain, prompt tokens if known, and response tokens of each request."""
     tokens = sum(each or 0 for _, _, each, _ in prompts)
     ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
@@ -99,7 +110,7 @@ def _region_trace(
         blocks = ids.chain(_region_blocks(chain, size * ratio), scope)
         reusable = min(len(blocks), max(0, length - 1) // size)
         arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
-    return Trace(arrivals, size, notes)
+    return Workload(arrivals, size, notes)
 
 
 def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
@@ -111,7 +122,7 @@ def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int
             place += 1
 
 
-def _read_events(path: Path, ids: ChainIds) -> Trace:
+def _read_events(path: Path, ids: ChainIds) -> Workload:
     """Restore prompts from the blocks that they stored, and from the cached blocks before these."""
     parents: dict[Hash, Hash | None] = {}
     prompts: list[tuple[float, Hash]] = []
@@ -144,7 +155,7 @@ def _read_events(path: Path, ids: ChainIds) -> Trace:
         blocks = ids.chain(reversed(path_up), scope)
         chain = ChainRequest(blocks, len(blocks), partial=False)
         arrivals.append(Arrival(seconds, chain, len(blocks) * size, 0))
-    return Trace(arrivals, size, (_EVENTS_NOTE,))
+    return Workload(arrivals, size, (_EVENTS_NOTE,))
 
 
 def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
@@ -174,7 +185,7 @@ def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
                 raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
 
 
-def _read_journal(path: Path, size: int, ids: ChainIds) -> Trace:
+def _read_journal(path: Path, size: int, ids: ChainIds) -> Workload:
     with contextlib.closing(Reader(path)) as reader:
         prompts = [
             (seconds, chain_of(regions, tenant), tokens, output)

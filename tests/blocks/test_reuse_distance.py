@@ -63,7 +63,8 @@ def test_a_bounded_stack_forgets_the_least_recently_used() -> None:
     stack = ReuseStack(max_ids=10)
     for number in range(100):
         stack.add([number])
-    assert stack.add([99]) and not stack.add([0])
+    assert stack.add([99])
+    assert not stack.add([0])
     assert stack.num_units <= 12
 
 

@@ -1,5 +1,6 @@
 """One stream of prompts from all kinds of traces."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from kvproxy.offline.simulate.chains import lru_hits
 from kvproxy.offline.simulate.workload import TraceError
 from kvproxy.offline.trace_sources import read_workload
-from tests.offline.test_transcripts import CLAUDE
+from tests.offline.test_transcripts import conversation
 
 
 def lines(*values: Any) -> str:
@@ -70,9 +71,11 @@ def test_ids_of_a_folder_belong_to_their_file(tmp_path: Path) -> None:
     assert [arrival.seconds for arrival in read_workload(tmp_path, users=2).arrivals] == [0, 0, 10, 10, 10, 20]
 
 
-def test_a_transcript_is_read_by_its_texts() -> None:
-    trace = read_workload(CLAUDE)
-    assert trace.arrivals and lru_hits(trace.chains, [None])[0] >= 0
+def test_a_transcript_is_read_by_its_texts(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    trace = read_workload(tmp_path, block_size=2)
+    first, second, *_ = trace.chains
+    assert list(second.blocks[: len(first.blocks) - 1]) == list(first.blocks[:-1])
     assert "system prompt" in trace.notes[0]
 
 
@@ -83,11 +86,17 @@ def test_a_transcript_is_read_by_its_texts() -> None:
         ("a.jsonl", '{"events": [], "ts": 1}\n{"events": 3, "ts": 1}\n', "line 2: the events are not a list"),
         ("a.jsonl", lines({"input_length": 9, "timestamp": 1}, {"input_length": 9}), "line 2: has no timestamp"),
         ("a.jsonl", lines({"input_length": 9}, {"input_length": -1}), "line 2: bad request"),
-        ("a.jsonl.gz", "\x1f", "line 1: cannot be read|line 1: not JSON"),
+        ("a.jsonl", "\ud83d", "line 1: cannot be read"),
         ("a.txt", "", "line 1: the file is empty"),
     ],
 )
 def test_bad_files_are_refused_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogatepass")
     with pytest.raises(TraceError, match=message):
         read_workload(tmp_path / name)
+
+
+def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(*EVENTS).encode())[:-12])
+    with pytest.raises(TraceError, match="line 1: cannot be read"):
+        read_workload(tmp_path)

@@ -61,5 +61,5 @@ def test_a_tier_is_read_if_that_is_faster() -> None:
     slow = pool_cost([200, 700], [parse_tier("redis=64@0.01")], speed, tokens=1000, requests=1)
     assert slow.ttft == pytest.approx(0.8)
     for text in ("tape=3", "host=", "host=-1", "disk=nan"):
-        with pytest.raises(ValueError, match="tape|host|float|nan"):
+        with pytest.raises(ValueError, match=r"tape|host|float|nan"):
             parse_tier(text)

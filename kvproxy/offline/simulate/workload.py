@@ -41,7 +41,7 @@ class TraceError(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Workload:
     """The requests of a trace.
 
     Attributes:
@@ -100,7 +100,7 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
     return trace.chains, trace.block_tokens
 
 
-def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None = None) -> Trace:
+def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None = None) -> Workload:
     """Read a trace file, which may be gzipped.
 
     Args:
@@ -125,7 +125,7 @@ def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None =
         arrivals.sort(key=lambda arrival: arrival.seconds)
     elif len(untimed) < len(lines):
         raise TraceError(f"{path}, {untimed[0].position}: has no timestamp, and other lines have one")
-    return Trace(arrivals, size, (_ONLY_LENGTHS,) if kind == "lengths" else ())
+    return Workload(arrivals, size, (_ONLY_LENGTHS,) if kind == "lengths" else ())
 
 
 def read_text(path: Path) -> str:

@@ -61,7 +61,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
     return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
 
 
-def _overlap(traces: Sequence[Trace], users: int) -> Iterator[Arrival]:
+def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
     free = [0.0] * users
     for trace in traces:
         start, first = heapq.heappop(free), trace.arrivals[0].seconds

@@ -75,12 +75,12 @@ class Ruling:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        chance: share of such requests to forward for exploration.
+        exploration_share: share of such requests to forward for exploration.
     """
 
     decisions: list[Decision]
     chosen: int | None
-    chance: float = 0.0
+    exploration_share: float = 0.0
     record: LearningRecord | None = None
 
 

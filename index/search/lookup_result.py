@@ -42,14 +42,14 @@ class PendingObservation:
         candidate: the neighbour that was accepted, or that came closest to acceptance.
         near: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
-        chance: probability with which such a request is forwarded.
+        comparison_probability: probability with which such a request is forwarded.
     """
 
     candidate: Candidate
     record: LearningRecord
     candidates: tuple[Candidate, ...]
     accepted: bool
-    chance: float
+    comparison_probability: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class EmbeddedPrefix(PrefixCache):
             generation = await self._backend.generation(request)
             # A lookup leaves the last token to compute, so one token is added.
             return self._backend.cache_request("pin", generation, 0)
-        found = await self._worker.inspect(lambda manager: pool_rows.chain_to(manager, leaf)) if leaf else None
+        found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None
         if found is None:
             raise NotFound(f"no cached block has a hash that begins with {leaf!r}: see blocks chains")
         return found

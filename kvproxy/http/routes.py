@@ -13,7 +13,7 @@ from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.sse import event
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
+from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnreadCharge
@@ -24,7 +24,7 @@ from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResp
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.openapi import openapi
-from kvproxy.http.request_bodies import api_request, check_choices, query_of, upload, whole_body
+from kvproxy.http.request_bodies import api_request, check_choices, query_of, stream_upload, whole_body
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 
@@ -51,7 +51,7 @@ class CachedApi:
             return await _answer(request, exchange, self._api, reservation)
         except KvproxyError as error:
             record_failure(exchange, error)
-            services(request).metrics.refused(error)
+            services(request).metrics.count_error(error)
             return error_response(error, self._api.error_body(error))
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
@@ -73,7 +73,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
-    except Unkeyable:
+    except NoCacheKey:
         if forwarder is None:
             raise
         exchange.request = None
@@ -142,20 +142,22 @@ async def metrics(request: Request) -> Response:
     if app.built.worker is not None:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
-            app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
-        app.metrics.tiers(app.built.worker.tier_figures())
+            app.metrics.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+        app.metrics.set_tiers(app.built.worker.tier_figures())
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
-            app.metrics.upstream(engine.status())
-    observer = app.answerer.observer
-    app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {}, app.answerer.stale)
+            app.metrics.set_upstream(engine.status())
+    comparer = app.answerer.comparer
+    app.metrics.set_semantic(
+        app.answerer.lookup_counts, comparer.counts if comparer is not None else {}, app.answerer.stale_counts
+    )
     semantic = app.answerer.semantic
     overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
     if overall is not None:
-        app.metrics.learned(overall)
+        app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
-        app.metrics.saved(await asyncio.to_thread(app.answerer.journal.saved))
-        app.metrics.ledger(await asyncio.to_thread(app.answerer.journal.ledger))
+        app.metrics.set_savings(await asyncio.to_thread(app.answerer.journal.saved))
+        app.metrics.set_ledger(await asyncio.to_thread(app.answerer.journal.ledger))
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:
@@ -180,24 +182,26 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
     spending = _start_charge(request, body)
-    uploaded = asyncio.Event()
+    upload_done = asyncio.Event()
     if body is not None:
-        uploaded.set()
+        upload_done.set()
     # During the upload, only the upload reads from the client, and notices a disconnection.
-    sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
+    sent = stream_upload(request, upload_done, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
-        sent = spending.upload(sent)
+        sent = spending.stream_upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request, forwarding, lifetime, uploaded)
+        reply = await cancel_on_disconnect(request, forwarding, lifetime, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)
         raise
     if spending is not None:
         reply = spending.answer(reply)
-    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, uploaded=uploaded)
+    return RelayResponse(
+        reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, upload_done=upload_done
+    )
 
 
 def _check_path(request: Request) -> None:

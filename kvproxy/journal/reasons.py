@@ -7,12 +7,12 @@ from kvproxy.errors import (
     ModelNotFound,
     NotCached,
     Overloaded,
-    TooLarge,
-    TooMany,
-    TooSlow,
+    RequestTooLarge,
+    RequestTooSlow,
+    TooManyRequests,
     Unauthorized,
-    UpstreamBroken,
     UpstreamError,
+    UpstreamProtocolError,
 )
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import GUARDS
@@ -78,14 +78,14 @@ _VERDICTS: dict[Verdict, str] = {
 # The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (NotCached, "not-cached"),
-    (TooLarge, "refused-size"),
-    (TooSlow, "refused-slow"),
-    (TooMany, "refused-limit"),
+    (RequestTooLarge, "refused-size"),
+    (RequestTooSlow, "refused-slow"),
+    (TooManyRequests, "refused-limit"),
     (Unauthorized, "refused-key"),
     (Overloaded, "refused-busy"),
     (InvalidRequest, "refused-invalid"),
     (ModelNotFound, "refused-model"),
-    (UpstreamBroken, "error-broken"),
+    (UpstreamProtocolError, "error-broken"),
     (UpstreamError, "error-upstream"),
 )
 _STATUSES = {

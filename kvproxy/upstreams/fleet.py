@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.backends.protocol import Body, Forwarder, Relayed
+from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.prefix_match import compute_hashes
@@ -83,11 +83,11 @@ class Fleet:
     async def models(self) -> JsonObject:
         return await self._first().client.models()
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward any other request to the first available engine, since its state may exist only there."""
         return await self._first().client.forward(method, path, headers, body)
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request; if an engine fails before its first chunk, try the next one.
 
         Raises Overloaded or UpstreamError.
@@ -151,7 +151,7 @@ class Fleet:
         await compute_hashes(prompt, [mirror for _, mirror in mirrored])
         return prompt
 
-    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:
+    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> RelayedResponse:
         load = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:

@@ -18,7 +18,7 @@ import orjson
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.backends.protocol import Forwarder, RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import texts
@@ -66,11 +66,11 @@ class Model:
     name = "model"
     forwarder: Forwarder | None = None
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         async def chunks() -> AsyncIterator[bytes]:
             yield orjson.dumps({"id": "x"} | ANSWERS[request.api.name])
 
-        return Relayed(200, [("content-type", "application/json")], chunks())
+        return RelayedResponse(200, [("content-type", "application/json")], chunks())
 
     async def start(self) -> None: ...
 
@@ -125,7 +125,7 @@ class World:
         # Nobody waits for an answer to be stored.
         await self.cache.pending_writes.wait()
         # What is stored gets its vector behind the answer.
-        await self.semantic.deferred.idle()
+        await self.semantic.deferred_embeddings.wait_until_idle()
         return id
 
     def explain(self, id: str) -> MissExplanation:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.client_keys import all_clients, clients_file, digest, is_closed
-from kvproxy.errors import SettingsError, TooMany, Unauthorized
+from kvproxy.errors import SettingsError, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.metrics import Metrics
@@ -123,7 +123,7 @@ class ClientGuard:
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.client(client.name, message["status"])
+                self._metrics.count_client_request(client.name, message["status"])
                 if limits := quota.headers():
                     MutableHeaders(scope=message).update(limits)
             await send(message)
@@ -132,9 +132,9 @@ class ClientGuard:
             with quota.request() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
-        except TooMany as error:
+        except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
-            self._metrics.refused(error)
+            self._metrics.count_error(error)
             await error_response(error)(scope, receive, labelled)
 
 

@@ -78,11 +78,11 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
-    compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
+    compared = dict(answerer.comparer.counts) if answerer.comparer is not None else {}
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,
-        dict(answerer.outcomes),
+        dict(answerer.lookup_counts),
         compared,
         answerer.store.observations.summary(),
         None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),

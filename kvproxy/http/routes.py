@@ -189,7 +189,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     sent = stream_upload(request, upload_done, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
-        sent = spending.stream_upload(sent)
+        sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
         reply = await cancel_on_disconnect(request, forwarding, lifetime, upload_done)

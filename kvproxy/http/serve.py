@@ -13,6 +13,7 @@ from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.host_names import is_loopback
 from kvproxy.http.app import create_app
+from kvproxy.http.connections.client_connection import refuse_connection
 from kvproxy.http.connections.proxy_server import ProxyServer
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hugging_face_hub import prefer_cached_models

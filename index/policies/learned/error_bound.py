@@ -1,8 +1,8 @@
 """Two anytime-valid bounds of the error guarantee.
 
 Each wrong answer is an event with a probability known before it. If these add up to V, the number of events behaves like a
-Poisson process at time V. `max_expected_events` bounds V for a number of allowed events, and `max_error_factor` bounds the factor by
-which the probabilities may be too small.
+Poisson process at time V. `max_expected_events` bounds V for a number of allowed events, and `max_error_factor` bounds the factor
+by which the probabilities may be too small.
 """
 
 import math

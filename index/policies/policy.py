@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.index.policies.guards import Guard
+from kvproxy.index.policies.guards import GUARDS, Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
@@ -34,6 +34,24 @@ class Limits:
     min_similarity: float | None = None
     min_probability: float | None = None
     max_error: float | None = None
+
+
+_MEANINGS: dict[Verdict, str] = {
+    "accepted": "one answer fits both",
+    "low similarity": "not similar enough",
+    "low probability": "the verifier doubts that one answer fits both",
+    "uncertain": "too little is known about this answer",
+    "explored": "forwarded in order to learn",
+    "expired": "its response expired",
+    "rejected": "a person rejected it",
+    "not compared": "a nearer one decided",
+}
+_DIFFERENCES = {guard.name: guard.difference for guard in GUARDS}
+
+
+def meaning(verdict: Verdict, guard: str | None) -> str:
+    """Say in plain words why a neighbour was accepted or refused."""
+    return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
 
 @dataclass(frozen=True, slots=True)

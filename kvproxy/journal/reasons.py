@@ -65,7 +65,9 @@ REASONS: dict[str, str] = {
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
-} | {f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question." for guard in GUARDS}  # fmt: skip
+} | {
+    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}." for guard in GUARDS
+}  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {
     "low similarity": "low-similarity",

@@ -166,6 +166,7 @@ def test_columns_equal_rows() -> None:
     assert found.queue == [row.id for row in pool_rows.list_free_blocks(manager)]
     assert found.tenants is not None
     assert found.tenant is not None
+    assert set(found.tenant) == {-1, 0, 1}
     tenants = [found.tenants[index] if index >= 0 else None for index in found.tenant]
     assert {name for name, row in zip(tenants, rows, strict=True) if row.hash is not None} == {"a", "b"}
     assert {node.name for node in nodes_of_pool(manager)} == {str(row.id) for row in rows if row.hash is not None}

@@ -63,6 +63,8 @@ def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision(
     assert verdicts(b=0.95) == ["accepted", *["not compared"] * 4]
     assert verdicts(b=0.6, c=0.95) == [below, "vetoed", "accepted", "not compared", "not compared"]
     assert verdicts(b=0.6, c=0.6, d=0.6) == [below, "vetoed", below, below, "low similarity"]
+    near_enough = CheckedPolicy(Fixed({"What is b?": 0.75}), 0.75, 0.7).decide(question, near)
+    assert near_enough.chosen == 0
     # The score is so low that farther neighbours need not be read.
     assert verdicts(b=0.2) == [below, *["not compared"] * 4]
     assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, near[4:]).decisions[0].score is None

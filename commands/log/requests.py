@@ -123,12 +123,12 @@ def show(
 
     Example: kvproxy log show 3f2a
     """
-    from kvproxy.journal.reasons import meaning
+    from kvproxy.journal.reasons import meaning_of
 
     record = source.open().record(request)
     document = asdict(record)
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
-    facts = [("time", moment(record.time)), *fields, ("meaning", meaning(record.reason))]
+    facts = [("time", moment(record.time)), *fields, ("meaning", meaning_of(record.reason))]
     return Output(document, lambda: print_facts(facts))
 
 

@@ -54,7 +54,7 @@ class EvictionCandidate:
         return self.entry.summary() | {"reason": self.reason, "priority": self.priority, "bytes": self.bytes}
 
 
-EVERYTHING = EntryFilter()
+ALL_ENTRIES = EntryFilter()
 UsageKey = Literal["tenant", "model", "endpoint", "tag"]
 
 

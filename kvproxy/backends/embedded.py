@@ -4,7 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
-from kvproxy.apis.api_request import PUBLIC, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Codec, Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
@@ -168,7 +168,7 @@ class EmbeddedBackend:
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 
     def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
-        if self._shared_blocks or request.tenant == PUBLIC:
+        if self._shared_blocks or request.tenant == PUBLIC_TENANT:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
 

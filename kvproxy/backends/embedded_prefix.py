@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.api_request import PUBLIC, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.backends.prefix_cache import (
     PrefixCache,
@@ -12,7 +12,7 @@ from kvproxy.backends.prefix_cache import (
     PrefixReport,
     ResetReport,
     add_branch_texts,
-    spell_divergence,
+    decode_divergence,
 )
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
@@ -43,7 +43,7 @@ class EmbeddedPrefix(PrefixCache):
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)
         # The salt of a tenant's blocks begins with the tenant's name.
-        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
+        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         nodes = await self._worker.inspect(nodes_of_pool)
@@ -77,7 +77,7 @@ class EmbeddedPrefix(PrefixCache):
             matched_tokens=found.matched_tokens,
             blocks=found.blocks,
             tiers=await self._worker.tier_match(prompt, found.matched_tokens),
-            divergence=await spell_divergence(found.divergence, self._text),
+            divergence=await decode_divergence(found.divergence, self._text),
             groups=found.groups,
         )
 

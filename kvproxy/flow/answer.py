@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from kvproxy.apis.api_request import ApiRequest, requests_sample
+from kvproxy.apis.api_request import ApiRequest, requests_sampling
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
@@ -115,7 +115,7 @@ class Answerer:
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
         accepts_stored = control.only_if_cached or control.max_age is not None
-        return not accepts_stored and requests_sample(request.body)
+        return not accepts_stored and requests_sampling(request.body)
 
     async def _after_exact(self, exchange: Exchange) -> Answer:
         if exchange.bypass_reason is None:
@@ -153,7 +153,7 @@ class Answerer:
                 hit = self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
-            exchange.collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
+            exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
             record_start(exchange, shared)
             if not complete:

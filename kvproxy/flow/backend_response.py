@@ -74,7 +74,7 @@ class BackendResponse:
     prefix: PrefixUse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
-    answer: tuple[tuple[str, bytes], ...] | None = None
+    answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
     started: float = field(default_factory=time.perf_counter)
 

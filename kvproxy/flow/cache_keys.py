@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from kvproxy.apis.api_request import PUBLIC, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
@@ -32,7 +32,7 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
-    return "/".join(part for part in (client, user) if part is not None) or PUBLIC
+    return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
@@ -45,7 +45,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
         "endpoint": api.name,
-        "tenant": PUBLIC if shared else request.tenant,
+        "tenant": PUBLIC_TENANT if shared else request.tenant,
         "backend": backend,
         "body": body,
     }

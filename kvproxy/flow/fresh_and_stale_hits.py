@@ -51,7 +51,7 @@ class CacheLookup:
             elif self._is_young(entry, exchange):
                 return await self._hit(exchange, entry)
             else:
-                exchange.too_old = True
+                exchange.is_entry_too_old = True
         except CacheStoreError:
             # The store logs its failure once for all requests.
             exchange.lookup_failed = True

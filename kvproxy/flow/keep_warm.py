@@ -123,7 +123,7 @@ class KeepWarm:
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
-        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
+        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.was_collapsed:
             return
         if exchange.status != 200 or exchange.failure is not None:
             return

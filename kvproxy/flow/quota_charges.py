@@ -67,7 +67,7 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
     return (estimated if response.prefix is None else response.prefix.prompt_tokens) + generated
 
 
-class UnreadCharge:
+class UnparsedRequestCharge:
     """Charges for a request that is forwarded unread, at four bytes per token.
 
     If the response is a JSON object with `usage`, its tokens count instead.

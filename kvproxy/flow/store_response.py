@@ -169,7 +169,7 @@ class ResponseRecorder:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
                 response.usage = self._exchange.api_request.api.usage(whole)
-                response.answer = answer_digests(whole)
+                response.answer_digests = answer_digests(whole)
                 if self._repairs:
                     await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, whole)
             self._report_reuse(response, whole)

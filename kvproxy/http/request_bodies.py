@@ -19,7 +19,7 @@ from kvproxy.settings import Settings
 _SLOW_BYTES = 64 * 1024
 
 
-async def whole_body(
+async def read_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
     """Read a body.
@@ -65,12 +65,12 @@ def _too_large(limit: int) -> RequestTooLarge:
     return RequestTooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
 
 
-async def parsed(raw: bytes) -> JsonObject:
+async def parse_in_thread(raw: bytes) -> JsonObject:
     """Parse a body. Raises InvalidRequest."""
     return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
 
 
-async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
+async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
     """Parse a request to a cached API. The settings name the headers that identify users.
 
     Args:

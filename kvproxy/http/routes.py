@@ -16,7 +16,7 @@ from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
-from kvproxy.flow.quota_charges import UnreadCharge
+from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.access.client_guard import is_proxy_path
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
@@ -24,7 +24,7 @@ from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResp
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.http.openapi import openapi
-from kvproxy.http.request_bodies import api_request, check_choices, query_of, stream_upload, whole_body
+from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 
@@ -65,11 +65,11 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
-    raw = await whole_body(request, limits.body_bytes, limits.body_seconds, reservation)
+    raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
-        parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
+        parsed = await read_api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant
-        exchange.request = app.traced(exchange, await app.prepared(parsed))
+        exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
@@ -113,7 +113,7 @@ async def health(request: Request) -> Response:
     lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
     working = "ok" if lost is None else "degraded"
     found: dict[str, str | bool] = {"status": working if broken is None else "failed", "version": __version__}
-    if app.access.admin(request) is None:
+    if app.access.check_operator(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         found |= {"semantic": app.settings.cache.semantic}
         found |= {"error": broken} if broken is not None else {}
@@ -129,14 +129,14 @@ async def ready(request: Request) -> Response:
     failure = app.answerer.backend.failure()
     if failure is None:
         return JSONResponse({"status": "ready"})
-    cause = {"error": failure} if app.access.admin(request) is None else {}
+    cause = {"error": failure} if app.access.check_operator(request) is None else {}
     return JSONResponse({"status": "not ready", **cause}, 503)
 
 
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' text format, for the operator only, since they name upstreams and clients."""
     app = services(request)
-    refused = app.access.admin(request)
+    refused = app.access.check_operator(request)
     if refused is not None:
         raise refused
     if app.built.worker is not None:
@@ -212,13 +212,13 @@ def _check_path(request: Request) -> None:
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _start_charge(request: Request, body: bytes | None) -> UnreadCharge | None:
+def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    return UnreadCharge(account, announced if body is None else len(body))
+    return UnparsedRequestCharge(account, announced if body is None else len(body))
 
 
 ROUTES = [

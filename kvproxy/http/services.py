@@ -70,7 +70,7 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
-    async def prepared(self, request: ApiRequest) -> ApiRequest:
+    async def prepare(self, request: ApiRequest) -> ApiRequest:
         """Apply rules and edits, and place breakpoints; slow changes in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
@@ -88,7 +88,7 @@ class Services:
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
         if edits := self.rules.edits(request):
             request = apply_edits(request, edits)
-        return self.answerer.history.repaired(request) if request.control.rule.repair_history else request
+        return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     @cached_property
     def access(self) -> Access:
@@ -98,7 +98,7 @@ class Services:
     def lifetimes(self) -> Lifetimes:
         return Lifetimes(self.settings.limits.request_seconds, self.metrics.count_reached_limit)
 
-    def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
+    def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
             return request
@@ -169,7 +169,7 @@ def build(settings: Settings) -> Services:
         data=settings.data,
         encryption=settings.encryption,
         redaction=settings.redaction,
-        tenant_limit=clients.stored_bytes,
+        tenant_limit=clients.stored_bytes_limit,
     )
     comparer = (
         make_response_comparer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None

@@ -126,7 +126,7 @@ def reason_of(exchange: Exchange) -> str:
     """Return the reason token of an exchange. The journal's history may refine `miss-new`."""
     if exchange.failure is not None:
         return exchange.failure
-    if exchange.client_left:
+    if exchange.client_disconnected:
         return "disconnected-reading"
     if exchange.hit is not None:
         return exchange.hit.stale or f"hit-{exchange.layer}"
@@ -138,17 +138,17 @@ def reason_of(exchange: Exchange) -> str:
         return "refused-upstream" if exchange.status in _INVALID else "error-upstream"
     if exchange.layer == "revalidated":
         return "revalidated"
-    if exchange.collapsed:
+    if exchange.was_collapsed:
         return "hit-shared"
     if exchange.bypass_reason is not None:
         return exchange.bypass_reason
     if exchange.lookup_failed:
         return "miss-failed"
-    return "miss-old" if exchange.too_old else "miss-new"
+    return "miss-old" if exchange.is_entry_too_old else "miss-new"
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    return None if lookup is None else lookup.decisive("not compared", "expired")
+    return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:
@@ -158,7 +158,7 @@ def reason_of_neighbour(near: Candidate) -> str | None:
     return _VERDICTS.get(near.verdict)
 
 
-def meaning(token: str) -> str:
+def meaning_of(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")

@@ -146,7 +146,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
     exchange.prefix = None if reuse is None else PrefixUse(*reuse)
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
-    exchange.answer = answer_digests(response) if isinstance(response, dict) else None
+    exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
     return exchange
 
 
@@ -192,7 +192,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
             lost=lost,
             cost=None,
         )
-        turns.append(turn.priced(prices))
+        turns.append(turn.with_cost(prices))
         before, ended = list[object](ids), time + duration
     return turns
 

@@ -13,7 +13,7 @@ from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end
+from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 
 _PROBE_CONNECTIONS = 8
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -116,7 +116,7 @@ class UpstreamClient:
                 return False
             return self._settings.chain or not name.startswith(HEADER_PREFIX)
 
-        sent = [(name, value) for name, value in end_to_end(headers.items()) if is_sent(name)]
+        sent = [(name, value) for name, value in end_to_end_headers(headers.items()) if is_sent(name)]
         return self._with_key(sent, path)
 
     def _with_key(self, headers: Headers, path: str) -> Headers:

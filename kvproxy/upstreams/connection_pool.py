@@ -108,7 +108,7 @@ def _was_closed_before_write(error: Exception) -> bool:
     return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
-def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
+def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the headers to forward: all but the hop-by-hop headers, with names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
@@ -154,7 +154,7 @@ async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIt
 
 def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
-    headers = end_to_end(raw)
+    headers = end_to_end_headers(raw)
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 

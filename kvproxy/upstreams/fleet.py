@@ -106,7 +106,7 @@ class Fleet:
             await reply.close()
         return await self._send(route.engines[-1], request, route)
 
-    def available(self) -> list[FleetEngine]:
+    def available_engines(self) -> list[FleetEngine]:
         """Return the available engines, or the ejected ones if none is available. Raises Overloaded if all are draining."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
@@ -114,13 +114,13 @@ class Fleet:
             raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain")
         return up
 
-    def mirrored(self) -> "list[tuple[FleetEngine, Mirror]]":
+    def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":
         """Return the engines with mirrors; available engines first."""
         engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
         return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 
     async def _route(self, request: ApiRequest) -> _Route:
-        available = self.available()
+        available = self.available_engines()
         length = len(request.raw) // BYTES_PER_TOKEN
         if len(available) == 1 and not self._must_predict_reuse(available[0], request):
             return _Route(available, {available[0].url: length}, {})

@@ -30,7 +30,7 @@ from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.miss_explanation import MissExplanation, explain_record
-from kvproxy.journal.miss_sentences import sentences
+from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import Reader
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
@@ -352,7 +352,7 @@ async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tupl
             id, cause, said = await INJECT[kind][1](world)
             found = world.explain(id)
             causes[cause] += 1
-            told = "\n".join(sentences(found, str))
+            told = "\n".join(explain_in_sentences(found, str))
             if found.cause != cause or (said not in told and text == "all"):
                 wrong.append(f"{kind}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
     finally:

@@ -65,7 +65,7 @@ class Turn:
     lost: dict[str, int]
     cost: float | None
 
-    def priced(self, prices: Mapping[str, PriceSettings]) -> "Turn":
+    def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
         """The same turn with its cost."""
         price = price_of(self.model, prices)
         if price is None:
@@ -246,7 +246,7 @@ class SessionReader:
     def _turn(self, row: Sequence[Any]) -> Turn:
         values, tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
         lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
-        return Turn(*(*values, lost, None)).priced(self._prices)
+        return Turn(*(*values, lost, None)).with_cost(self._prices)
 
 
 def tree(turns: Sequence[Turn]) -> list[TreeRow]:

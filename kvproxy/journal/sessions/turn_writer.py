@@ -11,7 +11,7 @@ from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.session_name import session_name
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.journal.cache_history import History
-from kvproxy.journal.miss_explanation import common_ends, comparable_texts
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses
@@ -101,8 +101,8 @@ class TurnWriter:
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
         price = price_of(record.model, self._prices) or PriceSettings()
-        parent, session = self._index.parent(chain, tenant, name)
-        known = self._index.longest_prefix(chain, prompt_tokens)
+        parent, session = self._index.find_parent(chain, tenant, name)
+        known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_alike = known is not None and known.regions > chain.first
         closest = known.turn if known is not None and is_alike else parent or self._index.first_turn(tenant)
         change = self._change(chain, closest, record)
@@ -124,7 +124,7 @@ class TurnWriter:
             completion_tokens=record.completion_tokens or 0,
             stored=_stored(use.cached_tokens, use.written_5m, use.written_1h),
             ttl=_lifetime(use, known, price),
-            answer=exchange.answer,
+            answer=exchange.answer_digests,
             end=chain.prefixes[-1] if chain.prefixes else 0,
         )
         pause = None if parent is None else record.time - parent.ended
@@ -218,7 +218,7 @@ class TurnWriter:
         if self.contents.get(before) is None or self.contents.get(after) is None:
             return None, 0.0
         old, new = comparable_texts(self._content(before), self._content(after))
-        start, end = common_ends(old, new)
+        start, end = common_prefix_and_suffix(old, new)
         return start, end / max(1, len(new))
 
     def _content(self, digest: bytes) -> Json:
@@ -280,7 +280,7 @@ class TurnWriter:
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:
-    reached = exchange.hit is None and not exchange.collapsed and record.layer != "revalidated"
+    reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 

@@ -12,12 +12,12 @@ from kvproxy.index.evaluation.stream_evaluation import (
     _THRESHOLDS,
     Line,
     _Nearest,
+    add_judge_errors,
     best_threshold,
     curve,
     make_stream,
     measure,
     read_stream,
-    with_random_errors,
 )
 from kvproxy.index.evaluation.stream_replay import Outcome, ReplayObservations, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -79,7 +79,7 @@ def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
 
 
 def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
-    found = replay(stream, learned(0.05), judge=with_random_errors(stream.same, 0.01, 0))
+    found = replay(stream, learned(0.05), judge=add_judge_errors(stream.same, 0.01, 0))
     assert found.worst_wrong_share <= 0.05
     assert found.hit_rate > 0.2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.extras import require
+from kvproxy.optional_packages import require
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart

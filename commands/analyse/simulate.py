@@ -16,7 +16,7 @@ from kvproxy.units import parse_bytes
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.report import CapacityPlan
-    from kvproxy.offline.simulate.workload import Workload
+    from kvproxy.offline.simulate.trace_reader import Workload
 
 
 @command
@@ -65,8 +65,8 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
     from kvproxy.errors import NotFound
+    from kvproxy.offline.simulate.pool_size_sweep import sweep_charts
     from kvproxy.offline.simulate.report import write_report
-    from kvproxy.offline.simulate.sweep import sweep_charts
     from kvproxy.offline.trace_sources import read_workload
 
     if not trace.exists():
@@ -137,10 +137,10 @@ def _plan(
     exact: bool,
     costs: tuple[list[str], float | None, float, float],
 ) -> "CapacityPlan":
-    from kvproxy.offline.simulate.chains import lru_hits
     from kvproxy.offline.simulate.costs import GIB, EngineSpeed, parse_tier, pool_cost
+    from kvproxy.offline.simulate.pool_simulation import lru_hits
+    from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
     from kvproxy.offline.simulate.report import CapacityPlan
-    from kvproxy.offline.simulate.sweep import default_sizes, sweep
 
     texts, token_bytes, prefill_rate, hour_price = costs
     try:
@@ -195,7 +195,7 @@ def _compare_routing(
     events: tuple[float, float],
 ) -> Output:
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.simulate.routing import POLICIES, FleetShape, engines_for, simulate_routing
+    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
 
     if blocks is not None and not blocks.isdigit():
         raise typer.BadParameter("for routing, --blocks takes one number: the pool of each engine")

@@ -14,8 +14,8 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
-from kvproxy.index.store.values import (
-    EVERYTHING,
+from kvproxy.index.store.store_types import (
+    ALL_ENTRIES,
     Capacity,
     EntryFilter,
     EvictionCandidate,
@@ -118,7 +118,7 @@ class Store(StoreWriter):
         return bool(self.database.query("select 1 as found from responses where key = :key", {"key": key}))
 
     def list_entries(
-        self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0
+        self, where: EntryFilter = ALL_ENTRIES, *, limit: int | None = None, offset: int = 0
     ) -> list[Entry]:
         self.flush()
         if (matches := self._prompt_filter(where)) is not None:
@@ -166,7 +166,7 @@ class Store(StoreWriter):
             for row in self.database.query(sql)
         ]
 
-    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
+    def ids(self, where: EntryFilter = ALL_ENTRIES) -> list[str]:
         if (matches := self._prompt_filter(where)) is not None:
             return list(self._matching_ids(where, matches))
         condition, values = self._where(where)

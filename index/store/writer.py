@@ -12,7 +12,7 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.values import (
+from kvproxy.index.store.store_types import (
     Capacity,
     NewEntry,
     RemovalReason,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.rows import BlockRow, BlockState
-from kvproxy.blocks.view import block_state
+from kvproxy.blocks.pool_rows import block_state
+from kvproxy.blocks.row_types import BlockRow, BlockState
 
 _LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
 _NAME_DIGITS = 16

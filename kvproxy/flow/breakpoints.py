@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
-from kvproxy.flow.conversation import MARKER, content_blocks
+from kvproxy.flow.conversation_digests import MARKER, content_blocks
 
 Lifetime = Literal["5m", "1h"]
 MOST = 4

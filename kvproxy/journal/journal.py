@@ -13,18 +13,18 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
-from kvproxy.journal.history import ResponseRemoved, ResponseStored
-from kvproxy.journal.queue import Event, EventQueue
+from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.event_queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
+from kvproxy.journal.record_writer import Writer
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import FILE, open_or_replace
-from kvproxy.journal.sessions.reader import LedgerReport, SessionReader
-from kvproxy.journal.writer import Writer
+from kvproxy.journal.sessions.session_reader import LedgerReport, SessionReader
 from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any, Literal
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.journal.prefill import PrefillCost, mean_cost, prefill_cost
+from kvproxy.journal.prefill_cost import PrefillCost, mean_cost, prefill_cost
 from kvproxy.journal.record import Record
-from kvproxy.journal.regions import Regions
+from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import COLUMNS, open_to_read
 from kvproxy.journal.string_ids import StringIds
 

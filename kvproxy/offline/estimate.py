@@ -8,9 +8,9 @@ from random import Random
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
-from kvproxy.index.evaluation.wilson import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
-from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
+from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import price_of

@@ -17,11 +17,18 @@ from pathlib import Path
 import msgpack
 
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.regions import regions_of
+from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
-from kvproxy.offline.simulate.chains import Arrival, ChainRequest
-from kvproxy.offline.simulate.workload import DEFAULT_BLOCK_SIZE, ChainIds, TraceError, Workload, read_text, read_trace
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.trace_reader import (
+    DEFAULT_BLOCK_SIZE,
+    ChainIds,
+    TraceError,
+    Workload,
+    read_text,
+    read_trace,
+)
 from kvproxy.offline.transcripts import read_transcripts, transcript_files
 
 _SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")

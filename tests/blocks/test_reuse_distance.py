@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks import reuse_distance
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.reuse_distance import LiveCurve, LRUCurve, ReuseStack
-from kvproxy.offline.simulate.chains import ChainRequest, lru_hits, simulate
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 
 PROMPTS = st.lists(
     st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 1), st.booleans()), min_size=1, max_size=40

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
-from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.edits import apply_edits
 from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
 from kvproxy.settings import load_settings
@@ -43,7 +43,11 @@ CHANGING: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGING)
-@given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
+@given(
+    one=st.integers(0, 400),
+    other=st.integers(0, 400),
+    lead=st.sampled_from(["", "Be kind. ", "StreamLine one.\nNow: "]),
+)
 @settings(max_examples=12, deadline=None)
 def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, other: int, lead: str) -> None:
     def prompt(n: int) -> Conversation:

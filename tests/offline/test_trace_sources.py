@@ -8,8 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from kvproxy.offline.simulate.chains import lru_hits
-from kvproxy.offline.simulate.workload import TraceError
+from kvproxy.offline.simulate.pool_simulation import lru_hits
+from kvproxy.offline.simulate.trace_reader import TraceError
 from kvproxy.offline.trace_sources import read_workload
 from tests.offline.test_transcripts import conversation
 

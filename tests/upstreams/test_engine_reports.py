@@ -19,9 +19,9 @@ from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import UpstreamServer, load_settings
-from kvproxy.upstreams.engine_reports.metrics import read_metrics
+from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
-from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
 from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.plain_upstream import run_plain_upstream

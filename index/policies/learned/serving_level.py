@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
+from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events
 
 _BINS = 64
 _LEAST = 5e-4
@@ -73,13 +73,13 @@ class ServingLevel:
         """
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
-        while allowed < answers and most_expected(allowed) < risk:
+        while allowed < answers and max_expected_events(allowed) < risk:
             allowed += max(1, allowed // 50)
         return min(1.0, allowed / max(answers, FROM))
 
     def can_afford(self, error: float) -> bool:
         """Whether `checked` may serve one more answer with such an estimated error."""
-        return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
+        return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
         self.served += answers
@@ -109,14 +109,14 @@ class ServingLevel:
 
     def update_factor(self) -> None:
         """Update `factor`, including wrong answers that the comparison judges right."""
-        factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
+        factor = max_error_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 
     def planned_risk(self) -> float:
         """Return the mean estimated error that the next answers may have within the bound."""
         if self.factor == math.inf:
             return 0.0
-        allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
+        allowed = max_expected_events(self.max_error * max(self.served + _HORIZON, FROM))
         left = (allowed - self.risk * self.factor) / _HORIZON
         return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
 

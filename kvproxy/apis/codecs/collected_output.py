@@ -53,5 +53,5 @@ class CollectedOutput:
         return sum(choice.completion_tokens for choice in self.choices.values())
 
     @property
-    def first(self) -> CollectedChoice:
+    def first_choice(self) -> CollectedChoice:
         return self.choices.get(0) or CollectedChoice()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvproxy.journal.regions import QUESTIONS, Regions
+from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _HEAD = ("model", "cache_salt", "tools", "system", "instructions", "tool_choice", "thinking")
 """Regions before the messages: a change of one of them is a change of the whole prefix."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvproxy.offline.simulate.workload import TraceError
+from kvproxy.offline.simulate.trace_reader import TraceError
 
 GIB = 2**30
 BANDWIDTHS = {"host": 20.0, "disk": 3.0, "redis": 1.0}

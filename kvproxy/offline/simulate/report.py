@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvproxy.charts import Chart, save
 from kvproxy.offline.simulate.costs import EngineSpeed, PoolCost, Tier
-from kvproxy.offline.simulate.sweep import Sweep
+from kvproxy.offline.simulate.pool_size_sweep import Sweep
 
 _MODEL = (
     "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",

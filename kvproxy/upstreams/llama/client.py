@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import orjson
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack

@@ -103,7 +103,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `error_response` without its engine.
+    """Report whether the process works: `degraded` without its store, `error` without its engine.
 
     Details are for the operator only.
     """

@@ -71,7 +71,7 @@ class Services:
         return Rules(self.settings)
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
+        """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
         is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)

@@ -54,7 +54,7 @@ class Journal:
         return []
 
     def ledger(self) -> LedgerReport:
-        """Return what became of the prompt tokens of all requests. Reads the file."""
+        """Return the reused and the lost prompt tokens of all requests. Reads the file."""
         return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:

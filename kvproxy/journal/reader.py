@@ -246,7 +246,10 @@ class Reader:
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_since(self, time: float) -> int:
-        """Binary search for the first record that ended at a time or later, since times have no index."""
+        """Return the number of the first record that ended at a time or later.
+
+        The search is binary, because times have no index.
+        """
         least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0

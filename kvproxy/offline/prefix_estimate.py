@@ -31,7 +31,7 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """The number of prompt tokens (`reused`) that a pool of `blocks` blocks reuses."""
+    """A pool of `blocks` blocks reuses `reused` prompt tokens."""
 
     blocks: int
     reused: int

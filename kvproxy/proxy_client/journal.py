@@ -27,7 +27,7 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: a `journal.causes.MissExplanation` as JSON.
+        document: a `journal.miss_explanation.MissExplanation` as JSON.
         sentences: may contain text of requests.
     """
 

@@ -98,7 +98,7 @@ class TurnWriter:
         self._is_restored = False
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
-        """Insert the turn of a request that reached the backend. The record has its number and its prompt."""
+        """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
         self._restore()

@@ -28,8 +28,8 @@ from kvproxy.commands import (
 )
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.errors import KvproxyError
-from kvproxy.extras import missing_extra
-from kvproxy.index.usage_reports import disable_usage_reports
+from kvproxy.index.disable_usage_reports import disable_usage_reports
+from kvproxy.optional_packages import missing_extra
 
 app = typer.Typer(
     name="kvproxy",

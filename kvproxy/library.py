@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.responses import open_response_cache
+from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.units import parse_seconds

@@ -84,7 +84,7 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
 
 
 def _print(pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]") -> None:
-    from kvproxy.index.evaluation.wilson import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson
 
     if different:
         rows = [
@@ -115,7 +115,7 @@ def _tokens(tokens: tuple[str, ...], at: int) -> str:
 def _document(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
 ) -> dict[str, Any]:
-    from kvproxy.index.evaluation.wilson import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson
 
     return {
         "pairs": len(pairs),

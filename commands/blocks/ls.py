@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.blocks.format import engine_line, group_lines
+from kvproxy.commands.blocks.engine_lines import engine_line, group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_rest

@@ -113,7 +113,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Show the columns of tenants and pins only if entries differ in them."""
+    """Print entries as a table. The columns of tenants and pins appear only if entries differ in them."""
     columns: dict[str | Column, list[object]] = {
         digest("Id"): [entry["id"] for entry in entries],
         "Age#": [age(entry["created"]) for entry in entries],

@@ -13,7 +13,7 @@ from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.cache_status import BYPASS
-from kvproxy.trace import HEADER
+from kvproxy.trace_context import HEADER
 
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")

@@ -20,7 +20,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.write_batcher import WriteBatcher
+from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.doubles import HashEmbedder

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.offline.logs import Line
+from tests.offline.logs import StreamLine
 from tests.servers import run_app, run_proxy
 
 
-def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
+def layers(lines: Sequence[StreamLine], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
     """Requests by who answered them, in front of an upstream that gives the log's answers.
 
     Args:
@@ -37,20 +37,20 @@ def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0})
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
-            observer, semantic = services.answerer.observer, services.answerer.semantic
+            comparer, semantic = services.answerer.comparer, services.answerer.semantic
             coming = services.answerer.cache.pending_writes
             if chance is not None and semantic is not None:
-                semantic.decider.chance = chance
+                semantic.decider.random_number = chance
             for each in lines:
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
                 # A comparison takes less time than a person's next question.
-                while observer is not None and (len(coming) or not observer.is_idle):
+                while comparer is not None and (len(coming) or not comparer.is_idle):
                     time.sleep(0.001)
     return found
 
 
-def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
+def prefix(lines: Sequence[StreamLine], data: Path, num_blocks: int) -> tuple[int, int]:
     """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
     reused = total = 0

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from kvproxy.settings.telemetry import LogSettings
-from kvproxy.telemetry.log import JsonFormatter, log_to_stderr
+from kvproxy.telemetry.process_log import JsonFormatter, log_to_stderr
 from tests.commands.upstream import proxied, said
 
 

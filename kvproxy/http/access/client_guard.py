@@ -8,10 +8,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.client_keys import all_clients, clients_file, digest, is_closed
-from kvproxy.errors import MissingKey, SettingsError, TooMany, Unauthorized
+from kvproxy.client_keys import all_clients, clients_file, digest, requires_client_key
+from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthorized
+from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
-from kvproxy.http.failures import error_response
 from kvproxy.http.metrics import Metrics
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
@@ -32,7 +32,7 @@ class Clients:
         self._changed = self._version()
         self._checked = time.monotonic()
         self._known = _by_digest(all_clients(settings))
-        self._closed = is_closed(settings)
+        self._closed = requires_client_key(settings)
 
     @property
     def requires_key(self) -> bool:
@@ -54,7 +54,7 @@ class Clients:
                 _log.warning(
                     "there are no clients any more, so all requests are rejected: add one with kvproxy keys add NAME"
                 )
-            self._closed = self._closed or is_closed(self._settings)
+            self._closed = self._closed or requires_client_key(self._settings)
         except SettingsError as error:
             _log.error("the clients were not reloaded: %s", error)
 
@@ -74,7 +74,7 @@ class Clients:
                 return client
         return None
 
-    def stored_bytes(self, tenant: str) -> int | None:
+    def stored_bytes_limit(self, tenant: str) -> int | None:
         """Return the limit of a tenant's stored bytes; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
@@ -131,7 +131,7 @@ class ClientGuard:
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.client(client.name, message["status"])
+                self._metrics.count_client_request(client.name, message["status"])
                 if limits := quota.headers():
                     MutableHeaders(scope=message).update(limits)
             await send(message)
@@ -140,9 +140,9 @@ class ClientGuard:
             with quota.request() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
-        except TooMany as error:
+        except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
-            self._metrics.refused(error)
+            self._metrics.count_error(error)
             await error_response(error)(scope, receive, labelled)
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.blocks.rows import BlockRow, ChainRow
+from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import flat_content, flat_fields, number, read_request, reply, seconds
 from kvproxy.http.services import services

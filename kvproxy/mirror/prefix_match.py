@@ -1,0 +1,77 @@
+"""The cached prefix of a prompt in a mirrored engine.
+
+All functions read pools that events change: call them on the event loop.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.longest_prefix import find_longest_cache_hit
+from kvproxy.blocks.row_types import Divergence
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.mirrored_groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
+from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorMatch:
+    """The cached prefix of a prompt.
+
+    Attributes:
+        blocks: cached blocks of the first KV cache group.
+        hashes_match: whether the engine's hashes equal ours; None if nothing matched.
+        divergence: the first difference from the closest cached chain.
+    """
+
+    matched_tokens: int
+    blocks: list[MirroredBlock]
+    digests: list[bytes]
+    hashes_match: bool | None
+    divergence: Divergence | None
+
+
+async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
+    """Compute a prompt's hashes in a thread, so that later lookups are fast."""
+    schemes = [scheme for mirror in mirrors for scheme in mirror.hash_schemes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(*scheme) for scheme in schemes])
+
+
+def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
+    """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
+    if not pools:
+        return MirrorMatch(0, [], [], None, None)
+    groups, hashes = make_groups(pools, prompt, hasher)
+    found, length = _find_longest_hit(groups, hashes)
+    blocks = [block for block in found if block is not NULL_BLOCK]
+    return MirrorMatch(
+        length,
+        blocks,
+        hashes.hashes.digests,
+        hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
+        _divergence(groups[0], prompt.tokens),
+    )
+
+
+def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
+    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
+
+
+def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
+    indexes = range(len(hashes.hashes.numbers))
+    found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
+    return found[0], length
+
+
+def _divergence(group: MirroredGroup, tokens: list[int]) -> Divergence | None:
+    if isinstance(group, MirroredWindowGroup):
+        return None
+    cached, size = group.cached_blocks, group.block_size
+    children = group.pool.children(cached[-1].hash if cached else None)
+    return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))

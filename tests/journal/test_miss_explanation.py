@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import dumps
-from kvproxy.journal.miss_explanation import common_ends, comparable_texts
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from tests.journal.injected import INJECT, inject
 
 
@@ -42,7 +42,7 @@ TEXT = st.text("ab", max_size=6)
 
 @given(TEXT, TEXT)
 def test_common_ends_leave_only_what_differs(old: str, new: str) -> None:
-    start, end = common_ends(old, new)
+    start, end = common_prefix_and_suffix(old, new)
     assert old[:start] == new[:start]
     assert old[len(old) - end :] == new[len(new) - end :]
     one, other = old[start : len(old) - end], new[start : len(new) - end]

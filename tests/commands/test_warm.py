@@ -197,6 +197,7 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
         assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
         assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+        assert "Tokens pinned" not in facts
         assert "temperature 0" in done.stdout
         assert "max_tokens 50, seed 7" in done.stdout
         body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)

@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """By default all columns that fit."""
+    """The columns of a table; by default all that fit the terminal."""
 
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
         False

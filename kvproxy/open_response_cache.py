@@ -38,7 +38,7 @@ def open_response_cache(
     encryption: EncryptionSettings = EncryptionSettings(),
     redaction: RedactionSettings = RedactionSettings(),
     tenant_limit: Callable[[str], int | None] | None = None,
-    chance: Callable[[], float] = random.random,
+    random_number: Callable[[], float] = random.random,
 ) -> ResponseCache:
     """Open the stored responses and their index. A missing file is created.
 
@@ -50,7 +50,7 @@ def open_response_cache(
         clock: seconds since the epoch.
         encryption: origin of the keys; texts are clear without keys.
         tenant_limit: limit of stored bytes per tenant.
-        chance: random numbers below 1, for exploration by the policy `learned`.
+        random_number: random numbers below 1, for exploration by the policy `learned`.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used.
@@ -65,7 +65,7 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            semantic = _semantic(settings, store, embedder, data, chance)
+            semantic = _semantic(settings, store, embedder, data, random_number)
         except BaseException:
             store.close()
             raise
@@ -79,7 +79,7 @@ def _semantic(
     store: Store,
     embedder: str,
     data: Path | None,
-    chance: Callable[[], float],
+    random_number: Callable[[], float],
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None
@@ -98,7 +98,7 @@ def _semantic(
         store.observations,
         languages=settings.languages,
         make_policy=cache(named),
-        random_number=chance,
+        random_number=random_number,
     )
     semantic.rebuild()
     return semantic

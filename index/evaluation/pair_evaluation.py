@@ -22,7 +22,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LevelResult:
     """The results of a policy at one level, on all labelled pairs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Calibration:
     same: int
     target_error: float
     default: dict[str, float]
-    curves: dict[str, list[Point]]
+    curves: dict[str, list[LevelResult]]
     recommended: dict[str, float | None]
 
     def document(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def calibrate(
     The policies are `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, and verifier).
 
     Args:
-        pairs: the second question of each pair takes the place of the cached one.
+        pairs: the second question of each pair acts as the cached question.
         verifier: None omits `checked`.
         target_error: highest upper end of `wrong_interval` at a recommended level.
 
@@ -154,14 +154,14 @@ def _verify(
     return found
 
 
-def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[Point]:
+def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[LevelResult]:
     total = int(same.sum())
     points = []
     for level in levels:
         served = scores >= level
         count, right = int(served.sum()), int((served & same).sum())
         points.append(
-            Point(
+            LevelResult(
                 level,
                 right / total if total else 0.0,
                 (count - right) / count if count else None,
@@ -173,7 +173,7 @@ def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> lis
     return points
 
 
-def _recommend(curve: Sequence[Point], target: float) -> float | None:
+def _recommend(curve: Sequence[LevelResult], target: float) -> float | None:
     best: float | None = None
     for point in reversed(curve):
         if point.served and point.wrong_interval[1] > target:

@@ -28,13 +28,13 @@ _HOPELESS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StreamLine:
     text: str
     answer: str
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StreamReport:
     """The results of the policies on a stream.
 
     Attributes:
@@ -85,7 +85,7 @@ def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
-def read_stream(path: Path) -> list[Line]:
+def read_stream(path: Path) -> list[StreamLine]:
     """Read a stream from a file with lines `{"text", "answer"}`, gzipped if its name ends in `.gz`.
 
     Raises:
@@ -97,13 +97,15 @@ def read_stream(path: Path) -> list[Line]:
     return lines
 
 
-def _line(record: dict[str, Any]) -> Line:
+def _line(record: dict[str, Any]) -> StreamLine:
     if not (isinstance(record["text"], str) and isinstance(record["answer"], str)):
         raise ValueError
-    return Line(record["text"], record["answer"])
+    return StreamLine(record["text"], record["answer"])
 
 
-def make_stream(lines: Sequence[Line], embedder: Embedder, min_cosine: float | None, progress: Progress) -> Stream:
+def make_stream(
+    lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
+) -> Stream:
     """Embed the questions of a stream for a replay, and the answers if cosines compare them.
 
     Args:
@@ -154,7 +156,7 @@ class _Nearest(ThresholdPolicy):
         super().__init__(threshold, guards=())
 
 
-def with_random_errors(judge: Same, share: float, seed: int) -> Same:
+def add_judge_errors(judge: Same, share: float, seed: int) -> Same:
     chance = random.Random(seed).random
     return lambda one, other: judge(one, other) != (chance() < share)
 
@@ -168,16 +170,16 @@ def measure(
     orders: int = 0,
     judge_error: float = 0.0,
     progress: Callable[[str, float], None] = lambda what, share: None,
-) -> Report:
+) -> StreamReport:
     """Replay a stream with `learned`, `checked`, and the best fixed threshold.
 
     Args:
         orders: number of random orders in which `learned` replays the stream again.
-        judge_error: share of comparisons of answers that are made wrong on purpose.
+        judge_error: share of comparisons whose result is inverted.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:
-        judge = with_random_errors(order.same, judge_error, seed) if judge_error else None
+        judge = add_judge_errors(order.same, judge_error, seed) if judge_error else None
         return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
 
     policy = learned()
@@ -191,4 +193,4 @@ def measure(
         order = list(range(len(stream.texts)))
         random.Random(seed).shuffle(order)
         others.append(ask(stream.reordered(order), learned(), seed, f"order {seed}"))
-    return Report(len(stream.texts), max_error, outcomes, level, bound, others)
+    return StreamReport(len(stream.texts), max_error, outcomes, level, bound, others)

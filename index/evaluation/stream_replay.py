@@ -144,7 +144,7 @@ def replay(
             for place, cosine, name in zip(places, cosines, classes, strict=True)
         ]
         ruling = policy.decide(stream.texts[line], neighbours) if neighbours else Ruling([], None)
-        if ruling.chosen is not None and chance() >= ruling.chance:
+        if ruling.chosen is not None and chance() >= ruling.exploration_share:
             chosen = int(stored.lines[places[ruling.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
             if ruling.record is not None and isinstance(policy, LearnedPolicy):
@@ -192,7 +192,7 @@ def _learn(
                 answer=classes[record.place],
                 features=record.features,
                 error=record.error,
-                chance=ruling.chance if ruling.chosen is not None else 1.0,
+                chance=ruling.exploration_share if ruling.chosen is not None else 1.0,
                 vetoes=policy.vetoes(stream.texts[line], stream.texts[stored.lines[places[record.place]]]),
                 joined=joined,
                 checked=record.checked,

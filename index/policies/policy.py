@@ -49,7 +49,7 @@ _MEANINGS: dict[Verdict, str] = {
 _DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
 
 
-def meaning(verdict: Verdict, guard: str | None) -> str:
+def meaning_of(verdict: Verdict, guard: str | None) -> str:
     """Say in plain words why a neighbour was accepted or refused."""
     return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
@@ -93,12 +93,12 @@ class Ruling:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        chance: share of such requests to forward for exploration.
+        exploration_share: share of such requests to forward for exploration.
     """
 
     decisions: list[Decision]
     chosen: int | None
-    chance: float = 0.0
+    exploration_share: float = 0.0
     record: LearningRecord | None = None
 
 
@@ -176,7 +176,7 @@ class Policy(Protocol):
         """Decide about all neighbours, which are sorted by similarity, nearest first."""
 
 
-def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
+def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
     """Return the refusal of a neighbour that is not similar enough or that a guard vetoes; None if it passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")

@@ -76,7 +76,7 @@ class SemanticCache:
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
-        self.deferred = DeferredEmbeddings(self._embed_deferred)
+        self.deferred_embeddings = DeferredEmbeddings(self._embed_deferred)
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
 
@@ -186,7 +186,7 @@ class SemanticCache:
         if not entry.semantic or self._embeddings.get_cached(entry.prompt) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
-        self.deferred.begin()
+        self.deferred_embeddings.begin()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:

@@ -4,7 +4,7 @@ from kvproxy.index.store.open_store import open_store
 from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import (
-    EVERYTHING,
+    ALL_ENTRIES,
     Capacity,
     EntryFilter,
     EvictionCandidate,
@@ -18,7 +18,7 @@ from kvproxy.index.store.store_types import (
 )
 
 __all__ = [
-    "EVERYTHING",
+    "ALL_ENTRIES",
     "Capacity",
     "EntryFilter",
     "EvictionCandidate",

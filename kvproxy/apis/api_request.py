@@ -8,7 +8,7 @@ from kvproxy.apis.json import JsonMap, JsonObject, loads
 from kvproxy.apis.request_directives import Control
 from kvproxy.errors import InvalidRequest
 
-PUBLIC = "public"
+PUBLIC_TENANT = "public"
 """Tenant of requests without a key or a header that names a user."""
 BYTES_PER_TOKEN = 4
 """Estimate without a tokenizer."""
@@ -42,7 +42,7 @@ class ApiRequest:
         return bool(self.body.get("stream"))
 
 
-def requests_sample(body: JsonMap) -> bool:
+def requests_sampling(body: JsonMap) -> bool:
     """Whether a request sets a temperature above 0 and no seed."""
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.api_request import PUBLIC, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.backends.prefix_cache import (
     PrefixCache,
@@ -12,7 +12,7 @@ from kvproxy.backends.prefix_cache import (
     PrefixReport,
     ResetReport,
     add_branch_texts,
-    spell_divergence,
+    decode_divergence,
 )
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
@@ -43,7 +43,7 @@ class EmbeddedPrefix(PrefixCache):
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)
         # The salt of a tenant's blocks begins with the tenant's name.
-        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
+        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         nodes = await self._worker.inspect(nodes_of_pool)
@@ -77,7 +77,7 @@ class EmbeddedPrefix(PrefixCache):
             matched_tokens=found.matched_tokens,
             blocks=found.blocks,
             tiers=await self._worker.tier_match(prompt, found.matched_tokens),
-            divergence=await spell_divergence(found.divergence, self._text),
+            divergence=await decode_divergence(found.divergence, self._text),
             groups=found.groups,
         )
 
@@ -86,6 +86,9 @@ class EmbeddedPrefix(PrefixCache):
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
         chain = await self._chain(request, leaf)
+        size, block = len(chain.tokens) - 1, self._worker.block_size
+        if request is not None and size < block:
+            raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
 
         def pin(pins: Pins) -> int:
             try:
@@ -100,7 +103,7 @@ class EmbeddedPrefix(PrefixCache):
             generation = await self._backend.generation(request)
             # A lookup leaves the last token to compute, so one token is added.
             return self._backend.cache_request("pin", generation, 0)
-        found = await self._worker.inspect(lambda manager: pool_rows.chain_to(manager, leaf)) if leaf else None
+        found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None
         if found is None:
             raise NotFound(f"no cached block has a hash that begins with {leaf!r}: see blocks chains")
         return found

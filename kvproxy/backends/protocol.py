@@ -18,7 +18,7 @@ async def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Generated:
+class GeneratedResponse:
     """A response of the embedded engine in flight.
 
     Attributes:
@@ -52,7 +52,7 @@ class ServingUpstream:
 
 
 @dataclass(slots=True)
-class Relayed:
+class RelayedResponse:
     """A response of an upstream in flight.
 
     Attributes:
@@ -104,11 +104,11 @@ async def _prepend(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[
         yield chunk
 
 
-Reply: TypeAlias = Generated | Relayed
+Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 
 class Forwarder(Protocol):
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward a request unchanged; `path` includes the query."""
 
 

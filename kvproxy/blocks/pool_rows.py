@@ -112,7 +112,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
     )
 
 
-def chain_to(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
+def find_chain(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
     """Return a request that reuses the chain to the block whose hash starts with `prefix`."""
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 
-from kvproxy.checks.configured_store import opened_store, store_exists
+from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.checks.encryption_and_weights import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.errors import KvproxyError
@@ -81,15 +81,15 @@ def _store(settings: Settings) -> str:
         return f"{settings.store_path} (does not exist yet)"
     if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
-    with opened_store(settings) as store:
+    with open_configured_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
 
 
 def _model(settings: Settings) -> str:
-    from kvproxy.demo import DEMO, checked_model
+    from kvproxy.demo import DEMO, verified_model_path
 
     if settings.model == DEMO:
-        weights = checked_model() / "model.safetensors"
+        weights = verified_model_path() / "model.safetensors"
         return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
     from kvproxy.engine.models.loader import load_model
 

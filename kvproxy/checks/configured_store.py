@@ -20,7 +20,7 @@ def store_exists(settings: Settings) -> bool:
 
 
 @contextmanager
-def opened_store(settings: Settings) -> "Iterator[Store]":
+def open_configured_store(settings: Settings) -> "Iterator[Store]":
     """Open the store. Raises KvproxyError if it is damaged or unreachable."""
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvproxy.checks.configured_store import opened_store, store_exists
+from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.encryption import is_sealed, load_cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
@@ -26,7 +26,7 @@ def check_encryption(settings: Settings) -> str:
         )
     by_key: dict[str, int] = {}
     if store_exists(settings):
-        with opened_store(settings) as store:
+        with open_configured_store(settings) as store:
             by_key = store.count_by_key_name()
     if by_key.get(""):
         raise KvproxyError(f"{by_key['']:,} responses are stored unencrypted: kvproxy cache encrypt")
@@ -45,16 +45,16 @@ def _clear_chunks(folder: Path | None) -> int:
 
 def check_weights() -> str:
     """Check packaged weights against their released digests. Raises KvproxyError."""
-    from kvproxy.demo import checked_model
+    from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
-    from kvproxy.index.models.minilm.packaged_digests import check_shipped
+    from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
     from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
     try:
         for path in (weights_file(packaged_model()), RANGES, ADAPTER):
-            check_shipped(path)
+            check_packaged_weights(path)
     except (OSError, ValueError, EmbedderError) as error:
         raise KvproxyError(str(error)) from None
-    checked_model()
+    verified_model_path()
     return "embedder, verifier and demo model are the released ones (SHA-256)"

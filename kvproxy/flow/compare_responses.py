@@ -117,7 +117,7 @@ class _Comparison:
     fresh: Entry
 
 
-class Observer:
+class ResponseComparer:
     """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
 
     def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
@@ -139,7 +139,7 @@ class Observer:
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._queue.join()
 
     @property
@@ -189,6 +189,8 @@ class Observer:
         return "right" if learned.right else "wrong"
 
 
-def make_observer(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Observer | None:
+def make_response_comparer(
+    semantic: SemanticCache, backend: Backend, settings: CacheSettings
+) -> ResponseComparer | None:
     judge = make_judge(semantic, backend, settings)
-    return None if judge is None else Observer(semantic, judge, shadow=settings.shadow)
+    return None if judge is None else ResponseComparer(semantic, judge, shadow=settings.shadow)

@@ -15,7 +15,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import LearningStatus, Verdict, meaning
+from kvproxy.index.policies.policy import LearningStatus, Verdict, meaning_of
 from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import Texts
@@ -200,7 +200,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
             round(candidate.similarity, 4),
             candidate.verdict,
             candidate.guard,
-            meaning(candidate.verdict, candidate.guard),
+            meaning_of(candidate.verdict, candidate.guard),
             _round(candidate.score),
             _round(candidate.error),
             served=candidate is lookup.chosen and not settings.shadow,

@@ -42,8 +42,11 @@ class HistoryRepair:
         *_, digest = conversation_digests(request, [*objects(request.body.get("messages")), message])
         self._keep(digest, message)
 
-    def repaired(self, request: ApiRequest) -> ApiRequest:
-        """Restore the tools and the answers; the request itself if nothing changes. Tags name the kinds of changes."""
+    def repair(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with restored tools and answers, or the request itself if nothing changes.
+
+        The repaired request has tags that name the kinds of changes.
+        """
         if request.api.name not in _APIS:
             return request
         kinds: list[str] = []

@@ -70,7 +70,7 @@ def create_app(services: Services) -> Starlette:
 async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
     services: Services = request.app.state.services
-    services.metrics.refused(error)
+    services.metrics.count_error(error)
     return error_response(error)
 
 

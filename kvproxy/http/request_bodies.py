@@ -10,7 +10,7 @@ from kvproxy.apis.api_request import ApiRequest, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.litellm_switches import FIELD, apply_switches
 from kvproxy.apis.request_directives import read_control
-from kvproxy.errors import InvalidRequest, TooLarge, TooSlow
+from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.exchange_middleware import exchange_of
@@ -19,7 +19,7 @@ from kvproxy.settings import Settings
 _SLOW_BYTES = 64 * 1024
 
 
-async def whole_body(
+async def read_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
     """Read a body.
@@ -30,15 +30,17 @@ async def whole_body(
         reservation: the request's share of the budget for bodies.
 
     Raises:
-        TooLarge: the body has too many bytes or items. The rest of it is not read.
-        TooSlow: the body did not arrive in time.
+        RequestTooLarge: the body has too many bytes or items. The rest of it is not read.
+        RequestTooSlow: the body did not arrive in time.
         Overloaded: the budget is used up.
     """
     try:
         async with asyncio.timeout(seconds):
             return await _read(request, limit, reservation)
     except TimeoutError:
-        raise TooSlow(f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds") from None
+        raise RequestTooSlow(
+            f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
+        ) from None
 
 
 async def _read(request: Request, limit: int, reservation: Reservation | None) -> bytes:
@@ -59,16 +61,16 @@ async def _read(request: Request, limit: int, reservation: Reservation | None) -
     return raw
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
 
 
-async def parsed(raw: bytes) -> JsonObject:
-    """Parse a body. Raises InvalidRequest."""
+async def parse_in_thread(raw: bytes) -> JsonObject:
+    """Parse a body, a large one in a thread. Raises InvalidRequest."""
     return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
 
 
-async def api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
+async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
     """Parse a request to a cached API. The settings name the headers that identify users.
 
     Args:
@@ -124,14 +126,14 @@ def check_choices(body: JsonMap, most: int) -> None:
             )
 
 
-async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body, then set `uploaded`.
+async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body, then set `upload_done`.
 
     Args:
         seconds: timeout of each chunk.
 
     Raises:
-        TooSlow: a chunk did not arrive in time.
+        RequestTooSlow: a chunk did not arrive in time.
     """
     parts = request.stream()
     try:
@@ -140,7 +142,7 @@ async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> A
                 async with asyncio.timeout(seconds):
                     chunk = await anext(parts, None)
             except TimeoutError:
-                raise TooSlow(
+                raise RequestTooSlow(
                     f"no part of the body arrived for {seconds:g} s: see the setting limits.body_seconds"
                 ) from None
             if chunk is None:
@@ -148,4 +150,4 @@ async def upload(request: Request, uploaded: asyncio.Event, seconds: float) -> A
             if chunk:
                 yield chunk
     finally:
-        uploaded.set()
+        upload_done.set()

@@ -13,7 +13,7 @@ from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.http.access.host_names import is_loopback
 from kvproxy.http.app import create_app
-from kvproxy.http.connections.client_connection import full
+from kvproxy.http.connections.client_connection import refuse_connection
 from kvproxy.http.connections.proxy_server import ProxyServer
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hugging_face_hub import prefer_cached_models
@@ -60,9 +60,9 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 
 def make_server(services: Services) -> ProxyServer:
-    limits, limited = services.settings.limits, services.metrics.limited
+    limits, limited = services.settings.limits, services.metrics.count_reached_limit
     # Requests refused there have a record, too.
-    labelled = ExchangeMiddleware(full, services.finish, services.settings.access.tenant_headers)
+    labelled = ExchangeMiddleware(refuse_connection, services.finish, services.settings.access.tenant_headers)
     return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
 
 

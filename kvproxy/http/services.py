@@ -15,7 +15,7 @@ from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.flow.compare_responses import make_observer
+from kvproxy.flow.compare_responses import make_response_comparer
 from kvproxy.flow.conversation_digests import SLOW_BYTES
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
@@ -32,6 +32,7 @@ from kvproxy.quotas import Quotas
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry.process_log import log_access
 from kvproxy.trace_context import HEADER, Trace
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Return the finisher, which reports each exchange after its response."""
-        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished])
+        return Finisher(
+            [self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished, log_access]
+        )
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.metrics.client_tokens, charge_cached=self.settings.limits.cached_tokens)
+        return Quotas(self.metrics.count_client_tokens, charge_cached=self.settings.limits.cached_tokens)
 
     @cached_property
     def bodies(self) -> BodyBudget:
@@ -70,8 +73,8 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
-    async def prepared(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
+    async def prepare(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
         is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
@@ -88,7 +91,7 @@ class Services:
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
         if edits := self.rules.edits(request):
             request = apply_edits(request, edits)
-        return self.answerer.history.repaired(request) if request.control.rule.repair_history else request
+        return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     @cached_property
     def access(self) -> Access:
@@ -96,9 +99,9 @@ class Services:
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
+        return Lifetimes(self.settings.limits.request_seconds, self.metrics.count_reached_limit)
 
-    def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
+    def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
             return request
@@ -141,8 +144,8 @@ class Services:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.answerer.close()
-        if self.answerer.observer is not None:
-            await self.answerer.observer.close()
+        if self.answerer.comparer is not None:
+            await self.answerer.comparer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
         if self.telemetry is not None:
@@ -161,7 +164,7 @@ def build(settings: Settings) -> Services:
     # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
-        built.worker.on_finished = metrics.generated
+        built.worker.on_finished = metrics.record_generation
     cache = open_response_cache(
         settings.store_where,
         settings.cache,
@@ -169,15 +172,17 @@ def build(settings: Settings) -> Services:
         data=settings.data,
         encryption=settings.encryption,
         redaction=settings.redaction,
-        tenant_limit=clients.stored_bytes,
+        tenant_limit=clients.stored_bytes_limit,
     )
-    observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
+    comparer = (
+        make_response_comparer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
+    )
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
-    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish)
+    answerer = Answerer(built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish)
     return Services(settings, answerer, metrics, built, clients, telemetry)
 
 

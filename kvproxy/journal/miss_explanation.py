@@ -176,7 +176,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     if name not in before or name not in after:
         return Difference(name, None, _shown_value(before.get(name)), _shown_value(after.get(name)))
     old, new = comparable_texts(before[name], after[name])
-    place, end = common_ends(old, new)
+    place, end = common_prefix_and_suffix(old, new)
     start = place
     # Show whole words.
     while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
@@ -186,8 +186,8 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     return Difference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
 
 
-def common_ends(old: str, new: str) -> tuple[int, int]:
-    """Count the common characters of two texts at their beginnings, and after these at their ends."""
+def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
+    """Return the lengths in characters of the common prefix, and of the common suffix after it."""
     most = min(len(old), len(new))
     start = next((place for place in range(most) if old[place] != new[place]), most)
     end = next((place for place in range(most - start) if old[-1 - place] != new[-1 - place]), most - start)

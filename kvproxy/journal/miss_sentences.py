@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 
 from kvproxy.journal.miss_explanation import Difference, MissExplanation
-from kvproxy.journal.reasons import meaning
+from kvproxy.journal.reasons import meaning_of
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import Turn
 
 
-def sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
+def explain_in_sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
     """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
     record = found.record
-    said = [meaning(record.reason)]
+    said = [meaning_of(record.reason)]
     if record.removed_at is not None:
         said.append(f"It was removed at {moment(record.removed_at)}.")
     if record.near is not None:

@@ -47,7 +47,7 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        repeated: median and mean share of the input that the turn before sent, too; by session, without first turns.
+        repeated: median and mean over sessions of the share of the input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
         ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
@@ -146,7 +146,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
     exchange.prefix = None if reuse is None else PrefixUse(*reuse)
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
-    exchange.answer = answer_digests(response) if isinstance(response, dict) else None
+    exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
     return exchange
 
 
@@ -192,7 +192,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
             lost=lost,
             cost=None,
         )
-        turns.append(turn.priced(prices))
+        turns.append(turn.with_cost(prices))
         before, ended = list[object](ids), time + duration
     return turns
 
@@ -231,5 +231,4 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
 
 
 def _none(tokens: int, kept: int) -> float:
-    """No keep-warm requests."""
     return 0

@@ -18,8 +18,8 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
 from yarl import URL
 
-from kvproxy.backends.protocol import Body, Headers, Relayed
-from kvproxy.errors import InvalidRequest, UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.backends.protocol import Body, Headers, RelayedResponse
+from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 
 # RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
@@ -65,7 +65,7 @@ class ConnectionPool:
         if self._session is not None:
             await self._session.close()
 
-    async def request(self, method: str, path: str, headers: Headers, body: Body) -> Relayed:
+    async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
         """Send a request. Raises UpstreamError, with `unsent` if no byte of it was sent."""
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
@@ -84,7 +84,7 @@ class ConnectionPool:
             raise failure from None
         if not 200 <= response.status <= 599:
             response.close()
-            raise UpstreamBroken(f"the upstream {self._base} answered with the invalid status {response.status}")
+            raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
         return _relay(response)
 
     def _request_error(self, error: Exception) -> UpstreamError:
@@ -108,7 +108,7 @@ def _was_closed_before_write(error: Exception) -> bool:
     return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
-def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
+def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the headers to forward: all but the hop-by-hop headers, with names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
@@ -152,9 +152,9 @@ async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIt
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _relay(response: aiohttp.ClientResponse) -> Relayed:
+def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
-    headers = end_to_end(raw)
+    headers = end_to_end_headers(raw)
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
@@ -166,7 +166,9 @@ def _relay(response: aiohttp.ClientResponse) -> Relayed:
         # A response that was read to its end has already returned its connection.
         response.close()
 
-    return Relayed(response.status, headers, _chunks(response, on_first_chunk, on_end), close, on_first_chunk, on_end)
+    return RelayedResponse(
+        response.status, headers, _chunks(response, on_first_chunk, on_end), close, on_first_chunk, on_end
+    )
 
 
 def _call(callbacks: list[Callable[[], None]]) -> None:
@@ -192,14 +194,14 @@ async def _chunks(
             _call(on_first_chunk)
             yield chunk
         if closed is not None and not _has_framing(response) and closed.done() and closed.exception() is not None:
-            raise UpstreamBroken("the upstream broke its response off")
+            raise UpstreamProtocolError("the upstream broke its response off")
     except TimeoutError:
-        raise UpstreamBroken("the upstream stopped sending in the middle of its response") from None
+        raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
         # Send the client the bytes that arrived before the failure. aiohttp raises RuntimeError for some failures.
         for chunk in list(content._buffer):
             yield chunk
-        raise UpstreamBroken(f"the upstream broke its response off: {error or type(error).__name__}") from None
+        raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
         _call(on_end)
         if closed is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineMetrics
-from kvproxy.backends.protocol import Relayed, ServingUpstream
+from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
@@ -140,7 +140,7 @@ class FleetEngine:
             # Another server may start at this URL.
             self.llama.is_identified = False
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         placement = None if self.llama is None else await self.llama.place(request)
         if placement is None:
             return await self.client.send(request)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, field
-from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, spell_divergence
+from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, decode_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow
 from kvproxy.errors import KvproxyError, NoPrefixCache
 from kvproxy.mirror import pool_rows
@@ -78,7 +78,7 @@ class MirrorView:
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
-            divergence=await spell_divergence(match.divergence, self.text),
+            divergence=await decode_divergence(match.divergence, self.text),
             reason=reason,
             engine=self._engine.url,
             rank=rank,

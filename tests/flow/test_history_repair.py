@@ -72,9 +72,7 @@ def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> Non
     sent = {name: value for name, value in (ANSWER | change).items() if value is not None}
     # Instructions may change, and the call may have another id.
     sent["tool_calls"] = [{**call, "id": "other"} for call in sent["tool_calls"]]
-    repaired = chat_repair().repaired(
-        request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two"))
-    )
+    repaired = chat_repair().repair(request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two")))
     assert repaired.body["messages"][2] == {**ANSWER, "tool_calls": [{**CALL, "id": "other"}]}  # type: ignore[index,call-overload]
     assert kinds(repaired) == found
     assert json.loads(repaired.raw) == repaired.body
@@ -93,21 +91,21 @@ def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> Non
 )
 def test_other_conversations_and_other_answers_stay(messages: Any) -> None:
     sent = request("chat", *messages, user("next"))
-    assert chat_repair().repaired(sent) is sent
+    assert chat_repair().repair(sent) is sent
 
 
 def test_tenants_and_models_share_no_answers() -> None:
     sent = {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]}
-    assert kinds(chat_repair().repaired(request("chat", user("one"), sent))) == ["reasoning", "text"]
+    assert kinds(chat_repair().repair(request("chat", user("one"), sent))) == ["reasoning", "text"]
     for other in (request("chat", user("one"), sent, tenant="x"), request("chat", user("one"), sent, model="n")):
-        assert chat_repair().repaired(other) is other
+        assert chat_repair().repair(other) is other
 
 
 def test_blocks_are_restored_with_the_ids_and_breakpoints_of_the_client() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     call = {**BLOCKS[2], "id": "other", "input": {"lines": [1, 2], "path": "a.py"}, **mark}
     sent = [{"type": "text", "text": "Let me see."}, call]
-    repaired = block_repair().repaired(request("messages", user("one"), {"role": "assistant", "content": sent}))
+    repaired = block_repair().repair(request("messages", user("one"), {"role": "assistant", "content": sent}))
     content = repaired.body["messages"][1]["content"]  # type: ignore[index,call-overload]
     assert content == [*BLOCKS[:2], {**BLOCKS[2], "id": "other", **mark}]
     assert list(content[2]["input"]) == ["path", "lines"]
@@ -117,19 +115,19 @@ def test_blocks_are_restored_with_the_ids_and_breakpoints_of_the_client() -> Non
 def test_reasoning_returns_only_to_requests_that_think() -> None:
     sent = {"role": "assistant", "content": BLOCKS[1:]}
     unchanged = request("messages", user("one"), sent, thinking={"type": "disabled"})
-    assert block_repair().repaired(unchanged) is unchanged
+    assert block_repair().repair(unchanged) is unchanged
     kept = request("messages", user("one"), {"role": "assistant", "content": BLOCKS}, thinking={"type": "disabled"})
-    assert block_repair().repaired(kept) is kept
+    assert block_repair().repair(kept) is kept
 
 
 def test_tools_return_to_their_first_order() -> None:
     history = HistoryRepair()
-    history.repaired(request("messages", user("one"), tools=TOOLS))
-    repaired = history.repaired(request("messages", user("one"), tools=TOOLS[::-1]))
+    history.repair(request("messages", user("one"), tools=TOOLS))
+    repaired = history.repair(request("messages", user("one"), tools=TOOLS[::-1]))
     assert repaired.body["tools"] == TOOLS
     assert kinds(repaired) == ["tools"]
     other = request("messages", user("one"), tools=[TOOLS[1], {**TOOLS[0], "description": "x"}])
-    assert history.repaired(other) is other
+    assert history.repair(other) is other
 
 
 def test_old_answers_are_dropped_at_the_limit() -> None:
@@ -138,7 +136,7 @@ def test_old_answers_are_dropped_at_the_limit() -> None:
     for each in asked:
         history.remember(each, {"choices": [{"message": ANSWER}]})
     sent = {**ANSWER, "content": "Let me see."}
-    found = [kinds(history.repaired(request("chat", user(str(number)), sent))) for number in range(20)]
+    found = [kinds(history.repair(request("chat", user(str(number)), sent))) for number in range(20)]
     assert found[0] == []
     assert found[-1] == ["text"]
 
@@ -165,7 +163,7 @@ def test_random_conversations_return_to_what_the_backend_sent() -> None:
             if "tool_calls" in message:
                 function = {"name": "read", "arguments": json.dumps(json.loads(ARGUMENTS))}
                 message["tool_calls"] = [{**CALL, "function": function}]
-        assert history.repaired(request("chat", *changed)).body["messages"] == sent
+        assert history.repair(request("chat", *changed)).body["messages"] == sent
 
 
 RULE = {"name": "agents", "repair_history": True}

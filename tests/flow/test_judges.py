@@ -8,7 +8,7 @@ import pytest
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.backends.protocol import Relayed
+from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.flow.compare_responses import ask_model, make_judge
 from kvproxy.settings.cache import CacheSettings
 from tests.requests import api_request
@@ -29,13 +29,13 @@ class Model:
     def __init__(self) -> None:
         self.asked: list[ApiRequest] = []
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         self.asked.append(request)
 
         async def body() -> AsyncIterator[bytes]:
             yield dumps(ANSWERS[request.api.name])
 
-        return Relayed(200, [], body())
+        return RelayedResponse(200, [], body())
 
 
 @pytest.mark.parametrize(

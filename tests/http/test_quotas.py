@@ -273,7 +273,7 @@ def test_other_limits_hold_from_the_next_request_on() -> None:
 def test_the_names_of_clients_in_metrics_are_bounded() -> None:
     metrics = Metrics()
     for number in range(300):
-        metrics.client(f"c{number}", 200)
+        metrics.count_client_request(f"c{number}", 200)
     text = metrics.render().decode()
     assert text.count("kvproxy_client_requests_total{") == 201
     assert 'client="(others)",status="200"} 100.0' in text

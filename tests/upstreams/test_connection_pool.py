@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from kvproxy.backends.protocol import Body
 from kvproxy.errors import KvproxyError, UpstreamError
-from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end
+from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 from tests.servers import run_app, run_connections
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -200,7 +200,7 @@ def test_hop_by_hop_headers_do_not_cross() -> None:
         ("Content-Length", "5"),
         ("Content-Type", "text/plain"),
     ]
-    assert end_to_end(given) == [("content-length", "5"), ("content-type", "text/plain")]
+    assert end_to_end_headers(given) == [("content-length", "5"), ("content-type", "text/plain")]
 
 
 def test_private_attributes_of_aiohttp_exist() -> None:

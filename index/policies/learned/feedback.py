@@ -89,7 +89,7 @@ class FeedbackRecorder:
             pending.candidate.answer,
             pending.record.features,
             pending.record.error,
-            1.0 if was_to_be_served else pending.chance,
+            1.0 if was_to_be_served else pending.comparison_probability,
             self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
             pending.record.checked,

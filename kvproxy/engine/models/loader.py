@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.demo import DEMO, checked_model
+from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionFeatures
 from kvproxy.engine.attention.temperature_tuning import use_batch_positions
@@ -54,7 +54,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = str(checked_model()) if name == DEMO else name
+    source = str(verified_model_path()) if name == DEMO else name
     target = _device(device)
     if weights == "int8" and dtype == "auto":
         dtype = "bfloat16"

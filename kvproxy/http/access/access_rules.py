@@ -13,7 +13,7 @@ from kvproxy.settings import Settings
 
 # Behind a local reverse proxy, every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
-READING = ("GET", "HEAD")
+READ_METHODS = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy")
 
 
@@ -22,7 +22,7 @@ class Access:
         self._settings = settings
         self._behind_proxy = False
 
-    def page(self, request: Request) -> KvproxyError | None:
+    def check_page(self, request: Request) -> KvproxyError | None:
         """Return an error for requests of web pages from other origins, and for public host names.
 
         A page could rebind a public name to this machine, and would then have the same origin.
@@ -41,17 +41,20 @@ class Access:
                 )
             return None
         # Browsers send navigation and embedded content without an origin.
-        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in READING
+        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in READ_METHODS
         if _is_foreign(request) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 
-    def admin(self, request: Request) -> KvproxyError | None:
+    def check_operator(self, request: Request) -> KvproxyError | None:
         """Return an error for requests without the admin token, or from another machine if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
-            if any(_equal_tokens(given, settings.admin_token) for given in _tokens(request)):
+            tokens = _tokens(request)
+            if any(_equal_tokens(given, settings.admin_token) for given in tokens):
                 return None
+            if tokens:
+                return Unauthorized("the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN")
             return Unauthorized(
                 "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
             )

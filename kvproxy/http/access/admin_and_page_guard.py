@@ -5,7 +5,7 @@ import logging
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.http.access.access_rules import READING, Access
+from kvproxy.http.access.access_rules import READ_METHODS, Access
 from kvproxy.http.error_responses import error_response
 from kvproxy.index.pending_writes import PendingWrites
 
@@ -16,19 +16,19 @@ _log = logging.getLogger("kvproxy.admin")
 
 
 class PageGuard:
-    """Enforces `Access.page`."""
+    """Enforces `Access.check_page`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._access.page(Request(scope)) if scope["type"] == "http" else None
+        refused = self._access.check_page(Request(scope)) if scope["type"] == "http" else None
         await (self._app if refused is None else error_response(refused))(scope, receive, send)
 
 
 class AdminGuard:
-    """Enforces `Access.admin`, and logs changes.
+    """Enforces `Access.check_operator`, and logs changes.
 
     Pending writes are stored first, so that routes see the responses that clients have.
     """
@@ -46,14 +46,14 @@ class AdminGuard:
                 _log_change(request, message["status"])
             await send(message)
 
-        refused = self._access.admin(request)
+        refused = self._access.check_operator(request)
         if refused is None:
             await self._writes.wait(_WAIT_SECONDS)
         await (self._app if refused is None else error_response(refused))(scope, receive, send_logged)
 
 
 def _log_change(request: Request, status: int) -> None:
-    if request.method not in READING and request.url.path != _READ_ONLY:
+    if request.method not in READ_METHODS and request.url.path != _READ_ONLY:
         client = request.client.host if request.client is not None else "?"
         query = f"?{request.url.query}" if request.url.query else ""
         _log.info("%s %s%s from %s: %s", request.method, request.url.path, query, client, status)

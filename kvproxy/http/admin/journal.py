@@ -21,9 +21,9 @@ from kvproxy.http.admin.replies import fields_of, number, reply, seconds
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import MissExplanation, explain_record
-from kvproxy.journal.miss_sentences import sentences
+from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import Query, Reader
-from kvproxy.journal.reasons import REASONS, meaning
+from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.savings import By, first_day, savings_report
@@ -51,6 +51,7 @@ def _query(query: QueryParams) -> Query:
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
+    check_reason(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
         since=None if not since else _end_time(query) - seconds(since, "since"),
@@ -160,7 +161,11 @@ async def explain(request: Request) -> Response:
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])
         return RequestExplanation(
-            found, row.question, row.stored_question, meaning(record.reason), sentences(found, _format_time)
+            found,
+            row.question,
+            row.stored_question,
+            meaning_of(record.reason),
+            explain_in_sentences(found, _format_time),
         )
 
     return reply(await _read(app, read_explanation))

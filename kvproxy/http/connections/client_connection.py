@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
-from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, TooSlow
+from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
 from kvproxy.http.connections import framing
 from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
 from kvproxy.http.error_responses import error_response
@@ -244,7 +244,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         seconds = self._limits.header_seconds
         message = f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds"
-        self._refuse(TooSlow(message, limit="header_seconds"))
+        self._refuse(RequestTooSlow(message, limit="header_seconds"))
 
     def timeout_keep_alive_handler(self) -> None:
         self._limited("idle_seconds")
@@ -318,7 +318,7 @@ async def _close_after_incomplete(
     await app(scope, receive, framed)
 
 
-async def full(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Responds on connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
     response = error_response(Overloaded(message, retry_after=1.0))

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
-from kvproxy.errors import KvproxyError, UpstreamBroken
+from kvproxy.errors import KvproxyError, UpstreamProtocolError
 from kvproxy.http.connections.request_deadlines import Lifetime
 
 T = TypeVar("T")
@@ -23,12 +23,12 @@ _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, uploaded: asyncio.Event | None = None
+    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
 ) -> T:
     """Await `work`; cancel it when the client disconnects or the deadline passes.
 
     Args:
-        uploaded: see `RelayResponse`.
+        upload_done: see `RelayResponse`.
 
     Raises:
         ClientDisconnect, DeadlineExceeded, or ShuttingDown.
@@ -44,7 +44,7 @@ async def cancel_on_disconnect(
         if not stopped and not over:
             stopped = me.cancel()
 
-    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, uploaded))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, upload_done))
     with lifetime.over() as end:
         disconnected.add_done_callback(stop)
         end.add_done_callback(stop)
@@ -61,9 +61,9 @@ async def cancel_on_disconnect(
                 me.uncancel()
 
 
-async def _wait_for_disconnect(receive: Receive, uploaded: asyncio.Event | None = None) -> None:
-    if uploaded is not None:
-        await uploaded.wait()
+async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None = None) -> None:
+    if upload_done is not None:
+        await upload_done.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -77,7 +77,7 @@ class RelayResponse(Response):
     Args:
         close: called once, whatever happens.
         error_event: encodes an error as the last event of a stream.
-        uploaded: set when the request's body has been read. Until then, only the upload may read from the client.
+        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RelayResponse(Response):
         close: Callable[[], Any],
         lifetime: Lifetime,
         error_event: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
-        uploaded: asyncio.Event | None = None,
+        upload_done: asyncio.Event | None = None,
     ) -> None:
         self.status_code = status
         self.background = None
@@ -97,12 +97,12 @@ class RelayResponse(Response):
         self._close = close
         self._lifetime = lifetime
         self._error_event = error_event if is_stream(headers) else None
-        self._uploaded = uploaded
+        self._upload_done = upload_done
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._uploaded))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._upload_done))
         error: KvproxyError | None = None
         try:
             with self._lifetime.over() as end:
@@ -127,7 +127,7 @@ class RelayResponse(Response):
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except UpstreamBroken as error:
+        except UpstreamProtocolError as error:
             # Without the last chunk, the server closes the connection.
             _log.warning("%s", error)
             return

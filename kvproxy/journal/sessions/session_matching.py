@@ -83,7 +83,7 @@ class SessionIndex:
         self._first_turns: _Recent[str, KnownTurn] = _Recent()
         self._names: _Recent[str, KnownTurn] = _Recent()
 
-    def longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
+    def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
         for end in range(len(chain.prefixes), 0, -1):
             turn = self._prefixes.get(chain.prefixes[end - 1])
             if turn is not None:
@@ -95,7 +95,7 @@ class SessionIndex:
         tokens = min(prompt_tokens, chain.tokens_before(end, prompt_tokens, known))
         return KnownPrefix(end, tokens, measured == end, turn)
 
-    def parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
+    def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues, and the session; None for a new one.
 
         The longest known conversation decides, then the latest known answer, since clients also change the first messages.
@@ -127,7 +127,7 @@ class SessionIndex:
         return None if first is None else self._latest.get(first)
 
     def first_turn(self, scope: str) -> KnownTurn | None:
-        """The latest turn that began a session or a sub-agent."""
+        """Return the latest turn that began a session or a sub-agent."""
         return self._first_turns.get(scope)
 
     def add(self, turn: KnownTurn, chain: PromptChain, scope: str, name: str | None) -> None:

@@ -5,13 +5,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.session_name import session_name
+from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.journal.cache_history import History
-from kvproxy.journal.miss_explanation import common_ends, comparable_texts
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses
@@ -25,6 +27,7 @@ KEEP_WARM_TAG = "keep-warm"
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
+_MAX_CURVES = 64
 _LEAST_PROMPT = 20
 """Characters of a sub-agent's prompt; a shorter text is not unique."""
 _COLUMNS = (
@@ -86,6 +89,8 @@ class TurnWriter:
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
+        self.curves: dict[str, LiveCurve] = {}
+        """Hit rates by pool size for the prompts of each upstream, in bytes."""
         self._is_restored = False
 
     def forget(self) -> None:
@@ -93,16 +98,17 @@ class TurnWriter:
         self._is_restored = False
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
-        """Insert the turn of a request that reached the backend. The record has its number and its prompt."""
+        """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
         self._restore()
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
+        self._add_to_curve(chain, record, prompt_tokens)
         price = price_of(record.model, self._prices) or PriceSettings()
-        parent, session = self._index.parent(chain, tenant, name)
-        known = self._index.longest_prefix(chain, prompt_tokens)
+        parent, session = self._index.find_parent(chain, tenant, name)
+        known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_alike = known is not None and known.regions > chain.first
         closest = known.turn if known is not None and is_alike else parent or self._index.first_turn(tenant)
         change = self._change(chain, closest, record)
@@ -124,7 +130,7 @@ class TurnWriter:
             completion_tokens=record.completion_tokens or 0,
             stored=_stored(use.cached_tokens, use.written_5m, use.written_1h),
             ttl=_lifetime(use, known, price),
-            answer=exchange.answer,
+            answer=exchange.answer_digests,
             end=chain.prefixes[-1] if chain.prefixes else 0,
         )
         pause = None if parent is None else record.time - parent.ended
@@ -139,6 +145,13 @@ class TurnWriter:
             return
         self._link_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
+
+    def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
+        name = record.upstream or ""
+        if name not in self.curves and len(self.curves) < _MAX_CURVES:
+            self.curves[name] = LiveCurve()
+        if name in self.curves:
+            self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
     def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         """Texts among the values are stored as ids."""
@@ -218,7 +231,7 @@ class TurnWriter:
         if self.contents.get(before) is None or self.contents.get(after) is None:
             return None, 0.0
         old, new = comparable_texts(self._content(before), self._content(after))
-        start, end = common_ends(old, new)
+        start, end = common_prefix_and_suffix(old, new)
         return start, end / max(1, len(new))
 
     def _content(self, digest: bytes) -> Json:
@@ -280,7 +293,7 @@ class TurnWriter:
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:
-    reached = exchange.hit is None and not exchange.collapsed and record.layer != "revalidated"
+    reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.evaluation.pair_evaluation import Levels, Point, calibrate
+from kvproxy.index.evaluation.pair_evaluation import LevelResult, Levels, calibrate
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour, Policy
@@ -32,7 +32,7 @@ def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
     result = calibrate(pairs, embedder, verifier, LEVELS)
     cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
 
-    def agrees(policy: Policy, point: Point) -> None:
+    def agrees(policy: Policy, point: LevelResult) -> None:
         near = [(pair, Neighbour(pair.b, score)) for pair, score in zip(pairs, cosine, strict=True)]
         served = [pair for pair, one in near if policy.decide(pair.a, [one]).chosen is not None]
         right = sum(pair.same for pair in served)

@@ -126,7 +126,7 @@ def test_a_veto_stands_until_it_is_lifted_for_the_class() -> None:
 def test_checked_decides_in_a_new_namespace() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
     ruling = policy.decide("how do I open the account", near_class("a"))
-    assert (ruling.chosen, ruling.chance) == (0, 0.0)
+    assert (ruling.chosen, ruling.exploration_share) == (0, 0.0)
     assert ruling.record is not None
     assert ruling.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4

@@ -1,9 +1,23 @@
 """The protocol of eviction policies, for the pool and for the simulator."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A use of the cache by a request.
+
+    Attributes:
+        seconds: time of the request.
+        client: who runs sessions; None if unknown.
+    """
+
+    seconds: float
+    client: str | None = None
 
 
 class EvictionPolicy(Protocol[Key]):

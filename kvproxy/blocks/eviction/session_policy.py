@@ -1,0 +1,177 @@
+"""Session-aware retention: LRU order, in which blocks that are unlikely to be read soon count as older.
+
+A session is a conversation, recognised by its blocks: a request continues a session if it shares at least half of the session's
+last prompt. Three facts make a block count as older than its last use:
+
+- The session's next request no longer has the block: its turn was edited or compacted.
+- Its client has begun another session, and clients have rarely returned to sessions that they left.
+- The response ended the agent's turn: a person pauses longer than a tool. The median pause of each kind is learned.
+"""
+
+import heapq
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from kvproxy.blocks.eviction.eviction_policy import Key, Use
+
+_SUPERSEDED_AGE = 3_000.0
+"""Seconds by which a block that its session dropped counts as older."""
+_LEFT_AGE = 10_000.0
+"""Seconds by which the blocks of a session that its client left count as older."""
+_RARE = 0.25
+"""Share of left sessions with a later request, below which they count as older."""
+_LEAST_PAUSES = 10
+_MAX_PAUSES = 500
+_MAX_CLIENTS = 10_000
+
+
+@dataclass(slots=True)
+class _Session(Generic[Key]):
+    chain: Sequence[Key] = ()
+    keys: dict[Key, None] = field(default_factory=dict)
+    last_use: float = 0.0
+    awaits_user: bool = False
+    was_left: bool = False
+
+
+@dataclass(slots=True)
+class _Pauses:
+    """The last pauses of one kind, in seconds."""
+
+    recent: deque[float] = field(default_factory=deque)
+    ordered: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float) -> None:
+        if len(self.recent) == _MAX_PAUSES:
+            self.ordered.remove(self.recent.popleft())
+        self.recent.append(seconds)
+        insort(self.ordered, seconds)
+
+    def median(self) -> float:
+        return self.ordered[len(self.ordered) // 2] if len(self.ordered) >= _LEAST_PAUSES else 0.0
+
+
+class SessionPolicy(Generic[Key]):
+    """Evicts the block with the oldest last use, after the corrections of this module.
+
+    Without `begin` and `end`, the order is LRU.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._heap: list[tuple[float, int, Key]] = []
+        self._idle: dict[Key, tuple[float, int, Key]] = {}
+        self._sessions: dict[Key, _Session[Key]] = {}
+        self._current: OrderedDict[str, _Session[Key]] = OrderedDict()
+        self._pauses = {False: _Pauses(), True: _Pauses()}
+        self._num_left = self._num_returned = self._num_added = 0
+        self._now = 0.0
+
+    def begin(self, chain: Sequence[Key], use: Use) -> None:
+        """Note that a request reads a prompt, before blocks are evicted for it."""
+        self._now = max(self._now, use.seconds)
+        session, shared = self._find_session(chain, use.client)
+        if session is None:
+            session = _Session()
+            self._leave(use.client)
+        else:
+            self._pauses[session.awaits_user].add(use.seconds - session.last_use)
+            self._num_returned += session.was_left
+            session.was_left = False
+            for key in session.chain[shared:]:
+                if key in session.keys:
+                    self._age(key, _SUPERSEDED_AGE)
+        if use.client is not None:
+            self._current[use.client] = session
+            self._current.move_to_end(use.client)
+            if len(self._current) > _MAX_CLIENTS:
+                self._current.popitem(last=False)
+        session.last_use = use.seconds
+        self._extend(session, chain)
+
+    def end(self, chain: Sequence[Key], use: Use, *, awaits_user: bool) -> None:
+        """Note the end of a request, before its blocks become idle.
+
+        Args:
+            chain: the blocks of the prompt and of the response.
+        """
+        session, _ = self._find_session(chain, use.client)
+        if session is not None:
+            session.awaits_user = awaits_user
+            self._extend(session, chain)
+
+    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_Session[Key] | None, int]:
+        """Return the session that a chain continues, and the number of blocks that they share."""
+        candidates = [self._current.get(client) if client is not None else None]
+        # The client's last session is known even if its blocks were evicted.
+        candidates.append(next((found for key in reversed(chain) if (found := self._sessions.get(key))), None))
+        for session in candidates:
+            if session is not None:
+                shared = _common_prefix(session.chain, chain)
+                if 2 * shared >= len(session.chain):
+                    return session, shared
+        return None, 0
+
+    def _extend(self, session: _Session[Key], chain: Sequence[Key]) -> None:
+        session.chain = chain
+        for key in chain:
+            owner = self._sessions.get(key)
+            if owner is not session:
+                if owner is not None:
+                    del owner.keys[key]
+                self._sessions[key] = session
+                session.keys[key] = None
+
+    def _leave(self, client: str | None) -> None:
+        left = self._current.get(client) if client is not None else None
+        if left is None or left.was_left:
+            return
+        left.was_left = True
+        self._num_left += 1
+        if self._num_returned + 1 < _RARE * (self._num_left + 2):
+            for key in left.keys:
+                self._age(key, _LEFT_AGE)
+
+    def _age(self, key: Key, seconds: float) -> None:
+        entry = self._idle.get(key)
+        if entry is not None:
+            self._push(entry[0] - seconds, entry[1], key)
+
+    def _push(self, last_use: float, number: int, key: Key) -> None:
+        entry = self._idle[key] = (last_use, number, key)
+        heapq.heappush(self._heap, entry)
+
+    def add(self, key: Key) -> None:
+        session = self._sessions.get(key)
+        last_use = self._now
+        if session is not None:
+            last_use = session.last_use - self._pauses[session.awaits_user].median()
+        self._num_added += 1
+        self._push(last_use, self._num_added, key)
+
+    def remove(self, key: Key) -> None:
+        del self._idle[key]
+
+    def pop(self) -> Key:
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            key = entry[2]
+            if self._idle.get(key) is entry:
+                del self._idle[key]
+                session = self._sessions.pop(key, None)
+                if session is not None:
+                    del session.keys[key]
+                return key
+        raise LookupError
+
+    def restore(self, key: Key) -> None:
+        # As the youngest: otherwise every eviction would pop the key again until its children are evicted.
+        self._num_added += 1
+        self._push(self._now, self._num_added, key)
+
+
+def _common_prefix(one: Sequence[Key], other: Sequence[Key]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))

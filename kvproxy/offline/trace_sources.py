@@ -69,11 +69,12 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
 
 
 def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
-    free = [0.0] * users
+    free = [(0.0, user) for user in range(users)]
     for trace in traces:
-        start, first = heapq.heappop(free), trace.arrivals[0].seconds
-        yield from (replace(each, seconds=start + each.seconds - first) for each in trace.arrivals)
-        heapq.heappush(free, start + trace.arrivals[-1].seconds - first)
+        (start, user), first = heapq.heappop(free), trace.arrivals[0].seconds
+        for each in trace.arrivals:
+            yield replace(each, seconds=start + each.seconds - first, client=str(user))
+        heapq.heappush(free, (start + trace.arrivals[-1].seconds - first, user))
 
 
 def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:

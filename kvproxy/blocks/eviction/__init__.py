@@ -9,9 +9,8 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.eviction.policy_queue import PolicyQueue
 from kvproxy.blocks.eviction.priority_queue import PriorityQueue
 from kvproxy.blocks.eviction.s3fifo import S3FIFO
-from kvproxy.blocks.eviction.session_policy import SessionPolicy
 
-POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO, "sessions": SessionPolicy}
+POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO}
 
 __all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
 

@@ -14,10 +14,12 @@ class Use:
     Attributes:
         seconds: time of the request.
         client: who runs sessions; None if unknown.
+        awaits_user: the response ends the turn of an agent, so a person sends the next request.
     """
 
     seconds: float
     client: str | None = None
+    awaits_user: bool = False
 
 
 class EvictionPolicy(Protocol[Key]):

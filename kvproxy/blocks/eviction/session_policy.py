@@ -57,7 +57,7 @@ class _Pauses:
 class SessionPolicy(Generic[Key]):
     """Evicts the block with the oldest last use, after the corrections of this module.
 
-    Without `begin` and `end`, the order is LRU.
+    Without `begin`, the order is LRU.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -73,9 +73,11 @@ class SessionPolicy(Generic[Key]):
         """Note that a request reads a prompt, before blocks are evicted for it."""
         self._now = max(self._now, use.seconds)
         session, shared = self._find_session(chain, use.client)
+        last = self._current.get(use.client) if use.client is not None else None
+        if last is not None and last is not session:
+            self._leave(last)
         if session is None:
             session = _Session()
-            self._leave(use.client)
         else:
             self._pauses[session.awaits_user].add(use.seconds - session.last_use)
             self._num_returned += session.was_left
@@ -88,19 +90,8 @@ class SessionPolicy(Generic[Key]):
             self._current.move_to_end(use.client)
             if len(self._current) > _MAX_CLIENTS:
                 self._current.popitem(last=False)
-        session.last_use = use.seconds
+        session.last_use, session.awaits_user = use.seconds, use.awaits_user
         self._extend(session, chain)
-
-    def end(self, chain: Sequence[Key], use: Use, *, awaits_user: bool) -> None:
-        """Note the end of a request, before its blocks become idle.
-
-        Args:
-            chain: the blocks of the prompt and of the response.
-        """
-        session, _ = self._find_session(chain, use.client)
-        if session is not None:
-            session.awaits_user = awaits_user
-            self._extend(session, chain)
 
     def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_Session[Key] | None, int]:
         """Return the session that a chain continues, and the number of blocks that they share."""
@@ -124,9 +115,8 @@ class SessionPolicy(Generic[Key]):
                 self._sessions[key] = session
                 session.keys[key] = None
 
-    def _leave(self, client: str | None) -> None:
-        left = self._current.get(client) if client is not None else None
-        if left is None or left.was_left:
+    def _leave(self, left: _Session[Key]) -> None:
+        if left.was_left:
             return
         left.was_left = True
         self._num_left += 1

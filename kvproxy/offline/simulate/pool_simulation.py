@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
+from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.session_policy import SessionPolicy
 from kvproxy.blocks.reuse_distance import LRUCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
 
@@ -16,11 +18,13 @@ class ChainRequest:
         blocks: two prompts with an equal id have an equal prefix up to this block.
         reusable: number of blocks that may be hits; at least one token is always computed.
         partial: the prompt ends in an incomplete block, which takes space until the request ends.
+        use: time and client, for the policy `sessions`; None if unknown.
     """
 
     blocks: Sequence[int]
     reusable: int
     partial: bool
+    use: Use | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,15 @@ class Arrival:
         seconds: time of arrival; NaN if the trace has no times.
         tokens: length of the prompt.
         output: tokens of the answer.
+        client, awaits_user: see `Use`.
     """
 
     seconds: float
     chain: ChainRequest
     tokens: int
     output: int
+    client: str | None = None
+    awaits_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ class ChainCache:
         num_cached = self.num_cached(blocks)
         for block in blocks[:num_cached]:
             self._policy.remove(block)
+        if request.use is not None and isinstance(self._policy, SessionPolicy):
+            self._policy.begin(blocks, request.use)
         while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
             self._evict()
         self.stored = list(blocks[num_cached:])

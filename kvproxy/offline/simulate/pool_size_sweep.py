@@ -106,7 +106,7 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
             places = [place for place, each in enumerate(found) if each == number * _SAMPLING // 2]
             if places:
                 blocks = [request.blocks[place] for place in places]
-                sample.append(ChainRequest(blocks, bisect_left(places, request.reusable), partial=False))
+                sample.append(ChainRequest(blocks, bisect_left(places, request.reusable), False, request.use))
     return samples
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
+from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
@@ -56,7 +57,9 @@ class Workload:
 
     @property
     def chains(self) -> list[ChainRequest]:
-        return [arrival.chain for arrival in self.arrivals]
+        if not self.has_times:
+            return [arrival.chain for arrival in self.arrivals]
+        return [replace(each.chain, use=Use(each.seconds, each.client, each.awaits_user)) for each in self.arrivals]
 
     @property
     def has_times(self) -> bool:
@@ -221,6 +224,7 @@ def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator
                 "input_length": request["in"],
                 "output_length": request.get("out", 0),
                 "hash_ids": request["hash_ids"],
+                "awaits_user": request.get("stop") == "end_turn",
             }
 
 
@@ -331,4 +335,5 @@ def _arrival(fields: dict[str, Any], chain: ChainRequest, tokens: int) -> Arriva
         seconds = float(time) / (1 if "chat_id" in fields else 1000)
         if not math.isfinite(seconds):
             raise ValueError("timestamp is not finite")
-    return Arrival(seconds, chain, tokens, _count(fields.get("output_length", 0)))
+    awaits_user = fields.get("awaits_user") is True
+    return Arrival(seconds, chain, tokens, _count(fields.get("output_length", 0)), awaits_user=awaits_user)

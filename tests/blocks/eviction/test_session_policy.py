@@ -1,0 +1,99 @@
+"""Session-aware retention: LRU without knowledge of sessions, and earlier eviction of what sessions left behind."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.session_policy import SessionPolicy
+from kvproxy.offline.simulate.eviction_policies import LRU
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
+
+
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_the_order_is_lru_without_uses(keys: list[int]) -> None:
+    policy, lru = SessionPolicy[int](8), LRU(8)
+    idle: set[int] = set()
+    for key in keys:
+        if key == 9 and idle:
+            evicted = policy.pop()
+            assert evicted == lru.pop()
+            idle.discard(evicted)
+            continue
+        for each in (policy, lru):
+            if key in idle:
+                each.remove(key)
+            each.add(key)
+        idle.add(key)
+
+
+class Traffic:
+    """Requests of a policy, one at a time and a minute apart."""
+
+    def __init__(self) -> None:
+        self.policy = SessionPolicy[str](1_000)
+        self.idle: set[str] = set()
+        self.seconds = 0.0
+
+    def send(self, chain: str, client: str = "ann", seconds: float = 60.0, *, awaits_user: bool = False) -> None:
+        """Send a prompt, whose blocks are the prefixes of a string."""
+        self.seconds += seconds
+        blocks = [chain[: end + 1] for end in range(len(chain))]
+        for block in blocks:
+            if block in self.idle:
+                self.policy.remove(block)
+        self.policy.begin(blocks, Use(self.seconds, client, awaits_user))
+        for block in reversed(blocks):
+            self.policy.add(block)
+        self.idle |= set(blocks)
+
+    def evict(self, count: int) -> list[str]:
+        evicted = [self.policy.pop() for _ in range(count)]
+        self.idle -= set(evicted)
+        return evicted
+
+
+def test_blocks_that_a_session_dropped_are_evicted_first() -> None:
+    traffic = Traffic()
+    traffic.send("qqqq", "bob")
+    traffic.send("abcd")
+    traffic.send("abcxyz")
+    assert traffic.evict(2) == ["abcd", "qqqq"]
+
+
+def test_sessions_that_clients_left_are_evicted_before_older_ones() -> None:
+    traffic = Traffic()
+    traffic.send("qqqq", "bob")
+    for start in "abcdef":
+        traffic.send(start + "123")
+    # The first two sessions do not show yet that clients rarely return.
+    evicted = traffic.evict(3 * 4)
+    assert [block for block in evicted if len(block) == 4] == ["c123", "d123", "e123"]
+    assert traffic.evict(1) == ["qqqq"]
+
+
+def test_clients_who_return_keep_the_order_lru() -> None:
+    traffic = Traffic()
+    traffic.send("qqqq", "bob")
+    for start in "ababababab":
+        traffic.send(start + "123")
+    traffic.send("c123")
+    assert traffic.evict(5) == ["qqqq", "qqq", "qq", "q", "a123"]
+
+
+def test_a_session_whose_user_must_answer_counts_as_older() -> None:
+    traffic = Traffic()
+    for length in range(1, 13):
+        traffic.send("u" * length, "bob", 600.0, awaits_user=True)
+        for turn in (2, 1, 0):
+            traffic.send("t" * (3 * length - turn), "ann", 1.0)
+    traffic.send("u" * 14, "bob", 1.0, awaits_user=True)
+    assert traffic.evict(1) == ["u" * 14]
+
+
+def test_a_simulated_pool_keeps_a_slow_session_instead_of_those_that_a_client_left() -> None:
+    requests = []
+    for number in range(200):
+        client, start = ("slow", 0) if number % 10 == 0 else ("fast", 1_000 * (1 + number // 3))
+        blocks = range(start, start + 20)
+        requests.append(ChainRequest(blocks, len(blocks), partial=False, use=Use(60.0 * number, client)))
+    assert simulate(requests, 60, "sessions").hits > simulate(requests, 60, "lru").hits + 200

@@ -43,12 +43,14 @@ class ServingUpstream:
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
         is_engine: an engine that keeps prompts and outputs until it evicts them, and no paid API.
+        restores_tokens: the prompt has the tokens that the engine generated for earlier answers.
     """
 
     url: str
     predicted_tokens: int | None
     report_reuse: Callable[[str, int, int], None]
     is_engine: bool = False
+    restores_tokens: bool = False
 
 
 @dataclass(slots=True)

@@ -112,7 +112,9 @@ class Services:
     async def start(self) -> None:
         await self.answerer.backend.start()
         self.tasks.append(asyncio.create_task(self._maintain_periodically()))
-        if any(rule.keep_warm_tokens or rule.breakpoints == "auto" for rule in self.settings.rules):
+        if any(
+            rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
+        ):
             self.tasks.append(asyncio.create_task(self._learn_pauses()))
 
     async def _learn_pauses(self) -> None:
@@ -177,7 +179,15 @@ def build(settings: Settings) -> Services:
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
-    answerer = Answerer(built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish)
+    answerer = Answerer(
+        built.backend,
+        cache,
+        settings.cache,
+        observer=observer,
+        journal=journal,
+        finish=finish,
+        prices=settings.journal.prices,
+    )
     return Services(settings, answerer, metrics, built, clients, telemetry)
 
 

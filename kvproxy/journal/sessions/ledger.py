@@ -15,6 +15,8 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes of a loss, and their sentences."""
+STORED = "stored"
+"""Sums of reused tokens times the hours since their last use."""
 _BLOCK = 16
 """Tokens that a partial block at the end of a prefix may have."""
 _PROVIDER_BLOCK = 128

@@ -15,7 +15,7 @@ from kvproxy.journal.history import History
 from kvproxy.journal.record import Record
 from kvproxy.journal.regions import Regions
 from kvproxy.journal.sessions.index import KnownPrefix, KnownTurn, RegionContents, SessionIndex
-from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses
+from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, losses
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import PriceSettings, price_of
@@ -130,9 +130,9 @@ class TurnWriter:
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
         self._insert(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
-        self._sum(
-            record, {"reused": record.reused_tokens, "written_5m": use.written_5m, "written_1h": use.written_1h, **lost}
-        )
+        written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
+        stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
+        self._sum(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
         if record.tags == KEEP_WARM_TAG and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time

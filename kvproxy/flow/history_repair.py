@@ -125,7 +125,7 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
         restored |= reasoning
         kinds.append("reasoning")
     content, before = message.get("content"), original.get("content")
-    if isinstance(content, str | None) and isinstance(before, str | None) and content != before:
+    if isinstance(content, str | None) and isinstance(before, str | None) and (content or "") != (before or ""):
         restored["content"] = before
         kinds.append(_text_change(message, original))
     calls: list[Json] = []

@@ -232,7 +232,8 @@ class FleetEngine:
         if self._monitor is not None:
             self._monitor.add_computed(work, reported=False)
         is_engine = self.mirror is not None or self._metrics is not None or predicted is not None
-        return ServingUpstream(self.url, predicted, report_reuse, is_engine, restored)
+        block_size = self._metrics[1].block_size if self._metrics is not None else None
+        return ServingUpstream(self.url, predicted, report_reuse, is_engine, restored, block_size or 0)
 
 
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":

@@ -21,6 +21,7 @@ from tests.engines.running import Model, Vllm, running
 from tests.servers import run_proxy
 
 BLOCK = 32
+KINDS = ("content", "reasoning")
 WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
@@ -87,32 +88,38 @@ class Reuse:
 
 
 def converse(client: Any, draw: random.Random, turns: int, words: int, reuse: Reuse, **options: Any) -> None:
-    """Continue a chat as a client that keeps only the text of the answers. Half of the turns are streams."""
-    texts = [" ".join(draw.choices(WORDS, k=words)) for _ in range(turns)]
+    """Continue a chat as a client that drops all reasoning at the last turn. Half of the turns are streams."""
     messages: list[Any] = []
     before = None
-    for number, text in enumerate(texts):
+    for number in range(turns):
+        text = " ".join(draw.choices(WORDS, k=words))
         messages.append({"role": "user", "content": f"{draw.random()} {text}"})
-        asked = {"model": "demo", "messages": messages, "temperature": 2, "seed": draw.randrange(2**31)} | options
+        asked = {"model": "demo", "temperature": 2, "seed": draw.randrange(2**31)} | options
         if number == turns - 1:
             asked["max_tokens"] = 1
+            messages = [{name: each[name] for name in ("role", "content")} for each in messages]
         if draw.random() < 0.5:
-            stream = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked)
-            chunks = list(stream)
-            answer = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            options_of_stream = {"include_usage": True}
+            chunks = list(
+                client.chat.completions.create(
+                    stream=True, stream_options=options_of_stream, messages=messages, **asked
+                )
+            )
+            parts = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
             usage = next(chunk.usage for chunk in chunks if chunk.usage)
         else:
-            whole = client.chat.completions.create(**asked)
-            answer, usage = whole.choices[0].message.content or "", whole.usage
+            whole = client.chat.completions.create(messages=messages, **asked)
+            parts, usage = [whole.choices[0].message], whole.usage
         if before is not None:
             reuse.add(before, usage)
         before = usage
-        messages.append({"role": "assistant", "content": answer})
+        content, reasoning = ("".join(getattr(part, name, None) or "" for part in parts) for name in KINDS)
+        messages.append({"role": "assistant", "content": content} | ({"reasoning": reasoning} if reasoning else {}))
 
 
 def dropped_reasoning(client: Any, chats: int, seed: int = 0) -> Reuse:
     more = {"thinking_token_budget": 30, "chat_template_kwargs": {"thinking": True}}
-    return _run(chats, seed, lambda draw, reuse: converse(client, draw, 6, 120, reuse, max_tokens=60, extra_body=more))
+    return _run(chats, seed, lambda draw, reuse: converse(client, draw, 6, 220, reuse, max_tokens=60, extra_body=more))
 
 
 def sampled_answers(client: Any, chats: int, seed: int = 0) -> Reuse:

@@ -189,6 +189,7 @@ class TurnWriter:
             and turn.end != chain.prefixes[known.regions - 1],
             minimum=minimum,
             repeated=repeated,
+            block=exchange.block_size,
         ), region
 
     def _change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _Change:

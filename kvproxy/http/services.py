@@ -179,14 +179,9 @@ def build(settings: Settings) -> Services:
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
+    prices = settings.journal.prices
     answerer = Answerer(
-        built.backend,
-        cache,
-        settings.cache,
-        observer=observer,
-        journal=journal,
-        finish=finish,
-        prices=settings.journal.prices,
+        built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish, prices=prices
     )
     return Services(settings, answerer, metrics, built, clients, telemetry)
 

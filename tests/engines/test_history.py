@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from kvproxy.demo import model_path
 from kvproxy.settings import load_settings
 from tests.engines.conftest import Table
 from tests.engines.running import Model, Vllm, running
+from tests.polling import until
 from tests.servers import run_proxy
 
 BLOCK = 32
@@ -150,6 +152,7 @@ def test_the_next_turn_reuses_reasoning_and_generated_tokens(
         run_proxy(settings) as (url, _),
         openai.OpenAI(api_key="k", base_url=f"{url}/v1", timeout=300) as client,
     ):
+        until(lambda: httpx.get(f"{url}/admin/upstreams").json()[0]["complete"])
         reasoning = dropped_reasoning(client, max(1, chats // 50), seed)
         sampled = sampled_answers(client, chats if repairs else chats // 10, seed)
     table(f"dropped reasoning, repaired: {repairs}", reasoning)

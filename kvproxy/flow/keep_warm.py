@@ -51,6 +51,7 @@ class _Session:
     """
 
     request: ApiRequest
+    model: str
     used: float
     ended: float
     tokens: int
@@ -145,6 +146,7 @@ class KeepWarm:
         hour_tokens = before.hour_tokens if before is not None and is_same else prefix.prompt_tokens
         session = _Session(
             replace(request, body={}),
+            request.model,
             exchange.arrived,
             self._clock(),
             prefix.prompt_tokens,
@@ -187,7 +189,7 @@ class KeepWarm:
 
     def _may_send(self, session: _Session) -> bool:
         """Take the tokens and the money of a request from the budgets of its rule."""
-        rule, price = session.request.control.rule, price_of(session.request.model, self._model_prices)
+        rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
         wanted: list[tuple[TokenBucket, float]] = []
         if rule.keep_warm_tokens is not None:
             wanted.append((self._budget(rule.name, "tokens", rule.keep_warm_tokens), session.tokens))

@@ -223,7 +223,9 @@ def test_random_conversations_return_to_what_the_backend_sent() -> None:
             if "tool_calls" in message:
                 function = {"name": "read", "arguments": json.dumps(json.loads(ARGUMENTS))}
                 message["tool_calls"] = [{**CALL, "function": function}]
-        assert history.repaired(request("chat", *changed)).body["messages"] == sent
+        # Providers reject null as a content without calls.
+        expected = [message | {"content": message["content"] or ""} for message in sent]
+        assert history.repaired(request("chat", *changed)).body["messages"] == expected
 
 
 RULE = {"name": "agents", "repair_history": True}

@@ -28,8 +28,8 @@ def doctor(
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
-    from kvproxy.checks.installation import all_checks
-    from kvproxy.checks.servers import AdviceGiven
+    from kvproxy.checks.all_checks import all_checks
+    from kvproxy.checks.servers import CheckAdvice
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers.settings())
@@ -38,7 +38,7 @@ def doctor(
         is_ok, is_warning = True, False
         try:
             detail = check()
-        except AdviceGiven as advice:
+        except CheckAdvice as advice:
             is_warning, detail = True, str(advice)
         except Exception as error:
             is_ok, detail = False, str(error)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.blocks.format import group_name
+from kvproxy.commands.blocks.engine_lines import group_name
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, moment
 from kvproxy.commands.options import ApiKey, JournalOptions
@@ -124,7 +124,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
         typer.echo("similar    no stored question has the same tenant, model, system prompt and settings")
     if semantic["neighbours"]:
         print_table(
-            ("Similarity#", "Score#", "Error#", "Verdict", "Guard", digest("Id"), text("Prompt")),
+            ("Similarity#", "Score#", "Error#", "Verdict", "Why", digest("Id"), text("Prompt")),
             map(_neighbour_row, semantic["neighbours"]),
         )
     if semantic.get("shadow"):
@@ -154,7 +154,7 @@ def learned_lines(status: dict[str, Any]) -> list[str]:
 def _neighbour_row(neighbour: dict[str, Any]) -> tuple[object, ...]:
     values = (neighbour[name] for name in ("similarity", "score", "error"))
     numbers = ("-" if value is None else f"{value:.3f}" for value in values)
-    return (*numbers, neighbour["verdict"], neighbour["guard"], neighbour["id"], neighbour["prompt"])
+    return (*numbers, neighbour["verdict"], neighbour["why"], neighbour["id"], neighbour["prompt"])
 
 
 def _print_prefix(prefix: dict[str, Any]) -> None:

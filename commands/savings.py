@@ -15,7 +15,7 @@ from kvproxy.commands.tables import Layout, print_table, text
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
     from kvproxy.journal.savings import Saving, SavingsReport
-    from kvproxy.journal.sessions.reader import LedgerReport
+    from kvproxy.journal.sessions.session_reader import LedgerReport
 
 _MOST_BARS = 10
 
@@ -146,7 +146,7 @@ def _seconds(row: "Saving") -> str:
 
 
 def _print_notes(report: "SavingsReport") -> None:
-    from kvproxy.journal.prefill import MIN_REQUESTS
+    from kvproxy.journal.prefill_cost import MIN_REQUESTS
 
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:

@@ -116,7 +116,7 @@ def serve(
         cache=given(**asdict(cache)),
     )
     # Importing the server is slow, so errors in the settings are reported first.
-    from kvproxy.http.server import serve as run
+    from kvproxy.http.serve import serve as run
 
     run(settings, _print_json if as_json or settings.log.format == "json" else _banner)
 

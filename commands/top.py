@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.blocks.format import engine_line, tier_line
+from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
@@ -16,7 +16,7 @@ from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import build_table, text
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
-from kvproxy.proxy_client.snapshot import LAYERS, get_optional, rates, take_snapshot
+from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates, take_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

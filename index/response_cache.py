@@ -3,11 +3,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import Redactor, redact_entry
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
-from kvproxy.index.redaction import Redactor, redact_entry
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import NewEntry, Store
-from kvproxy.index.store.write_batcher import WriteBatcher
+from kvproxy.index.store.group_commit import WriteBatcher
 
 _WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured.
 

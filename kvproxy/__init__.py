@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvproxy.blocks.block_hash import BlockHasher
+    from kvproxy.blocks.cache_request import CacheRequest, MMItem
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
-    from kvproxy.blocks.request import CacheRequest, MMItem
-    from kvproxy.blocks.rows import PoolStats
+    from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
-    from kvproxy.offline.simulate.chains import ChainRequest, PoolSimulation
-    from kvproxy.offline.simulate.chains import simulate as simulate_pool
-    from kvproxy.offline.simulate.sweep import Sweep, sweep
-    from kvproxy.offline.simulate.workload import read_chains
+    from kvproxy.offline.simulate.pool_simulation import ChainRequest, PoolSimulation
+    from kvproxy.offline.simulate.pool_simulation import simulate as simulate_pool
+    from kvproxy.offline.simulate.pool_size_sweep import Sweep, sweep
+    from kvproxy.offline.simulate.trace_reader import read_chains
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
@@ -27,22 +27,22 @@ _PLACES = {
     "AsyncCache": ("kvproxy.library", "AsyncCache"),
     "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),
     "Cache": ("kvproxy.library", "Cache"),
-    "CacheRequest": ("kvproxy.blocks.request", "CacheRequest"),
+    "CacheRequest": ("kvproxy.blocks.cache_request", "CacheRequest"),
     "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
     "CachedAnswer": ("kvproxy.library", "CachedAnswer"),
-    "ChainRequest": ("kvproxy.offline.simulate.chains", "ChainRequest"),
+    "ChainRequest": ("kvproxy.offline.simulate.pool_simulation", "ChainRequest"),
     "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
     "GroupSpec": ("kvproxy.blocks.single_type_manager", "GroupSpec"),
     "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
-    "MMItem": ("kvproxy.blocks.request", "MMItem"),
-    "PoolSimulation": ("kvproxy.offline.simulate.chains", "PoolSimulation"),
-    "PoolStats": ("kvproxy.blocks.rows", "PoolStats"),
-    "Sweep": ("kvproxy.offline.simulate.sweep", "Sweep"),
+    "MMItem": ("kvproxy.blocks.cache_request", "MMItem"),
+    "PoolSimulation": ("kvproxy.offline.simulate.pool_simulation", "PoolSimulation"),
+    "PoolStats": ("kvproxy.blocks.row_types", "PoolStats"),
+    "Sweep": ("kvproxy.offline.simulate.pool_size_sweep", "Sweep"),
     "open_async_cache": ("kvproxy.library", "open_async_cache"),
     "open_cache": ("kvproxy.library", "open_cache"),
-    "read_chains": ("kvproxy.offline.simulate.workload", "read_chains"),
-    "simulate_pool": ("kvproxy.offline.simulate.chains", "simulate"),
-    "sweep": ("kvproxy.offline.simulate.sweep", "sweep"),
+    "read_chains": ("kvproxy.offline.simulate.trace_reader", "read_chains"),
+    "simulate_pool": ("kvproxy.offline.simulate.pool_simulation", "simulate"),
+    "sweep": ("kvproxy.offline.simulate.pool_size_sweep", "sweep"),
 }
 
 __all__ = [

@@ -39,7 +39,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     return found
 
 
-def is_closed(settings: Settings) -> bool:
+def requires_client_key(settings: Settings) -> bool:
     """Whether requests require a key, which stays true after the last client's removal."""
     return bool(settings.clients) or clients_file(settings.data).exists()
 

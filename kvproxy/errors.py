@@ -60,7 +60,7 @@ class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
     """The prompt, or prompt plus max_tokens, exceeds the model or the pool."""
 
 
-class TooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
+class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
     """The body exceeds a limit."""
 
 
@@ -76,16 +76,20 @@ class NotSupported(InvalidRequest, status=501, code="not_supported"):
     """The proxy does not support the protocol or method."""
 
 
-class TooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
+class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
     """The request did not arrive in time."""
 
 
-class Unkeyable(InvalidRequest):
+class NoCacheKey(InvalidRequest):
     """No cache key can be computed."""
 
 
 class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
     """A token is missing or wrong."""
+
+
+class MissingKey(Unauthorized, code="missing_api_key"):
+    """The request has no API key."""
 
 
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
@@ -125,7 +129,7 @@ class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
     """The request exceeded its deadline."""
 
 
-class TooMany(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
+class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
     """A client exceeded its quota."""
 
 
@@ -147,7 +151,7 @@ class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"
     """The connection failed or closed before a response."""
 
 
-class UpstreamBroken(UpstreamUnreachable):
+class UpstreamProtocolError(UpstreamUnreachable):
     """The upstream's response ended early; therefore the client's response ends early, too."""
 
 

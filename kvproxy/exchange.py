@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Literal
 
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
 from kvproxy.settings.clients import ClientSettings
-from kvproxy.trace import Trace
+from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response: a cache or the backend (`forward`).
@@ -112,37 +112,40 @@ class Answer:
 class Exchange:
     """A request, its response, and what happened in between.
 
-    Steps have times of `time.perf_counter`; 0.0 if they did not happen.
+    Times of steps are values of `time.perf_counter`; 0.0 for a step that did not happen.
 
     Attributes:
         api: name of the cached API; None for other routes.
         tenant: see `flow/cache_keys.py`.
         arrived: seconds since the epoch.
+        method, path: of a client's request, without the query; empty for the proxy's own routes and background requests.
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.
         cacheable: an equal request may get the same response.
         bypass_reason: token for the reason to skip lookups.
         stale_entry: expired response, served if no other is available.
-        too_old: a stored response exceeds the request's `max-age`.
+        is_entry_too_old: a stored response exceeds the request's `max-age`.
         lookup_failed: a store or an embedder failed.
-        collapsed: shared with an identical request in flight.
-        stored: committed; only `Cache-Control: confirm` waits for this.
+        was_collapsed: shared with an identical request in flight.
+        stored: the response is committed; known only with `Cache-Control: confirm`.
         prefix: reuse reported by the backend.
         predicted_tokens: reuse predicted by the upstream's mirror.
         is_engine: the backend is an engine of the operator, which keeps prompts and outputs until it evicts them.
         block_size: tokens of its blocks; 0 if it is unknown.
-        answer: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
-        prefill_seconds: reported or measured.
-        backend_seconds: until the backend's response is complete.
+        answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
+        prefill_seconds: duration of the prefill, reported or measured.
+        backend_seconds: seconds until the backend's response is complete.
         failure: token for the final error.
         started, exact_done, semantic_done: arrival, and end of each lookup.
-        backend_started, first_byte, ended: begin of the backend's and the proxy's response; its end.
+        backend_started, first_byte, ended: start of the backend's response; start and end of the proxy's response.
     """
 
     api: str | None
     request_id: str
-    tenant: str = PUBLIC
+    tenant: str = PUBLIC_TENANT
     arrived: float = field(default_factory=time)
+    method: str = ""
+    path: str = ""
     client: ClientSettings | None = None
     account: Account | None = None
     traceparent: str | None = None
@@ -152,12 +155,12 @@ class Exchange:
     cacheable: bool = False
     bypass_reason: str | None = None
     stale_entry: Entry | None = None
-    too_old: bool = False
+    is_entry_too_old: bool = False
     lookup: Lookup | None = None
     lookup_failed: bool = False
     hit: CacheHit | None = None
     forward_reason: ForwardReason | None = None
-    collapsed: bool = False
+    was_collapsed: bool = False
     stored: bool = False
     entry_id: str | None = None
     upstream: str | None = None
@@ -165,7 +168,7 @@ class Exchange:
     predicted_tokens: int | None = None
     is_engine: bool = True
     block_size: int = 0
-    answer: tuple[tuple[str, bytes], ...] | None = None
+    answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prefill_seconds: float | None = None
@@ -173,7 +176,7 @@ class Exchange:
     layer: Layer = "refused"
     status: int = 0
     failure: str | None = None
-    client_left: bool = False
+    client_disconnected: bool = False
     started: float = field(default_factory=perf_counter)
     exact_done: float = 0.0
     semantic_done: float = 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvproxy.errors import TooLarge, TooMany
+from kvproxy.errors import RequestTooLarge, TooManyRequests
 from kvproxy.settings.clients import ClientSettings
 from kvproxy.token_bucket import TokenBucket
 
@@ -34,7 +34,7 @@ class Quota:
 
     @contextmanager
     def request(self) -> Iterator["Account"]:
-        """Count a request until the `with` block ends. Raises TooMany."""
+        """Count a request until the `with` block ends. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"{most} requests are in flight", 1.0)
@@ -53,14 +53,14 @@ class Quota:
         """Charge a client for tokens before they are computed.
 
         Raises:
-            TooMany: this minute's quota is used up.
-            TooLarge: the tokens exceed a whole minute's quota.
+            TooManyRequests: this minute's quota is used up.
+            RequestTooLarge: the tokens exceed a whole minute's quota.
         """
         bucket = self._tokens
         if bucket is None:
             return
         if tokens > bucket.per_minute:
-            raise TooLarge(
+            raise RequestTooLarge(
                 f"the request has some {tokens:,} tokens, and {bucket.per_minute:,} a minute are allowed",
                 limit="tokens_per_minute",
             )
@@ -128,5 +128,7 @@ def _bucket(per_minute: int | None) -> TokenBucket | None:
     return None if per_minute is None else TokenBucket(per_minute)
 
 
-def _too_many(limit: str, why: str, seconds: float) -> TooMany:
-    return TooMany(f"{why}: try again in {max(1, round(seconds))} s", limit=limit, retry_after=max(1.0, seconds))
+def _too_many(limit: str, why: str, seconds: float) -> TooManyRequests:
+    return TooManyRequests(
+        f"{why}: try again in {max(1, round(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
+    )

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from kvproxy.apis.control import Control
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.request_directives import Control
 from kvproxy.errors import SettingsError
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings

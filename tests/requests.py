@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.control import read_control
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import read_control
 from kvproxy.flow.cache_keys import tenant_of
 
 

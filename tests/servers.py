@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvproxy.http.routes import EVERY_METHOD
-from kvproxy.http.server import make_server
+from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.settings import Settings, load_settings
 from tests.polling import until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.evaluation.replay import StoredQuestions, Stream
-from kvproxy.index.evaluation.streams import make_stream, read_stream
+from kvproxy.index.evaluation.stream_evaluation import make_stream, read_stream
+from kvproxy.index.evaluation.stream_replay import StoredQuestions, Stream
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
 

@@ -95,7 +95,7 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
 def _print(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]", *, history: bool
 ) -> None:
-    from kvproxy.index.evaluation.wilson import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson
 
     names = ("original", "changed") if history else ("cold", "warm")
     if different:
@@ -137,7 +137,7 @@ def _tokens(tokens: tuple[str, ...], at: int) -> str:
 def _document(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
 ) -> dict[str, Any]:
-    from kvproxy.index.evaluation.wilson import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson
 
     return {
         "pairs": len(pairs),

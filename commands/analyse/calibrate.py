@@ -13,8 +13,8 @@ from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
-    from kvproxy.index.evaluation.calibrate import Calibration, Point
-    from kvproxy.index.evaluation.streams import Report
+    from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
+    from kvproxy.index.evaluation.stream_evaluation import StreamReport
 
 
 @command
@@ -88,7 +88,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     print_table(columns, rows)
 
 
-def _row(point: "Point", used: float, recommended: float | None) -> list[object]:
+def _row(point: "LevelResult", used: float, recommended: float | None) -> list[object]:
     uses = [name for name, level in (("in use", used), ("recommended", recommended)) if point.level == level]
     return [
         f"{point.level:.4g}",
@@ -101,7 +101,7 @@ def _row(point: "Point", used: float, recommended: float | None) -> list[object]
     ]
 
 
-def _print_stream(report: "Report", charts: "list[Chart]") -> None:
+def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     print_charts(charts)
     rows = [
         (

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvproxy.commands.blocks.format import engine_line, group_lines, tier_line
+from kvproxy.commands.blocks.engine_lines import engine_line, group_lines, tier_line
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions

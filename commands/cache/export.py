@@ -66,7 +66,7 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
 
     Example: kvproxy cache encrypt
     """
-    from kvproxy.checks.stored import opened_store, store_exists
+    from kvproxy.checks.configured_store import open_configured_store, store_exists
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
@@ -74,6 +74,6 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
         raise InvalidRequest("there is no encryption key: set encryption.key_file, see docs/store.md")
     if not store_exists(settings):
         raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
-    with opened_store(settings) as opened:
+    with open_configured_store(settings) as opened:
         encrypted = opened.encrypt_again()
     return sentence({"encrypted": encrypted}, f"encrypted {encrypted:,} responses")

@@ -10,13 +10,13 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import milliseconds, moment, one_line
-from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
 if TYPE_CHECKING:
-    from kvproxy.journal.questions import RecordWithTexts
     from kvproxy.journal.reader import Query
+    from kvproxy.journal.records_with_questions import RecordWithTexts
     from kvproxy.proxy_client.journal import JournalClient
 
 EMPTY = "no request matches"
@@ -50,7 +50,7 @@ def log(
     *,
     context: typer.Context,
     selection: QueryOptions,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
+    limit: LimitOrAll = 20,
     layout: Layout,
     plot: Annotated[
         Path | None, typer.Option(help="Plot all requests over time, at the terminal (-) or into a .png or .svg file.")
@@ -123,12 +123,12 @@ def show(
 
     Example: kvproxy log show 3f2a
     """
-    from kvproxy.journal.reasons import meaning
+    from kvproxy.journal.reasons import meaning_of
 
     record = source.open().record(request)
     document = asdict(record)
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
-    facts = [("time", moment(record.time)), *fields, ("meaning", meaning(record.reason))]
+    facts = [("time", moment(record.time)), *fields, ("meaning", meaning_of(record.reason))]
     return Output(document, lambda: print_facts(facts))
 
 

@@ -14,7 +14,7 @@ from kvproxy.commands.tables import Layout, digest, print_table, table, text
 from kvproxy.units import format_seconds
 
 if TYPE_CHECKING:
-    from kvproxy.journal.sessions.reader import Session, TreeRow
+    from kvproxy.journal.sessions.session_reader import Session, TreeRow
 
 EMPTY = "no session yet"
 
@@ -61,7 +61,7 @@ def show(
 
     Example: kvproxy sessions show 42
     """
-    from kvproxy.journal.sessions.reader import session_of
+    from kvproxy.journal.sessions.session_reader import session_of
 
     rows = source.open().tree(session)
 

@@ -69,7 +69,7 @@ def _fingerprint(model: Any) -> str:
     return str(digest.hexdigest())
 
 
-def usable_vectors(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
+def embed_or_none(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
     """Return the vector of each text, `[dim]` float32 of length 1; None if it is not finite or zero."""
     try:
         vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
@@ -101,7 +101,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """
     if name == DEFAULT:
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-        from kvproxy.index.models.minilm.files import graph_files
+        from kvproxy.index.models.minilm.graph_files import graph_files
 
         return MiniLMEmbedder(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
@@ -120,7 +120,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Embeds texts and keeps the last vectors. Threads may share it; one at a time uses the embedder."""
+    """Embeds texts and caches the latest vectors. Thread-safe; calls of the embedder run one at a time."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder
@@ -137,12 +137,12 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return the vectors of texts like `usable_vectors`; only texts that are not in the cache are embedded."""
+        """Return the vectors of texts like `embed_or_none`; only texts that are not in the cache are embedded."""
         with self._model_lock:
             found = {text: self.get_cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
             if missing:
-                found |= zip(missing, usable_vectors(self.embedder, missing), strict=True)
+                found |= zip(missing, embed_or_none(self.embedder, missing), strict=True)
         with self._cache_lock:
             for text in missing:
                 if (vector := found[text]) is not None:
@@ -165,4 +165,4 @@ class EmbeddingCache:
     def check(self) -> None:
         """Raise an EmbedderError if the embedder fails for every text."""
         with self._model_lock:
-            usable_vectors(self.embedder, ["Does it work at all?"])
+            embed_or_none(self.embedder, ["Does it work at all?"])

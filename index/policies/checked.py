@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
-from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
 
 _HOPELESS = 0.55
 """Share of the level. After a lower score, the verifier would accept about 0.1% of farther neighbours."""
@@ -29,7 +29,7 @@ class CheckedPolicy:
         self.level = level
         self.floor = floor
         self._verifier = verifier
-        self._guards = tuple(guards)
+        self._guards = (*guards, ADDITIONS) if guards else ()
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
@@ -40,7 +40,7 @@ class CheckedPolicy:
         level = max(self.level, limits.min_probability or 0.0)
         decisions = [Decision("not compared") for _ in neighbours]
         for place, neighbour in enumerate(neighbours):
-            refusal = screen(question, neighbour, floor, self._guards)
+            refusal = find_rejection(question, neighbour, floor, self._guards)
             if refusal is not None:
                 decisions[place] = refusal
                 continue

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.index.policies.guards import Guard
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
@@ -34,6 +34,24 @@ class Limits:
     min_similarity: float | None = None
     min_probability: float | None = None
     max_error: float | None = None
+
+
+_MEANINGS: dict[Verdict, str] = {
+    "accepted": "one answer fits both",
+    "low similarity": "not similar enough",
+    "low probability": "the verifier doubts that one answer fits both",
+    "uncertain": "too little is known about this answer",
+    "explored": "forwarded in order to learn",
+    "expired": "its response expired",
+    "rejected": "a person rejected it",
+    "not compared": "a nearer one decided",
+}
+_DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
+
+
+def meaning_of(verdict: Verdict, guard: str | None) -> str:
+    """Say in plain words why a neighbour was accepted or refused."""
+    return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +93,12 @@ class Ruling:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        chance: share of such requests to forward for exploration.
+        exploration_share: share of such requests to forward for exploration.
     """
 
     decisions: list[Decision]
     chosen: int | None
-    chance: float = 0.0
+    exploration_share: float = 0.0
     record: LearningRecord | None = None
 
 
@@ -158,7 +176,7 @@ class Policy(Protocol):
         """Decide about all neighbours, which are sorted by similarity, nearest first."""
 
 
-def screen(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
+def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
     """Return the refusal of a neighbour that is not similar enough or that a guard vetoes; None if it passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")

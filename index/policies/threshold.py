@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, screen
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
 
 
 class ThresholdPolicy:
@@ -21,7 +21,7 @@ class ThresholdPolicy:
     ) -> Ruling:
         floor = max(self.floor, limits.min_similarity or 0.0)
         decisions = [
-            screen(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
+            find_rejection(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
             for neighbour in neighbours
         ]
         accepted = (place for place, decision in enumerate(decisions) if decision.verdict == "accepted")

@@ -37,7 +37,7 @@ class Decider:
         self._observations = observations
         self.policy = policy
         self._other = make_policy
-        self.chance = random_number
+        self.random_number = random_number
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)
@@ -88,7 +88,7 @@ class Decider:
         if neighbours:
             ruling = policy.decide(request.question, neighbours, request.limits, request.namespace)
         chosen_place = None if ruling.chosen is None else eligible[ruling.chosen]
-        explored = chosen_place is not None and request.explore and self.chance() < ruling.chance
+        explored = chosen_place is not None and request.explore and self.random_number() < ruling.exploration_share
         decisions |= zip(eligible, ruling.decisions, strict=True)
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
@@ -112,7 +112,9 @@ def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservatio
             return None
         record = LearningRecord(place, None, 0.0)
     accepted = ruling.chosen is not None
-    return PendingObservation(near[record.place], record, tuple(near), accepted, ruling.chance if accepted else 1.0)
+    return PendingObservation(
+        near[record.place], record, tuple(near), accepted, ruling.exploration_share if accepted else 1.0
+    )
 
 
 def _closest(ruling: Ruling) -> int | None:

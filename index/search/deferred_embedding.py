@@ -22,14 +22,14 @@ class DeferredEmbeddings:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._work())
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         while self._task is not None:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
         """Stop after the current entries. The next start of the proxy embeds the remaining entries."""
         self._closed = True
-        await self.idle()
+        await self.wait_until_idle()
 
     async def _work(self) -> None:
         try:

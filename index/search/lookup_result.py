@@ -40,16 +40,16 @@ class PendingObservation:
 
     Attributes:
         candidate: the neighbour that was accepted, or that came closest to acceptance.
-        near: candidates, nearest first; `record.place` is an index into them.
+        candidates: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
-        chance: probability with which such a request is forwarded.
+        comparison_probability: probability with which such a request is forwarded.
     """
 
     candidate: Candidate
     record: LearningRecord
     candidates: tuple[Candidate, ...]
     accepted: bool
-    chance: float
+    comparison_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Lookup:
         candidates: neighbours, nearest first.
         chosen: the accepted neighbour. It is not served if the policy explores.
         observation: None if no decision can be confirmed or refuted.
-        skipped: the reason why the lookup was skipped; None if it ran.
+        skip_reason: why the lookup was skipped; None if it ran.
     """
 
     entry: Entry | None
@@ -80,10 +80,10 @@ class Lookup:
     def outcome(self) -> str:
         if self.skip_reason is not None:
             return "skipped"
-        decisive = self.decisive("not compared")
+        decisive = self.decisive_candidate("not compared")
         return decisive.verdict if decisive is not None else "no neighbour"
 
-    def decisive(self, *ignored: Verdict) -> Candidate | None:
+    def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
         """Return the chosen neighbour, else the neighbour with the highest score, else the nearest.
 
         Candidates with an ignored verdict are omitted.

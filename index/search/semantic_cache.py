@@ -18,7 +18,7 @@ from kvproxy.index.models.embedder import Embedder, EmbeddingCache
 from kvproxy.index.models.languages import EVERY, can_match, is_known
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
@@ -26,8 +26,8 @@ from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFu
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import open_neighbours
 from kvproxy.index.store import NewEntry, Store, WriteResult
+from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.write_batcher import WriteBatcher
 
 _EMBEDDED_AT_ONCE = 8
 """More texts in one job would delay lookups."""
@@ -76,7 +76,7 @@ class SemanticCache:
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
         self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
-        self.deferred = DeferredEmbeddings(self._embed_deferred)
+        self.deferred_embeddings = DeferredEmbeddings(self._embed_deferred)
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
 
@@ -186,7 +186,7 @@ class SemanticCache:
         if not entry.semantic or self._embeddings.get_cached(entry.prompt) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
-        self.deferred.begin()
+        self.deferred_embeddings.begin()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:

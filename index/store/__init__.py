@@ -1,10 +1,10 @@
 """The response store; start with store.py."""
 
-from kvproxy.index.store.opening import open_store
+from kvproxy.index.store.open_store import open_store
 from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
-from kvproxy.index.store.values import (
-    EVERYTHING,
+from kvproxy.index.store.store_types import (
+    ALL_ENTRIES,
     Capacity,
     EntryFilter,
     EvictionCandidate,
@@ -18,7 +18,7 @@ from kvproxy.index.store.values import (
 )
 
 __all__ = [
-    "EVERYTHING",
+    "ALL_ENTRIES",
     "Capacity",
     "EntryFilter",
     "EvictionCandidate",

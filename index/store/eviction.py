@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvproxy.index.entry import Entry
 from kvproxy.index.store.database import Row, Transaction
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
-from kvproxy.index.store.values import Capacity, RemovalReason, RemovedEntry
+from kvproxy.index.store.store_types import Capacity, RemovalReason, RemovedEntry
 
 PINNED = 1e300
 """The priority of a pinned entry."""

@@ -5,10 +5,10 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import Redactor, redact_entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.redaction import Redactor, redact_entry
 from kvproxy.index.store.store import Store
-from kvproxy.index.store.values import NewEntry
+from kvproxy.index.store.store_types import NewEntry
 
 IMPORT_BATCH = 256
 

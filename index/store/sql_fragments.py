@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.row_codec import RowCodec
-from kvproxy.index.store.values import StoredQuestion
+from kvproxy.index.store.store_types import StoredQuestion
 
 CLOCK_SKEW = 60.0
 """Seconds."""

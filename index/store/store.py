@@ -14,8 +14,8 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
 from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
-from kvproxy.index.store.values import (
-    EVERYTHING,
+from kvproxy.index.store.store_types import (
+    ALL_ENTRIES,
     Capacity,
     EntryFilter,
     EvictionCandidate,
@@ -103,7 +103,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of an answer with the same text; `text` is its `answer_classes.digest`."""
+        """Return the class of a stored answer with this text. `text` is a digest, see `answer_classes.digest`."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -118,7 +118,7 @@ class Store(StoreWriter):
         return bool(self.database.query("select 1 as found from responses where key = :key", {"key": key}))
 
     def list_entries(
-        self, where: EntryFilter = EVERYTHING, *, limit: int | None = None, offset: int = 0
+        self, where: EntryFilter = ALL_ENTRIES, *, limit: int | None = None, offset: int = 0
     ) -> list[Entry]:
         self.flush()
         if (matches := self._prompt_filter(where)) is not None:
@@ -166,7 +166,7 @@ class Store(StoreWriter):
             for row in self.database.query(sql)
         ]
 
-    def ids(self, where: EntryFilter = EVERYTHING) -> list[str]:
+    def ids(self, where: EntryFilter = ALL_ENTRIES) -> list[str]:
         if (matches := self._prompt_filter(where)) is not None:
             return list(self._matching_ids(where, matches))
         condition, values = self._where(where)

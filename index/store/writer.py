@@ -12,7 +12,7 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.values import (
+from kvproxy.index.store.store_types import (
     Capacity,
     NewEntry,
     RemovalReason,
@@ -135,10 +135,7 @@ class StoreWriter:
         return expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Protect an entry until all unpinned entries are evicted, or undo that.
-
-        A pinned entry expires like any other.
-        """
+        """Pin or unpin an entry. A pinned entry is evicted last, but expires like any other."""
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn
 from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
-from kvproxy.apis.fields import allows_semantic, check_common, check_integer, check_object, check_objects
+from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, text_of
 from kvproxy.apis.sse import split_words
 from kvproxy.errors import InvalidRequest

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
-from kvproxy.apis.fields import check_common, check_object
+from kvproxy.apis.field_checks import check_common, check_object
 from kvproxy.apis.json import JsonMap, JsonObject, field, text_of, to_text
 from kvproxy.apis.sse import split_words
 from kvproxy.errors import InvalidRequest

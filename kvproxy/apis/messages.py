@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import orjson
 
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
-from kvproxy.apis.fields import (
+from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common,
     check_integer,

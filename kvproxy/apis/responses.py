@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
-from kvproxy.apis.fields import allows_semantic, check_common, check_object, check_objects
+from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import (
     JsonMap,
     JsonObject,

@@ -2,8 +2,8 @@
 
 import re
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import field, loads
-from kvproxy.apis.request import ApiRequest
 
 SESSION_HEADERS = (
     "x-session-id",

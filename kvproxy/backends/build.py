@@ -12,8 +12,8 @@ from kvproxy.settings import Settings, UpstreamServer
 
 if TYPE_CHECKING:
     from kvproxy.engine.async_llm import AsyncLLM
-    from kvproxy.upstreams.engine import FleetEngine
     from kvproxy.upstreams.fleet import Fleet
+    from kvproxy.upstreams.fleet_engine import FleetEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _build_fleet(settings: Settings) -> BuiltBackend:
 
 
 def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":
-    from kvproxy.upstreams.engine import FleetEngine
+    from kvproxy.upstreams.fleet_engine import FleetEngine
     from kvproxy.upstreams.llama.server import LlamaServer
 
     engine = FleetEngine(server, settings.forward, settings.routing, settings.limits)

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Codec, Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.protocol import Forwarder, Generated
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.backends.protocol import Forwarder, GeneratedResponse
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
@@ -58,7 +58,7 @@ class EmbeddedBackend:
         adapters: list[Json] = [{"id": name, **model, "parent": self.worker.name} for name in self.worker.adapters]
         return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
-    async def send(self, request: ApiRequest) -> Generated:
+    async def send(self, request: ApiRequest) -> GeneratedResponse:
         """Start a request, and return when its first piece is computed.
 
         Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded.
@@ -70,7 +70,7 @@ class EmbeddedBackend:
             self.admission.leave()
             raise
 
-    async def _generate(self, request: ApiRequest) -> Generated:
+    async def _generate(self, request: ApiRequest) -> GeneratedResponse:
         decoded = self._decode(request)
         generation = await self.generation(request, decoded)
         echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
@@ -102,7 +102,7 @@ class EmbeddedBackend:
                 self.admission.leave()
             await pieces.aclose()  # type: ignore[attr-defined]
 
-        return Generated(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
+        return GeneratedResponse(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
 
     async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
         """Keep the tokens of a single answer, so that the next turn has the same tokens."""
@@ -168,7 +168,7 @@ class EmbeddedBackend:
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 
     def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
-        if self._shared_blocks or request.tenant == PUBLIC:
+        if self._shared_blocks or request.tenant == PUBLIC_TENANT:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.request import PUBLIC, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.backends.prefix_cache import (
     PrefixCache,
@@ -12,18 +12,18 @@ from kvproxy.backends.prefix_cache import (
     PrefixReport,
     ResetReport,
     add_branch_texts,
-    spell_divergence,
+    decode_divergence,
 )
-from kvproxy.blocks import view
+from kvproxy.blocks import pool_rows
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.pool_map import PoolMap, map_pool
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PinRow
-from kvproxy.blocks.tree import Branch, list_branches, nodes_of_pool
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.tiers.store import TierStats
+from kvproxy.tiers.chunk_store import TierStats
 
 _MAX_DIGITS = 12
 _MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
@@ -35,15 +35,15 @@ class EmbeddedPrefix(PrefixCache):
         self._worker = backend.worker
 
     async def blocks(self) -> list[BlockRow]:
-        return await self._worker.inspect(view.list_blocks)
+        return await self._worker.inspect(pool_rows.list_blocks)
 
     async def queue(self) -> list[BlockRow]:
-        return await self._worker.inspect(view.list_free_blocks)
+        return await self._worker.inspect(pool_rows.list_free_blocks)
 
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(map_pool)
         # The salt of a tenant's blocks begins with the tenant's name.
-        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC for salt in found.tenants or ()])
+        return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         nodes = await self._worker.inspect(nodes_of_pool)
@@ -51,17 +51,17 @@ class EmbeddedPrefix(PrefixCache):
         return await add_branch_texts(self, found), total
 
     async def chains(self) -> list[ChainRow]:
-        found = await self._worker.inspect(view.list_chains)
+        found = await self._worker.inspect(pool_rows.list_chains)
         return [replace(chain, first_text=await self._text(chain.first_tokens)) for chain in found]
 
     async def show(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):
             raise InvalidRequest(f"blocks of the embedded engine have numbers, not {name[:40]!r}: see blocks ls")
-        block = await self._worker.inspect(lambda manager: view.show_block(manager, int(name)))
+        block = await self._worker.inspect(lambda manager: pool_rows.show_block(manager, int(name)))
         return block and replace(block, text=await self._text(block.tokens))
 
     async def figures(self) -> PrefixFigures:
-        pool = await self._worker.inspect(view.report_pool)
+        pool = await self._worker.inspect(pool_rows.report_pool)
         size = self._worker.block_bytes
         return PrefixFigures(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
 
@@ -71,13 +71,13 @@ class EmbeddedPrefix(PrefixCache):
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         generation = await self._backend.generation(request)
         prompt = self._backend.cache_request("explain", generation)
-        found = await self._worker.inspect(lambda manager: view.match_prefix(manager, prompt))
+        found = await self._worker.inspect(lambda manager: pool_rows.match_prefix(manager, prompt))
         return PrefixReport(
             prompt_tokens=found.prompt_tokens,
             matched_tokens=found.matched_tokens,
             blocks=found.blocks,
             tiers=await self._worker.tier_match(prompt, found.matched_tokens),
-            divergence=await spell_divergence(found.divergence, self._text),
+            divergence=await decode_divergence(found.divergence, self._text),
             groups=found.groups,
         )
 
@@ -86,6 +86,9 @@ class EmbeddedPrefix(PrefixCache):
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
         chain = await self._chain(request, leaf)
+        size, block = len(chain.tokens) - 1, self._worker.block_size
+        if request is not None and size < block:
+            raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
 
         def pin(pins: Pins) -> int:
             try:
@@ -100,7 +103,7 @@ class EmbeddedPrefix(PrefixCache):
             generation = await self._backend.generation(request)
             # A lookup leaves the last token to compute, so one token is added.
             return self._backend.cache_request("pin", generation, 0)
-        found = await self._worker.inspect(lambda manager: view.chain_to(manager, leaf)) if leaf else None
+        found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None
         if found is None:
             raise NotFound(f"no cached block has a hash that begins with {leaf!r}: see blocks chains")
         return found
@@ -121,5 +124,5 @@ class EmbeddedPrefix(PrefixCache):
 
 
 def _reset(manager: KVCacheManager) -> ResetReport:
-    figures = view.report_pool(manager)
+    figures = pool_rows.report_pool(manager)
     return ResetReport(manager.reset_prefix_cache(), figures.pinned, figures.used)

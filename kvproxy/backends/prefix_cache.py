@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.blocks.chain_tree import Branch
 from kvproxy.blocks.pool_map import PoolMap, map_rows
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
-from kvproxy.blocks.tree import Branch
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
 from kvproxy.errors import NoPrefixCache
-from kvproxy.mirror.status import StreamStatus
-from kvproxy.tiers.store import TierStats
+from kvproxy.mirror.stream_status import StreamStatus
+from kvproxy.tiers.chunk_store import TierStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """A `blocks.rows.Divergence` as text.
+    """A `blocks.row_types.Divergence` as text.
 
     Attributes:
         position: index of the first different token.
@@ -124,7 +124,7 @@ class ResetReport:
     """The result of a reset.
 
     Attributes:
-        pinned, used: numbers of the pinned and used blocks that prevented it.
+        pinned, used: numbers of the pinned and used blocks that prevented the reset.
     """
 
     reset: bool
@@ -137,49 +137,49 @@ class PrefixCache:
     """Interface of a prefix cache. Methods raise NoPrefixCache by default."""
 
     async def blocks(self) -> list[BlockRow]:
-        raise no_events()
+        raise no_events_error()
 
     async def queue(self) -> list[BlockRow]:
         """List idle blocks in eviction order."""
-        raise no_events()
+        raise no_events_error()
 
     async def map(self) -> PoolMap:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         """List the branches after a block, or the roots; and return their total count."""
-        raise no_events()
+        raise no_events_error()
 
     async def chains(self) -> list[ChainRow]:
-        raise no_events()
+        raise no_events_error()
 
     async def show(self, name: str) -> BlockContent | None:
         """Find a block by its number or a prefix of its hash."""
-        raise no_events()
+        raise no_events_error()
 
     async def figures(self) -> PrefixFigures:
-        raise no_events()
+        raise no_events_error()
 
     async def reset(self) -> ResetReport:
-        raise no_events()
+        raise no_events_error()
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
         return None
 
     async def pins(self) -> list[PinRow]:
         """List chains protected from eviction."""
-        raise _no_pins()
+        raise _no_pins_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the tokens."""
-        raise _no_pins()
+        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the number of pinned tokens."""
+        raise _no_pins_error()
 
     async def unpin(self, name: str) -> bool:
-        raise _no_pins()
+        raise _no_pins_error()
 
     async def tiers(self) -> list[TierStats]:
         """List the tiers, the fastest first."""
-        raise _no_tiers()
+        raise _no_tiers_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
         """Delete chunks of a tier and return their number; None if the tier does not exist.
@@ -187,20 +187,20 @@ class PrefixCache:
         Args:
             models: `own` for the running model, `others`, or `all`.
         """
-        raise _no_tiers()
+        raise _no_tiers_error()
 
 
-def no_events() -> NoPrefixCache:
+def no_events_error() -> NoPrefixCache:
     return NoPrefixCache(
         "the prefix cache belongs to the upstream: set --kv-events to mirror a vLLM or SGLang server that publishes events"
     )
 
 
-def _no_pins() -> NoPrefixCache:
+def _no_pins_error() -> NoPrefixCache:
     return NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
 
 
-def _no_tiers() -> NoPrefixCache:
+def _no_tiers_error() -> NoPrefixCache:
     return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
 
 
@@ -208,7 +208,7 @@ Decode = Callable[[Sequence[int] | None], Awaitable[str]]
 """Returns the text of tokens, or "" for None."""
 
 
-async def spell_divergence(divergence: Divergence | None, decode: Decode) -> DivergenceText | None:
+async def decode_divergence(divergence: Divergence | None, decode: Decode) -> DivergenceText | None:
     if divergence is None:
         return None
     parts = (divergence.cached, divergence.prompt, divergence.before)

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Echo
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Usage
 
 Headers: TypeAlias = list[tuple[str, str]]
@@ -18,7 +18,7 @@ async def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Generated:
+class GeneratedResponse:
     """A response of the embedded engine in flight.
 
     Attributes:
@@ -58,7 +58,7 @@ class ServingUpstream:
 
 
 @dataclass(slots=True)
-class Relayed:
+class RelayedResponse:
     """A response of an upstream in flight.
 
     Attributes:
@@ -110,11 +110,11 @@ async def _prepend(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[
         yield chunk
 
 
-Reply: TypeAlias = Generated | Relayed
+Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 
 class Forwarder(Protocol):
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward a request unchanged; `path` includes the query."""
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvproxy.blocks.request import CacheRequest
+    from kvproxy.blocks.cache_request import CacheRequest
 
 
 class KVCacheBlock:

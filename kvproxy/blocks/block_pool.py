@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from kvproxy.blocks.free_queue import FreeKVCacheBlockQueue, FreeQueue
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.residency import ResidencyTracker
 
 Key = tuple[int, bytes] | bytes

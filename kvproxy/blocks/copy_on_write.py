@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvproxy.blocks.block_pool import BlockPool
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.single_type_manager import SingleTypeKVCacheManager
 
 SharedBlocks = list[tuple[SingleTypeKVCacheManager, int]]

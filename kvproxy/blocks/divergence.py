@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from kvproxy.blocks.rows import Divergence
+from kvproxy.blocks.row_types import Divergence
 
 _NUM_CONTEXT_TOKENS = 12
 

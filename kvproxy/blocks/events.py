@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvproxy.blocks.block_hash import event_hash
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 
 
 @dataclass(frozen=True, slots=True)

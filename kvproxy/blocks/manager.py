@@ -9,13 +9,13 @@ from operator import itemgetter
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
+from kvproxy.blocks.eviction import queue_factory
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
-from kvproxy.blocks.policies import queue_factory
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.residency import ResidencyTracker
-from kvproxy.blocks.rows import PoolStats
+from kvproxy.blocks.row_types import PoolStats
 from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.rows import PinRow
+from kvproxy.blocks.row_types import PinRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.rows import BlockRow, BlockState
-from kvproxy.blocks.view import block_state
+from kvproxy.blocks.pool_rows import block_state
+from kvproxy.blocks.row_types import BlockRow, BlockState
 
 _LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
 _NAME_DIGITS = 16
@@ -17,7 +17,7 @@ class PoolMap:
 
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.
-        states: a letter for each block, see `_LETTERS`.
+        states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
         tenant: index in `tenants`; -1 if the block has none.
         queue: indexes of the idle blocks in eviction order.
     """

@@ -6,8 +6,8 @@ from typing import Literal, TypeVar
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_pool import BlockPool
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored
-from kvproxy.blocks.request import CacheRequest
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
 CachedWindows = Literal["all", "last"]

@@ -15,7 +15,7 @@ ADMIN_TOKEN = "x-kvproxy-admin-token"
 """`Authorization` may contain a client's key."""
 
 
-class AdviceGiven(Exception):
+class CheckAdvice(Exception):
     """A check succeeded with advice."""
 
 
@@ -65,7 +65,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
-        Advised: the proxy has advice on an upstream.
+        CheckAdvice: the proxy has advice on an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN: token} if token else {}
@@ -83,7 +83,7 @@ def check_proxy(url: str, token: str | None) -> str:
     wrong, advice = _lines(upstreams, "notes"), _lines(upstreams, "advice")
     if wrong or advice:
         message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
-        raise KvproxyError(message) if wrong else AdviceGiven(message)
+        raise KvproxyError(message) if wrong else CheckAdvice(message)
     return f"{version} answers at {url}"
 
 

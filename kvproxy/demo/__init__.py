@@ -20,7 +20,7 @@ def model_path() -> Path:
     return Path(__file__).parent / "model"
 
 
-def checked_model() -> Path:
+def verified_model_path() -> Path:
     """Return `model_path` after a check that the weights are the released ones.
 
     Raises:

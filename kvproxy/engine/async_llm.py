@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.engine_thread import EngineThread
@@ -21,7 +21,7 @@ from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.store import TierError, TierStats
+from kvproxy.tiers.chunk_store import TierError, TierStats
 
 T = TypeVar("T")
 

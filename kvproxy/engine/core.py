@@ -13,14 +13,14 @@ from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.health import StepFailed, client_error, is_device_error
 from kvproxy.engine.kv_connector.tier_connector import create_tier_connector
-from kvproxy.engine.limits import EngineLimits
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.output_processor import OutputProcessor
+from kvproxy.engine.request_validation import EngineLimits
 from kvproxy.engine.sampler.structured_output import GrammarCompiler
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
-from kvproxy.engine.scheduler.output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.scheduler import Scheduler
+from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import ErrorCallback, OutputCallback, SequenceState, ignore_error
 from kvproxy.engine.worker.cuda_graphs import CudaCapture, StepCapture, max_captured_rows
 from kvproxy.engine.worker.kv_pool import KVPool

@@ -11,15 +11,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from kvproxy.apis.request import ApiRequest, requests_sample
+from kvproxy.apis.api_request import ApiRequest, requests_sampling
 from kvproxy.backends.protocol import Backend
-from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamBroken
+from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm
-from kvproxy.flow.learn import Observer
 from kvproxy.flow.revalidate import Revalidator
 from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
@@ -46,7 +46,7 @@ class Answerer:
     """Answers requests from the caches or the backend.
 
     Args:
-        observer: compares responses so that the policy learns; None disables learning.
+        comparer: compares responses so that the policy learns; None disables learning.
         finish: receives finished exchanges; None only records them in the journal.
     """
 
@@ -56,7 +56,7 @@ class Answerer:
         cache: ResponseCache,
         settings: CacheSettings,
         clock: Callable[[], float] = time.time,
-        observer: Observer | None = None,
+        comparer: ResponseComparer | None = None,
         journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
         prices: Mapping[str, PriceSettings] = MappingProxyType({}),
@@ -65,26 +65,26 @@ class Answerer:
         self.cache = cache
         self.store = cache.store
         self.semantic = cache.semantic
-        self.observer = observer
+        self.comparer = comparer
         self.journal = journal
         self.settings = settings
         self.finish = finish or journal.add
         self.clock = clock
         self._lookup = CacheLookup(cache, settings, clock)
         self.history = HistoryRepair()
-        writer = ResponseWriter(self.cache, settings, backend.name, clock, observer, journal, self.history)
+        writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
         self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
 
     @property
-    def outcomes(self) -> Counter[str]:
-        return self._lookup.outcomes
+    def lookup_counts(self) -> Counter[str]:
+        return self._lookup.lookup_counts
 
     @property
-    def stale(self) -> dict[str, int]:
-        return dict(self._lookup.stale) | self._revalidator.counts
+    def stale_counts(self) -> dict[str, int]:
+        return dict(self._lookup.stale_counts) | self._revalidator.counts
 
     def freshness(self, entry: Entry) -> Freshness:
         return entry.freshness(self.clock())
@@ -118,7 +118,7 @@ class Answerer:
         if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
             return False
         accepts_stored = control.only_if_cached or control.max_age is not None
-        return not accepts_stored and requests_sample(request.body)
+        return not accepts_stored and requests_sampling(request.body)
 
     async def _after_exact(self, exchange: Exchange) -> Answer:
         if exchange.bypass_reason is None:
@@ -149,14 +149,14 @@ class Answerer:
         try:
             response = await shared.head()
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
-            if shared.error is not None and not isinstance(shared.error, UpstreamBroken):
+            if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
                 hit = self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
-            exchange.collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
+            exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
             record_start(exchange, shared)
             if not complete:
@@ -202,4 +202,4 @@ class Answerer:
         await self.shared_requests.close()
         await self.cache.pending_writes.wait()
         if self.semantic is not None:
-            await self.semantic.deferred.stop()
+            await self.semantic.deferred_embeddings.stop()

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
-from kvproxy.apis.control import parse_directives
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.reported_usage import ReuseReader
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import Event, EventReader
-from kvproxy.backends.protocol import Backend, Generated, Headers, Relayed, Reply, ServingUpstream
+from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
 from kvproxy.exchange import PrefixUse
 from kvproxy.generation import Delta
 
@@ -57,7 +57,7 @@ class BackendResponse:
         is_parsed: the reader parses events, which takes time.
         prefix: prefix reuse; an upstream reports it during the response.
         served_by: the upstream; None for the embedded engine.
-        answer: digests of the parts of its message.
+        answer_digests: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
         block_size: tokens of the engine's blocks; 0 if it is unknown.
         started: value of `time.perf_counter`.
@@ -75,7 +75,7 @@ class BackendResponse:
     prefix: PrefixUse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
-    answer: tuple[tuple[str, bytes], ...] | None = None
+    answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
     block_size: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -88,9 +88,9 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
         limit: a response with more bytes is not collected for storage.
     """
     match reply:
-        case Generated():
+        case GeneratedResponse():
             return _generated(request, reply, limit)
-        case Relayed():
+        case RelayedResponse():
             return BackendResponse(
                 reply.status,
                 reply.headers,
@@ -129,7 +129,7 @@ async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject |
         await response.close()
 
 
-def _generated(request: ApiRequest, reply: Generated, limit: int) -> BackendResponse:
+def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
@@ -156,14 +156,14 @@ class _GeneratedReader:
         self._size = 0
         self._ended = False
 
-    async def events(self, reply: Generated) -> AsyncIterator[bytes]:
+    async def events(self, reply: GeneratedResponse) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
             if written := self._write(piece):
                 yield written
         self._ended = True
         yield b"".join(self._encoder.end())
 
-    async def body(self, reply: Generated) -> AsyncIterator[bytes]:
+    async def body(self, reply: GeneratedResponse) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
             self._write(piece)
         self._ended = True

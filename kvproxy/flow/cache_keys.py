@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
-from kvproxy.apis.request import PUBLIC, ApiRequest
-from kvproxy.errors import Unkeyable
+from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
 from kvproxy.settings.access import TENANT_HEADERS
@@ -32,11 +32,11 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
-    return "/".join(part for part in (client, user) if part is not None) or PUBLIC
+    return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
-    """Compute the keys of a request; raises Unkeyable if the body cannot be serialised.
+    """Compute the keys of a request; raises NoCacheKey if the body cannot be serialised.
 
     Args:
         backend: name of the backend. A response is never served for another backend.
@@ -45,7 +45,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
         "endpoint": api.name,
-        "tenant": PUBLIC if shared else request.tenant,
+        "tenant": PUBLIC_TENANT if shared else request.tenant,
         "backend": backend,
         "body": body,
     }
@@ -130,4 +130,4 @@ def _digest(value: JsonObject) -> str:
     try:
         return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
     except orjson.JSONEncodeError:
-        raise Unkeyable("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
+        raise NoCacheKey("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.settings.edits import EditSettings
 
 _TURNS = ("messages", "input")

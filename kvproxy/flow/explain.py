@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvproxy.apis import by_name
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, as_object, loads
-from kvproxy.apis.request import ApiRequest
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixReport
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import LearningStatus, Verdict
+from kvproxy.index.policies.policy import LearningStatus, Verdict, meaning_of
 from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
-from kvproxy.journal.causes import Texts
+from kvproxy.journal.miss_explanation import Texts
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.regions import parts_of
+from kvproxy.journal.request_regions import parts_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from kvproxy.settings.rules import NO_RULE
 
@@ -68,6 +68,7 @@ class NeighbourReport:
     similarity: float
     verdict: Verdict
     guard: str | None
+    why: str
     score: float | None
     error: float | None
     served: bool
@@ -199,6 +200,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
             round(candidate.similarity, 4),
             candidate.verdict,
             candidate.guard,
+            meaning_of(candidate.verdict, candidate.guard),
             _round(candidate.score),
             _round(candidate.error),
             served=candidate is lookup.chosen and not settings.shadow,

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
-from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings
@@ -33,8 +33,8 @@ class CacheLookup:
         self._semantic = cache.semantic
         self._settings = settings
         self._clock = clock
-        self.outcomes: Counter[str] = Counter()
-        self.stale: Counter[str] = Counter()
+        self.lookup_counts: Counter[str] = Counter()
+        self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
         """Return the stored response to an equal request.
@@ -51,7 +51,7 @@ class CacheLookup:
             elif self._is_young(entry, exchange):
                 return await self._hit(exchange, entry)
             else:
-                exchange.too_old = True
+                exchange.is_entry_too_old = True
         except CacheStoreError:
             # The store logs its failure once for all requests.
             exchange.lookup_failed = True
@@ -134,7 +134,7 @@ class CacheLookup:
                 policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
-            self.outcomes[lookup.outcome] += 1
+            self.lookup_counts[lookup.outcome] += 1
             entry = lookup.entry
             if entry is None or self._settings.shadow:
                 return None
@@ -173,7 +173,7 @@ class CacheLookup:
         self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
-            self.stale[stale] += 1
+            self.stale_counts[stale] += 1
         exchange.hit = CacheHit(
             id=entry.id,
             key=entry.key,

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS, REASONING_FIELDS, answer_message
-from kvproxy.apis.request import ApiRequest
-from kvproxy.flow.conversation import (
+from kvproxy.flow.conversation_digests import (
     MARKER,
     canonical,
     content_blocks,
@@ -49,8 +49,11 @@ class HistoryRepair:
         *_, digest = conversation_digests(request, [*messages_of(request.body), message])
         self._keep(digest, message)
 
-    def repaired(self, request: ApiRequest) -> ApiRequest:
-        """Restore the tools and the answers; the request itself if nothing changes. Tags name the kinds of changes."""
+    def repair(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with restored tools and answers, or the request itself if nothing changes.
+
+        The repaired request has tags that name the kinds of changes.
+        """
         if not _is_whole(request):
             return request
         kinds: list[str] = []

@@ -1,6 +1,6 @@
 """Keeps the prefixes of paused sessions in a provider's cache: keep-warm requests, and lifetimes of breakpoints.
 
-A rule allows both for requests to Anthropic's API. The decisions follow from the pauses of earlier sessions (`pauses.py`).
+A rule allows both for requests to Anthropic's API. The decisions follow from the pauses of earlier sessions (`pause_policy.py`).
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.breakpoints import last_hour_message
-from kvproxy.flow.conversation import SLOW_BYTES, conversation_digests
+from kvproxy.flow.conversation_digests import SLOW_BYTES, conversation_digests
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
 from kvproxy.journal.prices import MILLION, input_price
-from kvproxy.journal.sessions.turns import KEEP_WARM_TAG
-from kvproxy.pauses import (
+from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
+from kvproxy.pause_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
     CachePrices,
@@ -99,12 +99,15 @@ class KeepWarm:
         self._fixed_models: set[str] = set()
 
     def learn(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Count earlier pauses: seconds, tenant, and begin."""
+        """Count earlier pauses: their seconds, tenants, and starts."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def hour_until(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation, and return its last message to keep for one hour, or -1."""
+        """Stop keep-warm requests for the conversation.
+
+        Return the index of its last message to keep for one hour, or -1.
+        """
         if not _is_followed(request):
             return -1
         digests = await _digests(request)
@@ -129,7 +132,7 @@ class KeepWarm:
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
-        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.collapsed:
+        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.was_collapsed:
             return
         if exchange.status != 200 or exchange.failure is not None:
             return

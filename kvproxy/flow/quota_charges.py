@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, field, loads
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Backend, Body, Relayed
+from kvproxy.backends.protocol import Backend, Body, RelayedResponse
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.quotas import Account
@@ -67,8 +67,8 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
     return (estimated if response.prefix is None else response.prefix.prompt_tokens) + generated
 
 
-class UnreadCharge:
-    """Charges for a request that is forwarded unread, at four bytes per token.
+class UnparsedRequestCharge:
+    """Charges for a request that is forwarded unparsed, at four bytes per token.
 
     If the response is a JSON object with `usage`, its tokens count instead.
 
@@ -76,7 +76,7 @@ class UnreadCharge:
         announced: bytes of the body; 0 if the client sends chunks.
 
     Raises:
-        TooLarge: the request exceeds the quota of a minute.
+        RequestTooLarge: the request exceeds the quota of a minute.
     """
 
     def __init__(self, account: Account, announced: int) -> None:
@@ -110,7 +110,7 @@ class UnreadCharge:
         if self._refused is not None:
             raise self._refused from error
 
-    def answer(self, reply: Relayed) -> Relayed:
+    def answer(self, reply: RelayedResponse) -> RelayedResponse:
         chunks, close = reply.chunks, reply.close
         readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
 

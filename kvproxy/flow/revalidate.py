@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.finish import record_failure

@@ -321,17 +321,17 @@ def record_end(exchange: Exchange, shared: SharedRequest) -> None:
     response = shared.response
     if shared.ended and shared.error is not None:
         exchange.failure = reason_of_failure(shared.error)
-    exchange.client_left = not shared.ended
+    exchange.client_disconnected = not shared.ended
     exchange.entry_id = shared.entry_id
     if response is None:
         return
-    exchange.answer = response.answer
+    exchange.answer_digests = response.answer_digests
     exchange.predicted_tokens = None if response.served_by is None else response.served_by.predicted_tokens
     exchange.prefix = response.prefix
     if response.prefix is not None:
         exchange.prompt_tokens = response.prefix.prompt_tokens
     exchange.backend_seconds, exchange.prefill_seconds = shared.seconds, response.prefill_seconds
-    if exchange.prefill_seconds is None and response.streams and not exchange.collapsed:
+    if exchange.prefill_seconds is None and response.streams and not exchange.was_collapsed:
         # The first chunk of a stream follows the prefill.
         exchange.prefill_seconds = shared.first_chunk_seconds
     if response.usage is not None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
-from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.learn import Observer
 from kvproxy.flow.upstream_directives import Directives, first, read_directives
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
@@ -34,7 +34,7 @@ class ResponseWriter:
         settings: CacheSettings,
         backend: str,
         clock: Callable[[], float],
-        observer: Observer | None,
+        comparer: ResponseComparer | None,
         journal: Journal,
         history: HistoryRepair,
     ) -> None:
@@ -43,13 +43,13 @@ class ResponseWriter:
         self.settings = settings
         self._backend = backend
         self._clock = clock
-        self._observer = observer
+        self._comparer = comparer
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Return the seconds until a response expires.
 
-        The first of these that is set counts: its request, its rule, its upstream, the settings.
+        The first value that is set counts: of the request, its rule, the upstream, or the settings.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         if requested is None and rule_ttl is not None:
@@ -83,8 +83,8 @@ class ResponseWriter:
             return
         self._journal.record_stored(entry)
         lookup = exchange.lookup
-        if self._observer is not None and lookup is not None and lookup.skip_reason is None:
-            self._observer.compare(exchange.api_request, entry, lookup)
+        if self._comparer is not None and lookup is not None and lookup.skip_reason is None:
+            self._comparer.compare(exchange.api_request, entry, lookup)
 
     def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
@@ -169,7 +169,7 @@ class ResponseRecorder:
             whole = await response.reader.result() if self._reads(response) else None
             if whole is not None:
                 response.usage = self._exchange.api_request.api.usage(whole)
-                response.answer = answer_digests(whole)
+                response.answer_digests = answer_digests(whole)
                 if self._repairs:
                     await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, whole)
             self._report_reuse(response, whole)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.control import MAX_TAG_LENGTH, MAX_TAGS, TAGS, parse_directives
+from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS, parse_directives
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"

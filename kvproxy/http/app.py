@@ -14,14 +14,14 @@ from starlette.routing import Mount
 from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
+from kvproxy.http.access.admin_and_page_guard import AdminGuard, PageGuard
 from kvproxy.http.access.client_guard import ClientGuard
-from kvproxy.http.access.guard import AdminGuard, PageGuard
 from kvproxy.http.cache_status import BYPASS
+from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
-from kvproxy.http.failures import error_response
 from kvproxy.http.services import Services
+from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
-from kvproxy.index.redaction import RedactionFailed
 
 _log = logging.getLogger("kvproxy")
 
@@ -70,7 +70,7 @@ def create_app(services: Services) -> Starlette:
 async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
     services: Services = request.app.state.services
-    services.metrics.refused(error)
+    services.metrics.count_error(error)
     return error_response(error)
 
 

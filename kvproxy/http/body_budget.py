@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvproxy.errors import Overloaded, TooLarge
+from kvproxy.errors import Overloaded, RequestTooLarge
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
@@ -54,14 +54,14 @@ class Reservation:
         """Reserve JSON items before parsing, which blocks all other requests. An item takes about 250 bytes.
 
         Raises:
-            TooLarge: one body has too many items.
+            RequestTooLarge: one body has too many items.
             Overloaded: all requests in flight together have too many.
         """
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.
         items = sum(raw.count(separator) for separator in _SEPARATORS)
         if items > limits.items:
-            raise TooLarge(
+            raise RequestTooLarge(
                 f"the body has more than {limits.items:,} items (commas, braces, and brackets):"
                 " send fewer, or raise the setting limits.items",
                 limit="items",

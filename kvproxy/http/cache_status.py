@@ -39,7 +39,7 @@ def _forwarded(exchange: Exchange, reason: ForwardReason) -> str:
         parts.append(f"fwd-status={exchange.status}")
     if exchange.stored:
         parts.append("stored")
-    if exchange.collapsed:
+    if exchange.was_collapsed:
         parts.append("collapsed")
     details = [_prefix(exchange.prefix)] if exchange.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []

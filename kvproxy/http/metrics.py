@@ -8,15 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvproxy.blocks.rows import PoolStats
+from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.savings import Saving
-from kvproxy.journal.sessions.reader import LedgerReport
-from kvproxy.tiers.store import TierStats
-from kvproxy.upstreams.engine import EngineStatus
+from kvproxy.journal.sessions.session_reader import LedgerReport
+from kvproxy.tiers.chunk_store import TierStats
+from kvproxy.upstreams.fleet_engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -217,16 +217,16 @@ class Metrics:
         self._registry.register(group)
         return group
 
-    def client(self, name: str, status: int) -> None:
+    def count_client_request(self, name: str, status: int) -> None:
         self._client_requests.labels(self._client(name), str(status)).inc()
 
-    def finished(self, exchange: Exchange) -> None:
+    def count_exchange(self, exchange: Exchange) -> None:
         if exchange.api is None or exchange.layer == "revalidated":
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
-    def client_tokens(self, name: str, tokens: int) -> None:
+    def count_client_tokens(self, name: str, tokens: int) -> None:
         self._client_tokens.labels(self._client(name)).inc(tokens)
 
     def _client(self, name: str) -> str:
@@ -235,15 +235,15 @@ class Metrics:
         self._clients.add(name)
         return name
 
-    def limited(self, limit: str) -> None:
+    def count_reached_limit(self, limit: str) -> None:
         self._limited.labels(limit).inc()
 
-    def refused(self, error: KvproxyError) -> None:
+    def count_error(self, error: KvproxyError) -> None:
         """Count an error that a limit caused."""
         if error.limit is not None:
-            self.limited(error.limit)
+            self.count_reached_limit(error.limit)
 
-    def generated(self, last: Delta) -> None:
+    def record_generation(self, last: Delta) -> None:
         usage, timing = last.usage, last.timing
         self._tokens.labels("generated").inc(usage.completion_tokens)
         if timing is not None and usage.completion_tokens > 1:
@@ -257,16 +257,16 @@ class Metrics:
             self._queue.observe(timing.queue)
             self._first_token.observe(timing.first_token)
 
-    def pool(self, stats: PoolStats) -> None:
+    def set_pool(self, stats: PoolStats) -> None:
         for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
             self._blocks.labels(state).set(count)
         self._prefix_cache.set(asdict(stats))
 
-    def tiers(self, rows: Sequence[TierStats]) -> None:
+    def set_tiers(self, rows: Sequence[TierStats]) -> None:
         for row in rows:
             self._tiers.set(asdict(row), row.name)
 
-    def upstream(self, status: EngineStatus) -> None:
+    def set_upstream(self, status: EngineStatus) -> None:
         values = {name: getattr(status, name) for name in ("requests", "load", "sent", "ejections", "cached_blocks")}
         self._upstreams.set({"up": status.state == "up", **values}, status.url)
         if status.metrics is not None:
@@ -276,22 +276,22 @@ class Metrics:
         for model, reuse in status.reuse.items():
             self._reuse.set(asdict(reuse), status.url, model)
 
-    def semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
+    def set_semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
         for group, counts in ((self._lookups, lookups), (self._compared, compared), (self._stale, stale)):
             for label, count in counts.items():
                 group.set({"": count}, label)
 
-    def learned(self, overall: LearningSummary) -> None:
+    def set_learned(self, overall: LearningSummary) -> None:
         self._learned.set(asdict(overall))
 
     def set_entries(self, count: int) -> None:
         self._entries.set(count)
 
-    def ledger(self, report: LedgerReport) -> None:
+    def set_ledger(self, report: LedgerReport) -> None:
         for row in report.rows:
             self._prompt_tokens.set({"": row.tokens}, row.result)
 
-    def saved(self, savings: Sequence[Saving]) -> None:
+    def set_savings(self, savings: Sequence[Saving]) -> None:
         for saving in savings:
             self._savings.set(asdict(saving), saving.name)
 

@@ -13,18 +13,17 @@ from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.sse import event
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, Unkeyable
+from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
-from kvproxy.flow.quota_charges import UnreadCharge
-from kvproxy.http.access.client_guard import is_proxy_path
-from kvproxy.http.bodies import api_request, check_choices, query_of, upload, whole_body
+from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.relay import RelayResponse, WholeResponse, cancel_on_disconnect
-from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import error_response
+from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
+from kvproxy.http.error_responses import error_response
+from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
+from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 
@@ -51,7 +50,7 @@ class CachedApi:
             return await _answer(request, exchange, self._api, reservation)
         except KvproxyError as error:
             record_failure(exchange, error)
-            services(request).metrics.refused(error)
+            services(request).metrics.count_error(error)
             return error_response(error, self._api.error_body(error))
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
@@ -65,15 +64,15 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, lifetime = app.settings.limits, app.lifetimes.begin()
-    raw = await whole_body(request, limits.body_bytes, limits.body_seconds, reservation)
+    raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
-        parsed = await api_request(request, api, raw, app.settings, check=forwarder is None)
+        parsed = await read_api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant
-        exchange.request = app.traced(exchange, await app.prepared(parsed))
+        exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
-    except Unkeyable:
+    except NoCacheKey:
         if forwarder is None:
             raise
         exchange.request = None
@@ -103,7 +102,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `error_response` without its engine.
+    """Report whether the process works: `degraded` without its store, `error` without its engine.
 
     Details are for the operator only.
     """
@@ -113,7 +112,7 @@ async def health(request: Request) -> Response:
     lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
     working = "ok" if lost is None else "degraded"
     found: dict[str, str | bool] = {"status": working if broken is None else "failed", "version": __version__}
-    if app.access.admin(request) is None:
+    if app.access.check_operator(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         found |= {"semantic": app.settings.cache.semantic}
         found |= {"error": broken} if broken is not None else {}
@@ -129,33 +128,35 @@ async def ready(request: Request) -> Response:
     failure = app.answerer.backend.failure()
     if failure is None:
         return JSONResponse({"status": "ready"})
-    cause = {"error": failure} if app.access.admin(request) is None else {}
+    cause = {"error": failure} if app.access.check_operator(request) is None else {}
     return JSONResponse({"status": "not ready", **cause}, 503)
 
 
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' text format, for the operator only, since they name upstreams and clients."""
     app = services(request)
-    refused = app.access.admin(request)
+    refused = app.access.check_operator(request)
     if refused is not None:
         raise refused
     if app.built.worker is not None:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
-            app.metrics.pool(await app.built.worker.inspect(lambda manager: manager.stats()))
-        app.metrics.tiers(app.built.worker.tier_figures())
+            app.metrics.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+        app.metrics.set_tiers(app.built.worker.tier_figures())
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
-            app.metrics.upstream(engine.status())
-    observer = app.answerer.observer
-    app.metrics.semantic(app.answerer.outcomes, observer.counts if observer is not None else {}, app.answerer.stale)
+            app.metrics.set_upstream(engine.status())
+    comparer = app.answerer.comparer
+    app.metrics.set_semantic(
+        app.answerer.lookup_counts, comparer.counts if comparer is not None else {}, app.answerer.stale_counts
+    )
     semantic = app.answerer.semantic
     overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
     if overall is not None:
-        app.metrics.learned(overall)
+        app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
-        app.metrics.saved(await asyncio.to_thread(app.answerer.journal.saved))
-        app.metrics.ledger(await asyncio.to_thread(app.answerer.journal.ledger))
+        app.metrics.set_savings(await asyncio.to_thread(app.answerer.journal.saved))
+        app.metrics.set_ledger(await asyncio.to_thread(app.answerer.journal.ledger))
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:
@@ -180,24 +181,26 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
     spending = _start_charge(request, body)
-    uploaded = asyncio.Event()
+    upload_done = asyncio.Event()
     if body is not None:
-        uploaded.set()
+        upload_done.set()
     # During the upload, only the upload reads from the client, and notices a disconnection.
-    sent = upload(request, uploaded, app.settings.limits.body_seconds) if body is None else body
+    sent = stream_upload(request, upload_done, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request, forwarding, lifetime, uploaded)
+        reply = await cancel_on_disconnect(request, forwarding, lifetime, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)
         raise
     if spending is not None:
         reply = spending.answer(reply)
-    return RelayResponse(reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, uploaded=uploaded)
+    return RelayResponse(
+        reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, upload_done=upload_done
+    )
 
 
 def _check_path(request: Request) -> None:
@@ -208,13 +211,13 @@ def _check_path(request: Request) -> None:
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _start_charge(request: Request, body: bytes | None) -> UnreadCharge | None:
+def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    return UnreadCharge(account, announced if body is None else len(body))
+    return UnparsedRequestCharge(account, announced if body is None else len(body))
 
 
 ROUTES = [

@@ -8,34 +8,35 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.flow.conversation import SLOW_BYTES
+from kvproxy.flow.compare_responses import make_response_comparer
+from kvproxy.flow.conversation_digests import SLOW_BYTES
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
-from kvproxy.flow.learn import make_observer
+from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
-from kvproxy.http.access.rules import Access
 from kvproxy.http.body_budget import BodyBudget
-from kvproxy.http.connections.lifetimes import Lifetimes
+from kvproxy.http.connections.request_deadlines import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
+from kvproxy.open_response_cache import open_response_cache
+from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
-from kvproxy.redaction import load_redactor
-from kvproxy.responses import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
-from kvproxy.trace import HEADER, Trace
+from kvproxy.telemetry.process_log import log_access
+from kvproxy.trace_context import HEADER, Trace
 
 if TYPE_CHECKING:
-    from kvproxy.telemetry.export import Exporter
+    from kvproxy.telemetry.otlp_export import Exporter
 
 _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
@@ -56,11 +57,13 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Return the finisher, which reports each exchange after its response."""
-        return Finisher([self.metrics.finished, self.answerer.finish, self.answerer.keep_warm.finished])
+        return Finisher(
+            [self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished, log_access]
+        )
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.metrics.client_tokens, charge_cached=self.settings.limits.cached_tokens)
+        return Quotas(self.metrics.count_client_tokens, charge_cached=self.settings.limits.cached_tokens)
 
     @cached_property
     def bodies(self) -> BodyBudget:
@@ -70,8 +73,8 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
-    async def prepared(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
+    async def prepare(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
         is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
@@ -88,7 +91,7 @@ class Services:
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
         if edits := self.rules.edits(request):
             request = apply_edits(request, edits)
-        return self.answerer.history.repaired(request) if request.control.rule.repair_history else request
+        return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     @cached_property
     def access(self) -> Access:
@@ -96,9 +99,9 @@ class Services:
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self.settings.limits.request_seconds, self.metrics.limited)
+        return Lifetimes(self.settings.limits.request_seconds, self.metrics.count_reached_limit)
 
-    def traced(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
+    def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
             return request
@@ -143,8 +146,8 @@ class Services:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.answerer.close()
-        if self.answerer.observer is not None:
-            await self.answerer.observer.close()
+        if self.answerer.comparer is not None:
+            await self.answerer.comparer.close()
         await self.answerer.backend.close()
         await asyncio.to_thread(self.answerer.cache.close)
         if self.telemetry is not None:
@@ -163,7 +166,7 @@ def build(settings: Settings) -> Services:
     # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
     if built.worker is not None:
-        built.worker.on_finished = metrics.generated
+        built.worker.on_finished = metrics.record_generation
     cache = open_response_cache(
         settings.store_where,
         settings.cache,
@@ -171,9 +174,11 @@ def build(settings: Settings) -> Services:
         data=settings.data,
         encryption=settings.encryption,
         redaction=settings.redaction,
-        tenant_limit=clients.stored_bytes,
+        tenant_limit=clients.stored_bytes_limit,
     )
-    observer = make_observer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
+    comparer = (
+        make_response_comparer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
+    )
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
@@ -181,7 +186,7 @@ def build(settings: Settings) -> Services:
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
     answerer = Answerer(
-        built.backend, cache, settings.cache, observer=observer, journal=journal, finish=finish, prices=prices
+        built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
     )
     return Services(settings, answerer, metrics, built, clients, telemetry)
 
@@ -190,7 +195,7 @@ def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
     if settings.endpoint is None:
         return None
     try:
-        from kvproxy.telemetry.export import Exporter
+        from kvproxy.telemetry.otlp_export import Exporter
     except ImportError as error:
         raise SettingsError(
             f"telemetry.endpoint needs OpenTelemetry ({error}): pip install 'kvproxy[telemetry]'"

@@ -8,22 +8,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.redaction import Redactor
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
-from kvproxy.journal.history import ResponseRemoved, ResponseStored
-from kvproxy.journal.queue import Event, EventQueue
+from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.event_queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
+from kvproxy.journal.record_writer import Writer
 from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import FILE, open_or_replace
-from kvproxy.journal.sessions.reader import LedgerReport, SessionReader
-from kvproxy.journal.writer import Writer
+from kvproxy.journal.sessions.session_reader import LedgerReport, SessionReader
 from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5
@@ -53,7 +54,7 @@ class Journal:
         return []
 
     def ledger(self) -> LedgerReport:
-        """Return what became of the prompt tokens of all requests. Reads the file."""
+        """Return the reused and the lost prompt tokens of all requests. Reads the file."""
         return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:
@@ -66,6 +67,10 @@ class Journal:
     def pauses(self) -> list[tuple[float, str, float]]:
         """See `SessionReader.pauses`."""
         return []
+
+    def curves(self) -> dict[str, LiveCurve]:
+        """Return the curve of hits by pool size of each upstream since the start; "" is the embedded engine."""
+        return {}
 
     def question(self, number: int) -> str | None:
         """Return the question of a recent record, if it is still in memory."""
@@ -145,6 +150,9 @@ class FileJournal(Journal):
 
     def reader(self) -> Reader:
         return Reader(self.path)
+
+    def curves(self) -> dict[str, LiveCurve]:
+        return dict(self._writer.curves)
 
     def question(self, number: int) -> str | None:
         return self._writer.questions.get(number)

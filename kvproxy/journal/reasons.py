@@ -1,5 +1,7 @@
 """Reason tokens: the cause of each result. docs/records.md lists them."""
 
+from difflib import get_close_matches
+
 from kvproxy.apis.json import field
 from kvproxy.errors import (
     InvalidRequest,
@@ -7,15 +9,15 @@ from kvproxy.errors import (
     ModelNotFound,
     NotCached,
     Overloaded,
-    TooLarge,
-    TooMany,
-    TooSlow,
+    RequestTooLarge,
+    RequestTooSlow,
+    TooManyRequests,
     Unauthorized,
-    UpstreamBroken,
     UpstreamError,
+    UpstreamProtocolError,
 )
 from kvproxy.exchange import Exchange
-from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.index.search.lookup_result import Candidate, Lookup
@@ -65,7 +67,10 @@ REASONS: dict[str, str] = {
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
-} | {f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question." for guard in GUARDS}  # fmt: skip
+} | {
+    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}."
+    for guard in (*GUARDS, ADDITIONS)
+}  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {
     "low similarity": "low-similarity",
@@ -78,14 +83,14 @@ _VERDICTS: dict[Verdict, str] = {
 # The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (NotCached, "not-cached"),
-    (TooLarge, "refused-size"),
-    (TooSlow, "refused-slow"),
-    (TooMany, "refused-limit"),
+    (RequestTooLarge, "refused-size"),
+    (RequestTooSlow, "refused-slow"),
+    (TooManyRequests, "refused-limit"),
     (Unauthorized, "refused-key"),
     (Overloaded, "refused-busy"),
     (InvalidRequest, "refused-invalid"),
     (ModelNotFound, "refused-model"),
-    (UpstreamBroken, "error-broken"),
+    (UpstreamProtocolError, "error-broken"),
     (UpstreamError, "error-upstream"),
 )
 _STATUSES = {
@@ -124,7 +129,7 @@ def reason_of(exchange: Exchange) -> str:
     """Return the reason token of an exchange. The journal's history may refine `miss-new`."""
     if exchange.failure is not None:
         return exchange.failure
-    if exchange.client_left:
+    if exchange.client_disconnected:
         return "disconnected-reading"
     if exchange.hit is not None:
         return exchange.hit.stale or f"hit-{exchange.layer}"
@@ -136,17 +141,17 @@ def reason_of(exchange: Exchange) -> str:
         return "refused-upstream" if exchange.status in _INVALID else "error-upstream"
     if exchange.layer == "revalidated":
         return "revalidated"
-    if exchange.collapsed:
+    if exchange.was_collapsed:
         return "hit-shared"
     if exchange.bypass_reason is not None:
         return exchange.bypass_reason
     if exchange.lookup_failed:
         return "miss-failed"
-    return "miss-old" if exchange.too_old else "miss-new"
+    return "miss-old" if exchange.is_entry_too_old else "miss-new"
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    return None if lookup is None else lookup.decisive("not compared", "expired")
+    return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:
@@ -156,7 +161,16 @@ def reason_of_neighbour(near: Candidate) -> str | None:
     return _VERDICTS.get(near.verdict)
 
 
-def meaning(token: str) -> str:
+def check_reason(beginning: str | None) -> None:
+    """Raise InvalidRequest if no reason begins so."""
+    if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
+        return
+    near = get_close_matches(beginning, REASONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
+    raise InvalidRequest(f"no reason begins with {beginning[:40]!r}: {hint}", param="reason")
+
+
+def meaning_of(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")

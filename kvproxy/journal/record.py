@@ -135,7 +135,7 @@ def _layer(exchange: Exchange, reason: str) -> Layer:
     if exchange.layer == "refused" and reason.startswith("error"):
         return "error"
     if exchange.layer == "forward":
-        if exchange.collapsed and exchange.status < 400:
+        if exchange.was_collapsed and exchange.status < 400:
             return "shared"
         if exchange.prefix is not None and exchange.prefix.cached_tokens:
             return "prefix"

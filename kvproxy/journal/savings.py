@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from kvproxy.index.evaluation.wilson import wilson
-from kvproxy.journal.prefill import PrefillCost
+from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, storage_price
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sessions.reader import SessionReader
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 

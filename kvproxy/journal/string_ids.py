@@ -3,7 +3,7 @@
 import json
 import sqlite3
 
-from kvproxy.journal.regions import SIZE, Regions
+from kvproxy.journal.request_regions import SIZE, Regions
 
 _MAX_LENGTH = 300
 _MAX_CACHED = 50_000

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.mirror.event_decoder import Extra
 
 BlockTokens = tuple[tuple[int, ...], Extra]

@@ -3,13 +3,13 @@
 import re
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
-from kvproxy.blocks.rows import PoolReport
+from kvproxy.blocks.row_types import PoolReport
 from kvproxy.mirror import pool_rows
-from kvproxy.mirror.groups import hash_block_size
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import MirrorMatch, match_prefix, matched_tokens, tokens_after
-from kvproxy.mirror.pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
-from kvproxy.mirror.status import StreamStatus
+from kvproxy.mirror.mirrored_groups import hash_block_size
+from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
+from kvproxy.mirror.prefix_match import MirrorMatch, match_prefix, matched_tokens, tokens_after
+from kvproxy.mirror.stream_status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber
 
 

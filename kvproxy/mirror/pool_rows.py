@@ -6,10 +6,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
+from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.mirror.event_decoder import Hash
-from kvproxy.mirror.groups import attention_window
-from kvproxy.mirror.pool import MirroredBlock, MirrorState
+from kvproxy.mirror.mirrored_groups import attention_window
+from kvproxy.mirror.mirrored_pool import MirroredBlock, MirrorState
 
 
 def hash_hex(digest: Hash) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import xxhash
 
 from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
-from kvproxy.mirror.pool import MirrorState
-from kvproxy.mirror.status import StreamCounts
+from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
 """The default size of vLLM's replay buffer."""

@@ -12,9 +12,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from kvproxy.mirror.pool import MirrorState
+from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
-from kvproxy.mirror.status import StreamStatus
+from kvproxy.mirror.stream_status import StreamStatus
 
 LOG_INTERVAL = 60.0
 """Minimum seconds between two log lines of a stream."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
-from kvproxy.index.evaluation.calibrate import Calibration, Levels, calibrate
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
-from kvproxy.index.evaluation.streams import Report, curve, make_stream, measure, read_stream
+from kvproxy.index.evaluation.pair_evaluation import Calibration, Levels, calibrate
+from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, make_stream, measure, read_stream
 from kvproxy.settings import LEAST_SIMILARITY, Settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def calibrate_stream(
     judge_error: float,
     orders: int,
     progress: Callable[[str, float], None],
-) -> Report:
+) -> StreamReport:
     """Replay questions through each policy. Raises NotFound or SettingsError.
 
     Args:
@@ -59,9 +59,9 @@ def calibrate_stream(
         judge_error: share of wrong comparisons.
         orders: additional replays in random orders.
     """
-    from kvproxy.index.evaluation.replay import ReplayObservations
+    from kvproxy.index.evaluation.stream_replay import ReplayObservations
     from kvproxy.index.policies.checked import CheckedPolicy
-    from kvproxy.index.policies.learned.policy import LearnedPolicy
+    from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")
@@ -97,7 +97,7 @@ def calibration_charts(result: Calibration) -> list[Chart]:
     return [Chart("hit rate on equivalent pairs", "wrong hits", lines, levels=levels, is_share=True)]
 
 
-def stream_charts(report: Report) -> list[Chart]:
+def stream_charts(report: StreamReport) -> list[Chart]:
     """Return charts of hit rates and of wrong hits by number of requests."""
     curves = {name: curve(outcome) for name, outcome in report.outcomes.items()}
     hits = [

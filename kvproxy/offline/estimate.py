@@ -8,9 +8,9 @@ from random import Random
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
-from kvproxy.index.evaluation.wilson import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
-from kvproxy.offline.prefix_reuse import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
+from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import price_of
@@ -107,12 +107,11 @@ async def estimate(
         progress("tokenising", number / len(replayed))
     forwarded = [tokens for each, tokens in zip(replayed, tokenized, strict=True) if _is_forwarded(each)]
     readable = [tokens for tokens in forwarded if tokens is not None]
-    prefix = estimate_prefix_reuse(readable, block_size, sizes, lambda share: progress("simulating", share / 2))
+    prefix = estimate_prefix_reuse(readable, block_size, sizes)
     alone = estimate_prefix_reuse(
         [tokens for tokens in tokenized if tokens is not None],
         block_size,
         [point.blocks for point in prefix.points],
-        lambda share: progress("simulating", 0.5 + share / 2),
     )
     layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in replayed)
     return Estimate(

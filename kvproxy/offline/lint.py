@@ -5,13 +5,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.edits import apply_edits
 from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, move_edit, strip_edit
 from kvproxy.offline.log_replay import response_text, to_api_request
-from kvproxy.offline.prefix_reuse import TokenizedRequest, block_chains, reused_blocks, tokenize_request
+from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.offline.prompt_families import Family, group_families, shingles
 from kvproxy.offline.prompt_regions import prompt_regions
 from kvproxy.offline.request_log import LoggedRequest

@@ -9,17 +9,17 @@ from pathlib import Path
 from random import random
 from time import time
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Forwarder, Generated, Relayed, Reply
+from kvproxy.backends.protocol import Forwarder, GeneratedResponse, RelayedResponse, Reply
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.flow.learn import Judge, Observer, answer_text, make_judge
+from kvproxy.flow.compare_responses import Judge, ResponseComparer, answer_text, make_judge
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
-from kvproxy.responses import open_response_cache
+from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import Settings
 
 _LOOKUP_TIMEOUT = 60.0
@@ -60,14 +60,14 @@ async def replay(
     requests: Sequence[LoggedRequest],
     settings: Settings,
     progress: Callable[[float], None] = lambda share: None,
-    chance: Callable[[], float] = random,
+    random_number: Callable[[], float] = random,
 ) -> list[ReplayedRequest]:
     """Replay requests in order, with an empty temporary cache. Raises SettingsError.
 
     Entries age by the times of the log. The policy learns from the logged responses.
     """
     found: list[ReplayedRequest] = []
-    async with _open_replayer(settings, has_responses(requests), chance) as replayer:
+    async with _open_replayer(settings, has_responses(requests), random_number) as replayer:
         for number, logged in enumerate(requests, 1):
             found.append(await replayer.replay(logged))
             progress(number / len(requests))
@@ -75,7 +75,9 @@ async def replay(
 
 
 @asynccontextmanager
-async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], float]) -> AsyncIterator["_Replayer"]:
+async def _open_replayer(
+    settings: Settings, learns: bool, random_number: Callable[[], float]
+) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
         # No client waits for a response.
@@ -87,19 +89,19 @@ async def _open_replayer(settings: Settings, learns: bool, chance: Callable[[], 
             embedder=settings.embedder,
             data=settings.data,
             clock=lambda: backend.now,
-            chance=chance,
+            random_number=random_number,
         )
-        judge = observer = None
+        judge = comparer = None
         if learns and cache.semantic is not None:
             judge = make_judge(cache.semantic, backend, settings.cache)
-            observer = None if judge is None else Observer(cache.semantic, judge)
-        answerer = Answerer(backend, cache, caching, lambda: backend.now, observer)
+            comparer = None if judge is None else ResponseComparer(cache.semantic, judge)
+        answerer = Answerer(backend, cache, caching, lambda: backend.now, comparer)
         try:
             yield _Replayer(settings, answerer, backend, judge)
         finally:
             await answerer.close()
-            if observer is not None:
-                await observer.close()
+            if comparer is not None:
+                await comparer.close()
             await asyncio.to_thread(cache.close)
 
 
@@ -124,9 +126,9 @@ class _Replayer:
         body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
         answer.close()
         await self.answerer.cache.pending_writes.wait()
-        if self.answerer.observer is not None:
+        if self.answerer.comparer is not None:
             # In a live proxy, requests are farther apart than a comparison takes.
-            await self.answerer.observer.idle()
+            await self.answerer.comparer.wait_until_idle()
         is_right = await self._is_right(request, logged, exchange, body)
         return ReplayedRequest(logged, request, exchange, is_right)
 
@@ -169,11 +171,11 @@ class LoggedBackend:
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
             return _relayed({"object": "list", "data": [vector], "model": request.model})
         delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
-        return Generated(_one_delta(delta), _NO_USAGE, request.model)
+        return GeneratedResponse(_one_delta(delta), _NO_USAGE, request.model)
 
 
-def _relayed(response: JsonObject) -> Relayed:
-    return Relayed(200, [("content-type", "application/json")], _bytes(dumps(response)))
+def _relayed(response: JsonObject) -> RelayedResponse:
+    return RelayedResponse(200, [("content-type", "application/json")], _bytes(dumps(response)))
 
 
 async def _one_delta(delta: Delta) -> AsyncIterator[Delta]:

@@ -9,9 +9,9 @@ from math import inf
 from pathlib import Path
 from statistics import mean, median
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.apis.request import ApiRequest
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
@@ -19,10 +19,10 @@ from kvproxy.journal.prices import input_price
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import EarlierPrefix, losses
-from kvproxy.journal.sessions.reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
-from kvproxy.offline.pauses import Step, policy_price, price
+from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
+from kvproxy.offline.pause_costs import Step, policy_price, price
 from kvproxy.offline.transcripts import TimedRequest, TraceSession
-from kvproxy.pauses import CachePrices, PauseTimes
+from kvproxy.pause_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 RELATIVE = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
@@ -47,7 +47,7 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        repeated: median and mean share of the input that the turn before sent, too; by session, without first turns.
+        repeated: median and mean over sessions of the share of the input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
         ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
@@ -146,7 +146,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
     exchange.prefix = None if reuse is None else PrefixUse(*reuse)
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
-    exchange.answer = answer_digests(response) if isinstance(response, dict) else None
+    exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
     return exchange
 
 
@@ -192,7 +192,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
             lost=lost,
             cost=None,
         )
-        turns.append(turn.priced(prices))
+        turns.append(turn.with_cost(prices))
         before, ended = list[object](ids), time + duration
     return turns
 
@@ -231,5 +231,4 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
 
 
 def _none(tokens: int, kept: int) -> float:
-    """No keep-warm requests."""
     return 0

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.index.entry_redaction import RedactionFailed, Redactor
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.redaction import RedactionFailed, Redactor
 from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation

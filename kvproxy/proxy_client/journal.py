@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.journal.questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
+from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
+from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
+from kvproxy.journal.sessions.session_reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 
 _PAGE = 1_000
@@ -27,7 +28,7 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: a `journal.causes.MissExplanation` as JSON.
+        document: a `journal.miss_explanation.MissExplanation` as JSON.
         sentences: may contain text of requests.
     """
 
@@ -58,16 +59,16 @@ class JournalFile:
 
     def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
         """Explain a cache miss; `moment` formats seconds since the epoch."""
-        from kvproxy.checks.stored import opened_store, store_exists
+        from kvproxy.checks.configured_store import open_configured_store, store_exists
         from kvproxy.flow.explain import texts
-        from kvproxy.journal.causes import explain_record
-        from kvproxy.journal.sentences import sentences
+        from kvproxy.journal.miss_explanation import explain_record
+        from kvproxy.journal.miss_sentences import explain_in_sentences
 
         record = self.record(request)
         has_store = store_exists(self._settings)
-        with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
+        with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
             found = explain_record(self._reader, record, texts(self._reader, store))
-        return ExplanationReport(record, asdict(found), sentences(found, moment))
+        return ExplanationReport(record, asdict(found), explain_in_sentences(found, moment))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         """List groups, largest first; prompts are named by their question."""
@@ -82,8 +83,8 @@ class JournalFile:
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         """Return the savings of whole days within the last `since` seconds."""
-        from kvproxy.checks.stored import store_exists
-        from kvproxy.index.store.opening import open_observations
+        from kvproxy.checks.configured_store import store_exists
+        from kvproxy.index.store.open_store import open_observations
 
         counts = None
         if self._settings.cache.semantic and store_exists(self._settings):
@@ -113,11 +114,11 @@ class JournalFile:
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
-        from kvproxy.checks.stored import opened_store, store_exists
-        from kvproxy.journal.regions import request_body_of
+        from kvproxy.checks.configured_store import open_configured_store, store_exists
+        from kvproxy.journal.request_regions import request_body_of
 
         has_store = store_exists(self._settings)
-        with opened_store(self._settings) if has_store else contextlib.nullcontext() as store:
+        with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
             for prompt in prompts:
                 stored, whole = self._reader.stored(prompt.number), self._reader.whole(prompt.number)
                 entry = None if store is None or stored is None else store.get(stored[0])
@@ -128,12 +129,12 @@ class JournalFile:
                     yield None if whole is None else request_body_of(as_object(loads(zlib.decompress(whole))))
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
-        from kvproxy.checks.stored import opened_store, store_exists
+        from kvproxy.checks.configured_store import open_configured_store, store_exists
 
         if not ids or not store_exists(self._settings):
             return {}
         # Records are useful even without the store or its keys.
-        with contextlib.suppress(KvproxyError), opened_store(self._settings) as store:
+        with contextlib.suppress(KvproxyError), open_configured_store(self._settings) as store:
             return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
         return {}
 
@@ -241,6 +242,7 @@ def journal_query(
     """Convert the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
+    check_reason(reason)
     start = None if since is None else time.time() - since
     return Query(start, layer, reason, tenant, model, where, limit=limit)
 

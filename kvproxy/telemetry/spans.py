@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from kvproxy.apis.json import Json
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record
-from kvproxy.trace import Trace
+from kvproxy.trace_context import Trace
 
 Value: TypeAlias = str | int | float | bool
 Moment: TypeAlias = Callable[[float], int]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from kvproxy.encryption import Cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.chunk_store import ChunkStore, Data
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
-from kvproxy.tiers.store import ChunkStore, Data
+from kvproxy.tiers.tier_chain import TierChain
 
 _MAX_REDIS_VALUE = 512 << 20
 _MIN_PENDING = 64 << 20

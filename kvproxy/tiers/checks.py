@@ -7,9 +7,9 @@ from pathlib import Path
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import check_chunk_tokens
+from kvproxy.tiers.chunk_store import TierError
 from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
-from kvproxy.tiers.store import TierError
 
 _GIB = 2**30
 

@@ -10,7 +10,7 @@ import itertools
 import os
 from pathlib import Path
 
-from kvproxy.tiers.store import Data, LocalStore, TierError
+from kvproxy.tiers.chunk_store import Data, LocalStore, TierError
 
 _SUFFIX = ".chunk"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

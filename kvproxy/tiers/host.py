@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvproxy.tiers.store import Data, LocalStore
+from kvproxy.tiers.chunk_store import Data, LocalStore
 
 
 class HostStore(LocalStore):

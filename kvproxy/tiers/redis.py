@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
-from kvproxy.tiers.store import Data, StoreStats, TierError
+from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
 
 
 class CircuitBreaker:
@@ -30,8 +30,11 @@ class CircuitBreaker:
         opened_at = self._opened_at
         return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
-    def allow(self) -> bool:
-        """Reserve a call; False while the circuit is open. Each call must end with `success` or `failure`."""
+    def allows_call(self) -> bool:
+        """Reserve a call; False while the circuit is open.
+
+        Each call must end with `record_success` or `record_failure`.
+        """
         with self._lock:
             if not self.is_ready:
                 return False
@@ -40,12 +43,12 @@ class CircuitBreaker:
                 self._opened_at = self._clock()
             return True
 
-    def success(self) -> None:
+    def record_success(self) -> None:
         with self._lock:
             self._count = 0
             self._opened_at = None
 
-    def failure(self) -> None:
+    def record_failure(self) -> None:
         with self._lock:
             self._count += 1
             if self._count >= self._failures:
@@ -146,19 +149,19 @@ class RedisStore:
         return dict(self._call(self._client.info))
 
     def _call(self, command: Callable[[], T]) -> T:
-        if not self._breaker.allow():
+        if not self._breaker.allows_call():
             raise TierError("redis is not used for a few seconds after failures")
         start = time.monotonic()
         try:
             value = command()
         except self._errors as error:
-            self._breaker.failure()
+            self._breaker.record_failure()
             raise TierError(f"redis: {error}") from None
         # redis-py's timeout applies to each read, so a slow server could exceed it many times.
         if time.monotonic() - start > self._timeout:
-            self._breaker.failure()
+            self._breaker.record_failure()
         else:
-            self._breaker.success()
+            self._breaker.record_success()
         return value
 
     def _remember(self, key: str, size: int) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 import orjson
 
-from kvproxy.apis.control import ADMIN_TOKEN, HEADER_PREFIX
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import ADMIN_TOKEN, HEADER_PREFIX
 from kvproxy.backends.admission import Admission
-from kvproxy.backends.protocol import Body, Headers, Relayed
+from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
-from kvproxy.upstreams.connection import ConnectionPool, end_to_end
+from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 
 _PROBE_CONNECTIONS = 8
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -76,7 +76,7 @@ class UpstreamClient:
         except ValueError:
             return reply.status, None
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         path = request.api.path + (f"?{request.query}" if request.query else "")
         # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}
@@ -84,7 +84,7 @@ class UpstreamClient:
             headers.pop("cache-control", None)  # It addresses this proxy.
         return await self.forward("POST", path, headers, request.raw)
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward any request unchanged. Raises InvalidRequest, Overloaded, or UpstreamError."""
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
@@ -97,7 +97,7 @@ class UpstreamClient:
         reply.on_end.append(self.admission.leave)
         return reply
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> Relayed:
+    async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> RelayedResponse:
         """Send a request immediately, even if client requests wait for a connection. Raises UpstreamError."""
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A streamed body cannot be sent twice.
@@ -116,7 +116,7 @@ class UpstreamClient:
                 return False
             return self._settings.chain or not name.startswith(HEADER_PREFIX)
 
-        sent = [(name, value) for name, value in end_to_end(headers.items()) if is_sent(name)]
+        sent = [(name, value) for name, value in end_to_end_headers(headers.items()) if is_sent(name)]
         return self._with_key(sent, path)
 
     def _with_key(self, headers: Headers, path: str) -> Headers:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import BYTES_PER_TOKEN, ApiRequest
-from kvproxy.backends.protocol import Body, Forwarder, Relayed
+from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import compute_hashes
+from kvproxy.mirror.prefix_match import compute_hashes
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.affinity import affinity_key
-from kvproxy.upstreams.engine import FleetEngine
+from kvproxy.upstreams.conversation_key import affinity_key
+from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, choose
 
@@ -83,11 +83,11 @@ class Fleet:
     async def models(self) -> JsonObject:
         return await self._first().client.models()
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Relayed:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward any other request to the first available engine, since its state may exist only there."""
         return await self._first().client.forward(method, path, headers, body)
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request; if an engine fails before its first chunk, try the next one.
 
         Raises Overloaded or UpstreamError.
@@ -106,7 +106,7 @@ class Fleet:
             await reply.close()
         return await self._send(route.engines[-1], request, route)
 
-    def available(self) -> list[FleetEngine]:
+    def available_engines(self) -> list[FleetEngine]:
         """Return the available engines, or the ejected ones if none is available. Raises Overloaded if all are draining."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
@@ -114,13 +114,13 @@ class Fleet:
             raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain")
         return up
 
-    def mirrored(self) -> "list[tuple[FleetEngine, Mirror]]":
+    def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":
         """Return the engines with mirrors; available engines first."""
         engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
         return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 
     async def _route(self, request: ApiRequest) -> _Route:
-        available = self.available()
+        available = self.available_engines()
         length = len(request.raw) // BYTES_PER_TOKEN
         if len(available) == 1 and not self._must_predict_reuse(available[0], request):
             return _Route(available, {available[0].url: length}, {})
@@ -151,7 +151,7 @@ class Fleet:
         await compute_hashes(prompt, [mirror for _, mirror in mirrored])
         return prompt
 
-    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> Relayed:
+    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> RelayedResponse:
         load = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import (
     EngineMetrics,
     EngineReset,
@@ -13,10 +13,10 @@ from kvproxy.backends.prefix_cache import (
     PrefixReport,
     ResetReport,
     add_branch_texts,
-    no_events,
+    no_events_error,
 )
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow, PoolReport
-from kvproxy.blocks.tree import Branch, list_branches, nodes_of_rows
+from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_rows
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.llama.slot_view import SlotView
@@ -30,7 +30,7 @@ class FleetPrefix(PrefixCache):
         self._fleet = fleet
 
     def _mirrors(self) -> list[MirrorView]:
-        return [MirrorView(engine, mirror, self._fleet.tokenizer) for engine, mirror in self._fleet.mirrored()]
+        return [MirrorView(engine, mirror, self._fleet.tokenizer) for engine, mirror in self._fleet.mirrored_engines()]
 
     def _slots(self) -> list[SlotView]:
         engines = self._fleet.engines.values()
@@ -39,7 +39,7 @@ class FleetPrefix(PrefixCache):
     def _views(self) -> list[MirrorView | SlotView]:
         views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
         if not views:
-            raise no_events()
+            raise no_events_error()
         return views
 
     async def blocks(self) -> list[BlockRow]:
@@ -56,7 +56,7 @@ class FleetPrefix(PrefixCache):
         """List branches of mirrored blocks; slots have no blocks of one size."""
         mirrors = self._mirrors()
         if not mirrors:
-            raise no_events()
+            raise no_events_error()
         rows = [row for view in mirrors for row in await view.blocks()]
         found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_rows(rows), parent, start, limit))
         return await add_branch_texts(self, found), total
@@ -74,7 +74,7 @@ class FleetPrefix(PrefixCache):
         return replace(content, text=await view.text(content.tokens))
 
     async def figures(self) -> PrefixFigures:
-        mirrors, slots = [mirror for _, mirror in self._fleet.mirrored()], self._slots()
+        mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slots()
         metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
@@ -93,7 +93,7 @@ class FleetPrefix(PrefixCache):
         """Reset all engines. Raises NoPrefixCache if an engine has no route for it."""
         self._views()
         engines: tuple[EngineReset, ...] = ()
-        if self._fleet.mirrored():
+        if self._fleet.mirrored_engines():
             others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))
         engines += tuple([await view.reset() for view in self._slots()])

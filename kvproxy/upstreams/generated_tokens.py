@@ -14,11 +14,11 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import compute_hashes
+from kvproxy.mirror.prefix_match import compute_hashes
 from kvproxy.upstreams.client import UpstreamClient
 
 if TYPE_CHECKING:

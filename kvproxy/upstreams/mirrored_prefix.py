@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, field
-from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, spell_divergence
-from kvproxy.blocks.rows import BlockContent, BlockRow, ChainRow
+from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, decode_divergence
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow
 from kvproxy.errors import KvproxyError, NoPrefixCache
 from kvproxy.mirror import pool_rows
-from kvproxy.mirror.match import compute_hashes
-from kvproxy.upstreams.engine import FleetEngine
+from kvproxy.mirror.prefix_match import compute_hashes
+from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MirrorView:
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
-            divergence=await spell_divergence(match.divergence, self.text),
+            divergence=await decode_divergence(match.divergence, self.text),
             reason=reason,
             engine=self._engine.url,
             rank=rank,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient

@@ -8,8 +8,8 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
-from kvproxy.apis.request import PUBLIC, ApiRequest
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.engine.async_llm import AsyncLLM
@@ -72,7 +72,7 @@ def with_tools(api: ApiName, choice: str) -> dict[str, Any]:
 
 async def answer(backend: EmbeddedBackend, api: ApiName, body: dict[str, Any]) -> dict[str, Any]:
     """Return the whole response, after comparison with the assembled stream."""
-    request = ApiRequest(APIS[api], body | {"stream": True}, b"", {}, PUBLIC, "r")
+    request = ApiRequest(APIS[api], body | {"stream": True}, b"", {}, PUBLIC_TENANT, "r")
     reply = await backend.send(request)
     encoder = CODECS[api].encoder(request, "demo", None)
     assembler, reader = APIS[api].assembler(), EventReader()

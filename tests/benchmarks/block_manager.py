@@ -14,8 +14,8 @@ from collections.abc import Callable
 import cbor2
 
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from tests.benchmarks.timing import interleave, median_ratio, report
 
 TOKENS, SIZE, POOL, VOCABULARY = 4000, 16, 20_000, 130_000

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvproxy.index.evaluation.streams import Line, read_stream
+from kvproxy.index.evaluation.stream_evaluation import StreamLine, read_stream
 from tests.benchmarks.load import PATH
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 
@@ -62,14 +62,14 @@ def upstream(stream: Path) -> Starlette:
     return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
 
 
-async def send_all(url: str, lines: list[Line], rate: float) -> list[Reply]:
+async def send_all(url: str, lines: list[StreamLine], rate: float) -> list[Reply]:
     """Send each question at its time, even if earlier ones are in flight."""
     import aiohttp
 
     generator, replies = random.Random(1), list[Reply]()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def send(line: Line) -> None:
+        async def send(line: StreamLine) -> None:
             messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": line.text}]
             body = orjson.dumps({"model": "m", "messages": messages})
             began = time.perf_counter()

@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 from statistics import mean
 
-from kvproxy.offline.pauses import Comparison, Session, compare, learn, read_sessions
-from kvproxy.pauses import CachePrices
+from kvproxy.offline.pause_costs import Comparison, Session, compare, learn, read_sessions
+from kvproxy.pause_policy import CachePrices
 
 
 def folder(path: Path) -> list[list[Session]]:

@@ -79,7 +79,7 @@ def open_neighbours(path: Path) -> Iterator[tuple[SqliteStore, FaissNeighbours]]
     store = SqliteStore(path)
     neighbours = FaissNeighbours(store, EMBEDDER, DIM)
     neighbours.load()
-    neighbours.settle()
+    neighbours.wait_for_rebuilds()
     try:
         yield store, neighbours
     finally:

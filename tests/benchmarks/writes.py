@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.store import Capacity, NewEntry, SqliteStore
-from kvproxy.index.store.write_batcher import WriteBatcher
+from kvproxy.index.store.group_commit import WriteBatcher
 from tests.benchmarks.timing import median_ratio
 from tests.index.entries import make_entry
 

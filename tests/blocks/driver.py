@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from tests.reference.integrity import check_integrity
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from tests.reference.integrity import check_integrity
 from tests.reference.naive_blocks import NaiveCache
 

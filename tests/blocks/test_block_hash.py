@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
-from kvproxy.blocks.request import CacheRequest, MMItem
+from kvproxy.blocks.cache_request import CacheRequest, MMItem
 
 # Integers whose CBOR forms have different lengths, and between them the values that most tokens have.
 EDGES = (0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**64 - 1)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest, MMItem
 from kvproxy.blocks.single_type_manager import GroupSpec
 from tests.blocks.driver import begin, decode, hit_tokens, serve
 from tests.reference.integrity import check_integrity

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
-from kvproxy.blocks.request import CacheRequest
 from tests.blocks.driver import Clock, begin, hit_tokens, serve
 from tests.reference.integrity import check_integrity
 

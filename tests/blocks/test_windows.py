@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import CachedWindows, GroupSpec
 from tests.blocks.driver import hit_tokens, serve
 from tests.reference.integrity import check_integrity

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.open_store import open_observations
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 

@@ -1,4 +1,4 @@
-"""Generated pages are current, and links in the documentation are valid."""
+"""GeneratedResponse pages are current, and links in the documentation are valid."""
 
 import importlib.util
 import re

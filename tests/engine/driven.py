@@ -14,8 +14,8 @@ from kvproxy.engine.worker.cuda_graphs import StepCapture
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.store import ChunkStore
+from kvproxy.tiers.chunk_store import ChunkStore
+from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.reference.integrity import check_integrity
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
-from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY
 from tests.tiers.doubles import DictStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.health import FAILURE_THRESHOLD, EngineHealth, StepFailed, client_error, first_line, is_device_error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvproxy.engine.attention.interface import AttentionOp
-from kvproxy.engine.attention.sdpa import SdpaDecode
+from kvproxy.engine.attention.sdpa_attention import SdpaDecode
 from kvproxy.engine.attention.selector import SDPA
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker import memory_profiling as memory

@@ -4,7 +4,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.scheduler.request_queue import RequestQueue
 from kvproxy.generation import GenerationRequest, SamplingParams
 from tests.engine.driven import Driven

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
-from kvproxy.engine.text.segments import SegmentCache
+from kvproxy.engine.text.segment_cache import SegmentCache
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from tests.benchmarks.tokenizing import WORDS, wrong_edits
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.scheduler.output import SchedulerOutput
+from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput
 from kvproxy.engine.scheduler.sequence import NgramProposer
 from kvproxy.engine.worker.model_runner import ModelRunner
 from tests.engine.driven import Driven

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pins import PinLimitExceeded
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.chunk_store import ChunkStore
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
-from kvproxy.tiers.store import ChunkStore
+from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.reference.integrity import check_integrity

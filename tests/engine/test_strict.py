@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.blocks.view import match_prefix
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.pool_rows import match_prefix
 from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.worker.cuda_graphs import Step

@@ -6,11 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.chain import TierChain
+from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import ANSWER, Driven, prompts_of
 from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.tiers.doubles import DictStore

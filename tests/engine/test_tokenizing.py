@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
-from kvproxy.engine.limits import EngineLimits
+from kvproxy.engine.request_validation import EngineLimits
 from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer

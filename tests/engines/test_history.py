@@ -97,7 +97,8 @@ def converse(client: Any, draw: random.Random, turns: int, words: int, reuse: Re
         text = " ".join(draw.choices(WORDS, k=words))
         messages.append({"role": "user", "content": f"{draw.random()} {text}"})
         # Without a seed: on a CPU, vLLM 0.32 fails to discard a seeded token of a partial prefill.
-        asked = {"model": "demo", "temperature": 2} | options
+        # The text of an answer has no special tokens, so the generated ones must not have them.
+        asked = {"model": "demo", "temperature": 2, "logit_bias": {"1": -100, "2": -100, "3": -100}} | options
         if number == turns - 1:
             asked["max_tokens"] = 1
             messages = [{name: each[name] for name in ("role", "content")} for each in messages]

@@ -8,8 +8,8 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.http.connections.lifetimes import Lifetimes
-from kvproxy.http.connections.relay import cancel_on_disconnect
+from kvproxy.http.connections.client_disconnects import cancel_on_disconnect
+from kvproxy.http.connections.request_deadlines import Lifetimes
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -17,12 +17,12 @@ from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
-from kvproxy.tiers.codec import ChunkName, header_bytes, read_payload, write_header
+from kvproxy.tiers.chunk_format import ChunkName, header_bytes, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors

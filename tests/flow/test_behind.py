@@ -13,9 +13,9 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index import pending_writes as coming
+from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
-from kvproxy.index.redaction import RedactionFailed
 from kvproxy.index.search import semantic_cache as semantic
 from kvproxy.index.store import NewEntry, SqliteStore, WriteResult
 from tests.flow.proxies import CLOSE, FAR, QUESTION, Model, ask, checked, proxy

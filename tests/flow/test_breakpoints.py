@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.control import Control
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.request_directives import Control
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
@@ -87,6 +87,9 @@ def test_badly_placed_breakpoints_are_corrected() -> None:
         "one", [{"type": "thinking", "thinking": "x", "signature": "s", **mark}], [{"type": "text", "text": "", **mark}]
     )
     changed = with_breakpoints(request(body | {"system": many}, "1h")).body
+    # A breakpoint for the whole body is one of the four.
+    whole = with_breakpoints(request(body | {"system": many, "cache_control": {"type": "ephemeral"}})).body
+    assert len(marks(whole)) == 3
     assert marks(changed) == ["system.2", "system.3", "system.4", "messages.0.0"]
     assert _broken_rule(list(_blocks(changed))) is None
     assert all(block["cache_control"]["ttl"] == "1h" for block, _ in _blocks(changed) if "cache_control" in block)

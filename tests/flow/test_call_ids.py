@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.call_ids import number_call_ids
 

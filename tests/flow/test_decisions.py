@@ -8,9 +8,9 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.store.observations import Observations
-from kvproxy.responses import build_policy
+from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.polling import until
@@ -28,9 +28,9 @@ def observed(services: Services) -> Observations:
 
 def compared(services: Services, count: int) -> None:
     """Wait until so many answers were compared."""
-    observer = services.answerer.observer
-    assert observer is not None
-    until(lambda: observer.counts.total() >= count)
+    comparer = services.answerer.comparer
+    assert comparer is not None
+    until(lambda: comparer.counts.total() >= count)
 
 
 def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Path) -> None:

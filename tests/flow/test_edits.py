@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import SettingsError
 from kvproxy.flow.edits import apply_edits
 from kvproxy.settings import load_settings

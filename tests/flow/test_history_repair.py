@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
@@ -72,9 +72,7 @@ def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> Non
     sent = {name: value for name, value in (ANSWER | change).items() if value is not None}
     # Instructions may change, and the call may have another id.
     sent["tool_calls"] = [{**call, "id": "other"} for call in sent["tool_calls"]]
-    repaired = chat_repair().repaired(
-        request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two"))
-    )
+    repaired = chat_repair().repair(request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two")))
     assert repaired.body["messages"][2] == {**ANSWER, "tool_calls": [{**CALL, "id": "other"}]}  # type: ignore[index,call-overload]
     assert kinds(repaired) == found
     assert json.loads(repaired.raw) == repaired.body
@@ -93,21 +91,21 @@ def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> Non
 )
 def test_other_conversations_and_other_answers_stay(messages: Any) -> None:
     sent = request("chat", *messages, user("next"))
-    assert chat_repair().repaired(sent) is sent
+    assert chat_repair().repair(sent) is sent
 
 
 def test_tenants_and_models_share_no_answers() -> None:
     sent = {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]}
-    assert kinds(chat_repair().repaired(request("chat", user("one"), sent))) == ["reasoning", "text"]
+    assert kinds(chat_repair().repair(request("chat", user("one"), sent))) == ["reasoning", "text"]
     for other in (request("chat", user("one"), sent, tenant="x"), request("chat", user("one"), sent, model="n")):
-        assert chat_repair().repaired(other) is other
+        assert chat_repair().repair(other) is other
 
 
 def test_blocks_are_restored_with_the_ids_and_breakpoints_of_the_client() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     call = {**BLOCKS[2], "id": "other", "input": {"lines": [1, 2], "path": "a.py"}, **mark}
     sent = [{"type": "text", "text": "Let me see."}, call]
-    repaired = block_repair().repaired(request("messages", user("one"), {"role": "assistant", "content": sent}))
+    repaired = block_repair().repair(request("messages", user("one"), {"role": "assistant", "content": sent}))
     content = repaired.body["messages"][1]["content"]  # type: ignore[index,call-overload]
     assert content == [*BLOCKS[:2], {**BLOCKS[2], "id": "other", **mark}]
     assert list(content[2]["input"]) == ["path", "lines"]
@@ -117,9 +115,9 @@ def test_blocks_are_restored_with_the_ids_and_breakpoints_of_the_client() -> Non
 def test_reasoning_returns_only_to_requests_that_think() -> None:
     sent = {"role": "assistant", "content": BLOCKS[1:]}
     unchanged = request("messages", user("one"), sent, thinking={"type": "disabled"})
-    assert block_repair().repaired(unchanged) is unchanged
+    assert block_repair().repair(unchanged) is unchanged
     kept = request("messages", user("one"), {"role": "assistant", "content": BLOCKS}, thinking={"type": "disabled"})
-    assert block_repair().repaired(kept) is kept
+    assert block_repair().repair(kept) is kept
 
 
 ITEMS: list[Any] = [
@@ -146,7 +144,7 @@ def test_items_of_a_response_are_restored_with_the_ids_of_calls_of_the_client() 
     call = {"type": "function_call", "call_id": "other", "name": "read", "arguments": '{"lines":[1,2],"path":"a.py"}'}
     output = {**OUTPUT, "call_id": "other"}
     sent = request("responses", input=[{"role": "user", "content": "one"}, text, call, output])
-    repaired = response_repair(ITEMS).repaired(sent)
+    repaired = response_repair(ITEMS).repair(sent)
     assert repaired.body["input"] == [
         {"role": "user", "content": "one"}, *ITEMS[:2], {**ITEMS[2], "call_id": "other"}, output
     ]  # fmt: skip
@@ -166,28 +164,28 @@ def test_items_of_a_response_are_restored_with_the_ids_of_calls_of_the_client() 
 def test_items_stay_if_nothing_can_be_restored(output: Any, sent: Any, more: Any) -> None:
     user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}]}
     unchanged = request("responses", input=[user, *sent, OUTPUT], **more)
-    assert response_repair(output).repaired(unchanged) is unchanged
+    assert response_repair(output).repair(unchanged) is unchanged
 
 
 @pytest.mark.parametrize("text", ["<think>\nWhy?\n</think>\n\nYes.", "Why?</think>Yes."])
 def test_reasoning_in_the_text_is_restored(text: str) -> None:
     history = HistoryRepair()
     history.remember(request("chat", user("one")), {"choices": [{"message": {"role": "assistant", "content": text}}]})
-    repaired = history.repaired(request("chat", user("one"), {"role": "assistant", "content": "Yes."}, user("two")))
+    repaired = history.repair(request("chat", user("one"), {"role": "assistant", "content": "Yes."}, user("two")))
     assert repaired.body["messages"][1]["content"] == text  # type: ignore[index,call-overload]
     assert kinds(repaired) == ["reasoning"]
     other = request("chat", user("one"), {"role": "assistant", "content": "<think>Other.</think>Yes."}, user("two"))
-    assert history.repaired(other) is other
+    assert history.repair(other) is other
 
 
 def test_tools_return_to_their_first_order() -> None:
     history = HistoryRepair()
-    history.repaired(request("messages", user("one"), tools=TOOLS))
-    repaired = history.repaired(request("messages", user("one"), tools=TOOLS[::-1]))
+    history.repair(request("messages", user("one"), tools=TOOLS))
+    repaired = history.repair(request("messages", user("one"), tools=TOOLS[::-1]))
     assert repaired.body["tools"] == TOOLS
     assert kinds(repaired) == ["tools"]
     other = request("messages", user("one"), tools=[TOOLS[1], {**TOOLS[0], "description": "x"}])
-    assert history.repaired(other) is other
+    assert history.repair(other) is other
 
 
 def test_old_answers_are_dropped_at_the_limit() -> None:
@@ -196,7 +194,7 @@ def test_old_answers_are_dropped_at_the_limit() -> None:
     for each in asked:
         history.remember(each, {"choices": [{"message": ANSWER}]})
     sent = {**ANSWER, "content": "Let me see."}
-    found = [kinds(history.repaired(request("chat", user(str(number)), sent))) for number in range(20)]
+    found = [kinds(history.repair(request("chat", user(str(number)), sent))) for number in range(20)]
     assert found[0] == []
     assert found[-1] == ["text"]
 
@@ -225,7 +223,7 @@ def test_random_conversations_return_to_what_the_backend_sent() -> None:
                 message["tool_calls"] = [{**CALL, "function": function}]
         # Providers reject null as a content without calls.
         expected = [message | {"content": message["content"] or ""} for message in sent]
-        assert history.repaired(request("chat", *changed)).body["messages"] == expected
+        assert history.repair(request("chat", *changed)).body["messages"] == expected
 
 
 RULE = {"name": "agents", "repair_history": True}

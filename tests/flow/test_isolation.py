@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from kvproxy.apis import APIS
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 
 PAIRS = 3_000

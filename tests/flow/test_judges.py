@@ -1,14 +1,16 @@
-"""What the judging model is asked, and with whose key."""
+"""Judges of two answers, and the request to the judging model with the client's key."""
 
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Relayed
-from kvproxy.flow.learn import ask_model
+from kvproxy.backends.protocol import RelayedResponse
+from kvproxy.flow.compare_responses import ask_model, make_judge
+from kvproxy.settings.cache import CacheSettings
 from tests.requests import api_request
 
 ANSWERS: dict[str, JsonObject] = {
@@ -27,13 +29,13 @@ class Model:
     def __init__(self) -> None:
         self.asked: list[ApiRequest] = []
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         self.asked.append(request)
 
         async def body() -> AsyncIterator[bytes]:
             yield dumps(ANSWERS[request.api.name])
 
-        return Relayed(200, [], body())
+        return RelayedResponse(200, [], body())
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,33 @@ async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, 
     assert {key: value for key, value in asked.headers.items() if key != "content-type"} == headers
     asked.api.check(asked.body)
     assert all(text in asked.raw.decode() for text in ("Why?", "One.", "Two."))
+
+
+class Similar:
+    """A semantic cache that measures one similarity between any two texts."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    async def similarity(self, one: str, other: str) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("judge", "similarity", "fresh", "same"),
+    [
+        ("equality", 0.0, "one TEXT", True),
+        ("equality", 1.0, "Another text", False),
+        ("similarity", 0.0, "one TEXT", True),
+        ("similarity", 0.9, "Another text", True),
+        ("similarity", 0.8, "Another text", False),
+    ],
+)
+async def test_answers_are_compared_by_text_and_by_similarity(
+    judge: Any, similarity: float, fresh: str, same: bool
+) -> None:
+    semantic: Any = Similar(similarity)
+    compare = make_judge(semantic, Model(), CacheSettings(judge=judge, judge_similarity=0.9))
+    assert compare is not None
+    assert await compare(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh) is same
+    assert make_judge(semantic, Model(), CacheSettings(judge="none")) is None

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.pauses import PauseTimes
+from kvproxy.pause_policy import PauseTimes
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.polling import until

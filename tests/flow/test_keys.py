@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.request import ApiRequest
-from kvproxy.errors import Unkeyable
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.errors import NoCacheKey
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import RuleSettings
@@ -77,7 +77,7 @@ def test_backend_and_query_are_part_of_the_key_and_depth_is_bounded() -> None:
     for _ in range(300):
         deep = [deep]
     for vendor in (deep, 2**64):
-        with pytest.raises(Unkeyable, match="nested"):
+        with pytest.raises(NoCacheKey, match="nested"):
             cache_key(call(body | {"vendor": vendor}), "x")
 
 

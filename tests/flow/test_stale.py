@@ -10,14 +10,14 @@ import httpx
 import orjson
 import pytest
 
-from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Relayed
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import (
     KvproxyError,
     ModelNotFound,
     Overloaded,
-    TooMany,
-    UpstreamBroken,
+    TooManyRequests,
+    UpstreamProtocolError,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
@@ -204,9 +204,9 @@ def test_a_failed_renewal_leaves_what_there_is(proxy: Proxy) -> None:
     proxy.ask("the sixth", "confirm")
     proxy.now += TTL + 5
     proxy.model.status = 500
-    before = proxy.services.answerer.stale.get("failed", 0)
+    before = proxy.services.answerer.stale_counts.get("failed", 0)
     assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
-    until(lambda: proxy.services.answerer.stale.get("failed", 0) == before + 1)
+    until(lambda: proxy.services.answerer.stale_counts.get("failed", 0) == before + 1)
     assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
 
 
@@ -249,8 +249,8 @@ def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(prox
     assert proxy.wait_until_stored("the ninth").tags == ("soft",)
 
 
-def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[Relayed]]:
-    async def send(request: ApiRequest) -> Relayed:
+def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[RelayedResponse]]:
+    async def send(request: ApiRequest) -> RelayedResponse:
         raise error
 
     return send
@@ -262,7 +262,7 @@ def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[Relayed]]:
         (UpstreamUnreachable("refused"), True),
         (UpstreamTimeout("too late"), True),
         (Overloaded("too many wait"), True),
-        (TooMany("the client's quota"), False),
+        (TooManyRequests("the client's quota"), False),
         (ModelNotFound("no such model"), False),
     ],
 )
@@ -291,10 +291,10 @@ def test_a_whole_answer_that_breaks_off_is_replaced_before_anything_was_sent(
 ) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"choices": '
-        raise UpstreamBroken("broke off")
+        raise UpstreamProtocolError("broke off")
 
-    async def send(request: ApiRequest) -> Relayed:
-        return Relayed(200, [("content-type", "application/json")], chunks())
+    async def send(request: ApiRequest) -> RelayedResponse:
+        return RelayedResponse(200, [("content-type", "application/json")], chunks())
 
     proxy.ask("the twelfth", "confirm")
     proxy.now += TTL + REVALIDATE + 1

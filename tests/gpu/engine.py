@@ -43,7 +43,7 @@ def _answers_of(family: str, device: torch.device) -> str:
 def bfloat16_logits(device: torch.device) -> Figures:
     """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.output import TokenSpan
+    from kvproxy.engine.scheduler.scheduler_output import TokenSpan
     from kvproxy.engine.worker.input_batch import build_input_batch
     from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import load, random_model

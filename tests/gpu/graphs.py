@@ -13,7 +13,7 @@ from tests.gpu.check import Check, Figures, Missed, NotHere
 def replay_equals_eager(device: torch.device) -> Figures:
     """The same padded steps, captured and not, in bfloat16; and nothing in them waits for the device."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.output import TokenSpan
+    from kvproxy.engine.scheduler.scheduler_output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, no_capture
     from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import load, random_model

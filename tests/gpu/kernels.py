@@ -4,11 +4,11 @@ from functools import partial
 
 import torch
 
-from kvproxy.engine.attention import triton_decode, varlen
+from kvproxy.engine.attention import triton_decode, varlen_prefill
 from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend, ScoreOptions
-from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
+from kvproxy.engine.attention.sdpa_attention import SdpaDecode, SdpaPrefill
 from kvproxy.engine.attention.triton_decode import TritonDecode
-from kvproxy.engine.attention.varlen import VarlenPrefill
+from kvproxy.engine.attention.varlen_prefill import VarlenPrefill
 from tests.gpu.check import Check, Figures, Missed, NotHere
 from tests.gpu.paged import TOLERANCE, Heads, decode_error, prefill_error
 
@@ -47,7 +47,9 @@ def _decodes(backend: DecodeBackend, dtype: torch.dtype, device: torch.device) -
 def _prefills(backend: PrefillBackend, dtype: torch.dtype, device: torch.device) -> Figures:
     worst, count = 0.0, 0
     for heads in _HEADS:
-        if isinstance(backend, VarlenPrefill) and (reason := varlen.unsupported_reason(device, dtype, heads.head_dim)):
+        if isinstance(backend, VarlenPrefill) and (
+            reason := varlen_prefill.unsupported_reason(device, dtype, heads.head_dim)
+        ):
             raise NotHere(reason)
         for shape in _PASTS if heads.head_dim <= 128 else _PASTS[:3]:
             for scaling in (None, 0.2):

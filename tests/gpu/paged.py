@@ -7,7 +7,7 @@ import torch
 
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, PrefillBackend, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.scheduler.output import TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.input_batch import decode_block_table
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 

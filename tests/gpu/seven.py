@@ -107,7 +107,7 @@ def random_tokens(device: torch.device, count: int) -> list[int]:
 def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tuple[Any, list[Any]]:
     """A runner over a pool of random content, and a decoding span of each of its sequences; no two share a block."""
     from kvproxy.engine.attention.selector import select_backends
-    from kvproxy.engine.scheduler.output import TokenSpan
+    from kvproxy.engine.scheduler.scheduler_output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CudaCapture, no_capture
     from kvproxy.engine.worker.kv_pool import KVPool
     from kvproxy.engine.worker.model_runner import ModelRunner

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.checks.installation import _data
+from kvproxy.checks.all_checks import _data
 from kvproxy.index.private_files import make_private_folder
-from kvproxy.responses import open_response_cache
+from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy
 from tests.index.entries import make_entry

@@ -12,7 +12,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.store import SqliteStore, Store
-from kvproxy.index.store.opening import open_store
+from kvproxy.index.store.open_store import open_store
 
 MakeStore = Callable[..., Any]
 CIPHER = Cipher([bytes(32)])

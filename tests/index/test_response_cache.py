@@ -20,7 +20,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.write_batcher import WriteBatcher
+from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from tests.index.doubles import HashEmbedder
@@ -135,6 +135,21 @@ async def test_a_forgotten_await_is_reported_and_its_result_unusable(tmp_path: P
         with pytest.warns(RuntimeWarning, match=f"coroutine 'AsyncCache.{call}' was never awaited"):
             forget(getattr(cache, call)(*given))
         assert await cache.get("a") is None
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "x.db", CacheSettings(semantic=False)) as cache:
+        assert cache.set("q", "a", ttl="1h")
+        assert cache.get("q") is not None
+        for ttl, message in ((-1, "must not be negative"), ("soon", "is not a duration")):
+            with pytest.raises(ValueError, match=message):
+                cache.set("q", "b", ttl=ttl)
+        wrong: Any = 5
+        for call in (cache.get, cache.delete, lambda value: cache.set(value, "a")):
+            with pytest.raises(TypeError, match="question must be a string, not int"):
+                call(wrong)
+        with pytest.raises(TypeError, match="answer must be a string"):
+            cache.set("q", wrong)
 
 
 def test_public_methods_are_those_of_the_page() -> None:

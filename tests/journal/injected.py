@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from kvproxy.apis.api import ApiName
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.request import ApiRequest
-from kvproxy.backends.protocol import Forwarder, Relayed
+from kvproxy.backends.protocol import Forwarder, RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import texts
@@ -27,11 +27,11 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
-from kvproxy.index.store.opening import open_observations
-from kvproxy.journal.causes import MissExplanation, explain_record
+from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
+from kvproxy.journal.miss_explanation import MissExplanation, explain_record
+from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sentences import sentences
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
 from tests.index.doubles import HashEmbedder
@@ -66,11 +66,11 @@ class Model:
     name = "model"
     forwarder: Forwarder | None = None
 
-    async def send(self, request: ApiRequest) -> Relayed:
+    async def send(self, request: ApiRequest) -> RelayedResponse:
         async def chunks() -> AsyncIterator[bytes]:
             yield orjson.dumps({"id": "x"} | ANSWERS[request.api.name])
 
-        return Relayed(200, [("content-type", "application/json")], chunks())
+        return RelayedResponse(200, [("content-type", "application/json")], chunks())
 
     async def start(self) -> None: ...
 
@@ -125,7 +125,7 @@ class World:
         # Nobody waits for an answer to be stored.
         await self.cache.pending_writes.wait()
         # What is stored gets its vector behind the answer.
-        await self.semantic.deferred.idle()
+        await self.semantic.deferred_embeddings.wait_until_idle()
         return id
 
     def explain(self, id: str) -> MissExplanation:
@@ -352,7 +352,7 @@ async def inject(folder: Path, count: int, seed: int, text: str = "all") -> tupl
             id, cause, said = await INJECT[kind][1](world)
             found = world.explain(id)
             causes[cause] += 1
-            told = "\n".join(sentences(found, str))
+            told = "\n".join(explain_in_sentences(found, str))
             if found.cause != cause or (said not in told and text == "all"):
                 wrong.append(f"{kind}: {cause!r} and {said!r}, not {found.cause!r}: {told}")
     finally:

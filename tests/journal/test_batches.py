@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
-from kvproxy.journal.history import ResponseRemoved, ResponseStored
-from kvproxy.journal.queue import Event
+from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.event_queue import Event
+from kvproxy.journal.record_writer import Writer
 from kvproxy.journal.schema import open_file
-from kvproxy.journal.writer import Writer
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
 
@@ -148,7 +148,7 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypat
     writer.write([miss])
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvproxy.journal.writer._ADD_TO_TOTALS", "fails")
+        patch.setattr("kvproxy.journal.record_writer._ADD_TO_TOTALS", "fails")
         with pytest.raises(sqlite3.OperationalError):
             writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
     writer.write([finished("q", "second", hit=True)])

@@ -11,7 +11,7 @@ import pytest
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheHit, Exchange, PrefixUse
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal.history import ResponseRemoved
+from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.savings import savings

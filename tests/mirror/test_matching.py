@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.match import compute_hashes, match_prefix, matched_tokens
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.pool import MirrorState
+from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.prefix_match import compute_hashes, match_prefix, matched_tokens
 
 SEED = BlockHasher(seed="0")
 SHAPES = [

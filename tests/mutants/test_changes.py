@@ -39,7 +39,7 @@ def test_each_change_is_a_program_that_differs_in_one_place() -> None:
 
 
 def test_the_same_seed_gives_the_same_sample() -> None:
-    paths = ["kvproxy/blocks/pins.py", "kvproxy/blocks/policies"]
+    paths = ["kvproxy/blocks/pins.py", "kvproxy/blocks/eviction"]
     assert sample(paths, 2, 1) == sample(paths, 2, 1) != sample(paths, 2, 2)
 
 

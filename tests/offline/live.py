@@ -37,15 +37,15 @@ def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0})
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
-            observer, semantic = services.answerer.observer, services.answerer.semantic
+            comparer, semantic = services.answerer.comparer, services.answerer.semantic
             coming = services.answerer.cache.pending_writes
             if chance is not None and semantic is not None:
-                semantic.decider.chance = chance
+                semantic.decider.random_number = chance
             for each in lines:
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
                 # A comparison takes less time than a person's next question.
-                while observer is not None and (len(coming) or not observer.is_idle):
+                while comparer is not None and (len(coming) or not comparer.is_idle):
                     time.sleep(0.001)
     return found
 

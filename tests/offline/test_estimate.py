@@ -62,7 +62,7 @@ def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: P
 def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
     few = reworded[:4] + reworded[16:20]
     requests, settings = logged(few), load_settings(data=tmp_path)
-    replays = [asyncio.run(replay(requests, settings, chance=Random(draw).random)) for draw in range(2)]
+    replays = [asyncio.run(replay(requests, settings, random_number=Random(draw).random)) for draw in range(2)]
     hits = sorted(
         sum(each.exchange is not None and each.exchange.layer == "semantic" for each in one) for one in replays
     )

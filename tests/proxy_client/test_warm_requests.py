@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
-from kvproxy.journal.regions import regions_as_json, request_body_of
+from kvproxy.journal.request_regions import regions_as_json, request_body_of
 from kvproxy.proxy_client.warm_requests import WarmSource, prefix_only, read_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry

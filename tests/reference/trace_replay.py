@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest, MMItem
 from tests.reference.naive_trace import NaiveTrace, crc, segment
 
 

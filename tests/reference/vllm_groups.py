@@ -23,8 +23,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager as Ours
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.blocks.single_type_manager import CachedWindows, GroupSpec
 from tests.reference.integrity import check_integrity
 

@@ -12,24 +12,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts pauses generation token_bucket trace upstreams.routing:
+index errors units charts pause_policy generation token_bucket trace_context upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
-responses: encryption errors index redaction settings
-library: index responses settings
+open_response_cache: encryption errors index pattern_redaction settings
+library: index open_response_cache settings units
 client_keys: errors settings
 data_folder: errors
 backup: data_folder errors settings
-extras: errors
-exchange: apis index quotas settings trace
+optional_packages: errors
+exchange: apis index quotas settings trace_context
 quotas: errors settings token_bucket
 rules: apis errors index settings
 encryption: errors settings
-redaction: errors index settings
+pattern_redaction: errors index settings
 settings: errors units
-checks: blocks demo encryption engine errors index reachable settings stored tiers
-reachable: errors settings
-stored: errors index settings
+checks: blocks demo encryption engine errors index settings tiers
 blocks: errors
 demo: errors
 engine: blocks demo encryption errors generation settings tiers
@@ -39,9 +37,10 @@ apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
-journal: apis errors exchange index settings
-telemetry: apis errors exchange index journal settings trace
-flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pauses quotas responses
+journal: apis blocks errors exchange index settings
+telemetry: apis errors exchange index journal settings trace_context
+flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
+    open_response_cache
     settings token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
@@ -51,12 +50,15 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
 offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate
-    pauses responses settings upstreams
-http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow generation
-    index journal quotas redaction responses rules settings telemetry tiers trace units upstreams
+    pause_policy open_response_cache settings upstreams
+http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
+    generation
+    index journal quotas pattern_redaction open_response_cache rules settings telemetry tiers trace_context units
+    upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks errors flow index journal offline redaction settings
-commands: apis backup charts checks client_keys errors extras http index journal offline offline.simulate proxy_client
+proxy_client: apis checks errors flow index journal offline pattern_redaction settings
+commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
+    proxy_client
     settings units upstreams
 """
 

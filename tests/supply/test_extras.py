@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.extras import missing_extra
+from kvproxy.optional_packages import missing_extra
 
 HIDE = """
 import sys

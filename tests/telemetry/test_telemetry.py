@@ -17,7 +17,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.record import record_of
 from kvproxy.settings import load_settings
 from kvproxy.telemetry.spans import spans_of
-from kvproxy.trace import Trace
+from kvproxy.trace_context import Trace
 from tests.polling import until
 from tests.requests import api_request
 from tests.servers import run_app, run_proxy
@@ -217,6 +217,6 @@ def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], t
 def test_only_an_enabled_exporter_imports_opentelemetry() -> None:
     package = Path(kvproxy.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py")}
-    assert [path.name for path, text in sources.items() if "from opentelemetry" in text] == ["export.py"]
+    assert [path.name for path, text in sources.items() if "from opentelemetry" in text] == ["otlp_export.py"]
     # The import of the exporter is inside a function.
-    assert not [path for path, text in sources.items() if "\nfrom kvproxy.telemetry.export" in text]
+    assert not [path for path, text in sources.items() if "\nfrom kvproxy.telemetry.otlp_export" in text]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.trace import Trace
+from kvproxy.trace_context import Trace
 
 
 @settings(max_examples=30)

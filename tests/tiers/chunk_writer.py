@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from kvproxy.tiers.codec import ChunkName, header_bytes, write_header
+from kvproxy.tiers.chunk_format import ChunkName, header_bytes, write_header
 from kvproxy.tiers.disk import DiskStore
 
 PAYLOAD = 300_000

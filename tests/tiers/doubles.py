@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from kvproxy.tiers.store import Data, StoreStats, TierError
+from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
 
 
 class DictStore:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.tiers.codec import read_payload
+from kvproxy.tiers.chunk_format import read_payload
 from kvproxy.tiers.disk import DiskStore
 from tests.tiers.chunk_writer import PAYLOAD, name_of
 

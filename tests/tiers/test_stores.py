@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
+from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import CircuitBreaker, RedisStore
-from kvproxy.tiers.store import ChunkStore, Data, TierError
 from tests.polling import until
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore
@@ -184,24 +184,24 @@ def test_the_limit_holds_while_a_chunk_is_written(tmp_path: Path) -> None:
 def test_the_circuit_breaker_opens_and_tries_once() -> None:
     now = [0.0]
     breaker = CircuitBreaker(failures=2, reset_seconds=5, clock=lambda: now[0])
-    breaker.failure()
-    breaker.success()
-    breaker.failure()
-    assert breaker.allow()
-    breaker.failure()
-    assert not breaker.allow()
+    breaker.record_failure()
+    breaker.record_success()
+    breaker.record_failure()
+    assert breaker.allows_call()
+    breaker.record_failure()
+    assert not breaker.allows_call()
     now[0] = 5.0
     assert breaker.is_ready
-    assert breaker.allow()
-    assert not breaker.allow()
-    breaker.failure()
+    assert breaker.allows_call()
+    assert not breaker.allows_call()
+    breaker.record_failure()
     now[0] = 9.9
-    assert not breaker.allow()
+    assert not breaker.allows_call()
     now[0] = 10.0
-    assert breaker.allow()
-    breaker.success()
-    assert breaker.allow()
-    assert breaker.allow()
+    assert breaker.allows_call()
+    breaker.record_success()
+    assert breaker.allows_call()
+    assert breaker.allows_call()
 
 
 def test_redis_is_not_called_while_it_is_down(redis_server: RedisServer) -> None:

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kvproxy.backends.embedded_prefix import EmbeddedPrefix
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
-from kvproxy.http.server import make_server
+from kvproxy.http.serve import make_server
 from kvproxy.http.services import build
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream

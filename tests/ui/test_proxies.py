@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream

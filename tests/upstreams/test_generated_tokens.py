@@ -9,14 +9,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvproxy.apis import APIS
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request import ApiRequest
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.demo import model_path
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.mirror.event_decoder import EventBatch, StoredEvent
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.pool import MirrorState
+from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.upstreams.generated_tokens import GeneratedTokens
 
 SIZE = 8

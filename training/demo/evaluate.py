@@ -22,7 +22,7 @@ Question = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StreamReport:
     """Share of exactly right answers, by kind of question and by system prompt."""
 
     rates: dict[tuple[str, str], float]
@@ -32,7 +32,7 @@ class Report:
         return "\n".join(f"{kind:10} {system:26} {rate:.3f}" for (kind, system), rate in self.rates.items())
 
 
-def evaluate(folder: Path, sample: int = 200) -> Report:
+def evaluate(folder: Path, sample: int = 200) -> StreamReport:
     """Greedy answers compared to the handbook's, to the letter.
 
     Args:
@@ -63,7 +63,7 @@ def evaluate(folder: Path, sample: int = 200) -> Report:
         for name, system in systems.items()
         for kind, questions in kinds.items()
     }
-    return Report(rates)
+    return StreamReport(rates)
 
 
 def _questions(pairs: list[Pair], *, trained: bool, off_topic: bool) -> list[Question]:

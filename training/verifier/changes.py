@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
-from kvproxy.index.policies.guards.polarity import read_opposites
+from kvproxy.index.policies.guards.negation_and_opposites import read_opposites
 from training.verifier.rewording import reword
 from training.verifier.templates import TEMPLATES
 from training.verifier.words import GROUPS

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.evaluation.streams import embed
+from kvproxy.index.evaluation.stream_evaluation import embed
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, load_verifier
 from kvproxy.index.policies.guards import GUARDS

@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
-from kvproxy.index.models.minilm.graph import code_digest, embedder_graph
-from kvproxy.index.models.minilm.packaged_digests import check_shipped
+from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
+from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     RANGES,
@@ -82,7 +82,7 @@ class MiniLMEmbedder:
 
 def _ranges() -> Weights:
     try:
-        check_shipped(RANGES)
+        check_packaged_weights(RANGES)
     except (OSError, ValueError) as error:
         raise EmbedderError(str(error)) from None
     return read_tensors(RANGES)[0]

@@ -15,7 +15,7 @@ SHA256: Mapping[str, str] = {
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
-def check_shipped(path: Path) -> None:
+def check_packaged_weights(path: Path) -> None:
     """Compare a packaged file with its digest in this module. After a training, update the digest.
 
     Raises:

@@ -179,7 +179,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
     return tokens[None]
 
 
-def sides(segments: Sequence[int]) -> np.ndarray:
+def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
     """Return a matrix that averages the tokens of each text of a pair, float32 `[1, 2, length]`."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])

@@ -34,7 +34,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
         VerifierError: the message names the fix.
     """
     if name == BUILT_IN:
-        from kvproxy.index.models.minilm.files import graph_files
+        from kvproxy.index.models.minilm.graph_files import graph_files
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 
         return BuiltInVerifier.load(embedder, files=graph_files(data))

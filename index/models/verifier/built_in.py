@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
-from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, digest_of, graph_files
-from kvproxy.index.models.minilm.graph import code_digest, verifier_graph
-from kvproxy.index.models.minilm.packaged_digests import check_shipped
+from kvproxy.index.models.minilm.graph_builder import code_digest, verifier_graph
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
+from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,
+    averaging_matrix,
     base_weights,
     load_tokenizer,
     look_up,
@@ -24,10 +25,9 @@ from kvproxy.index.models.minilm.weights import (
     merge,
     packaged_model,
     read_tensors,
-    sides,
 )
-from kvproxy.index.policies.guards.lexicon import FUNCTION_WORDS
-from kvproxy.index.policies.guards.words import words
+from kvproxy.index.policies.guards.tokenization import words
+from kvproxy.index.policies.guards.word_lists import FUNCTION_WORDS
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
@@ -94,7 +94,7 @@ class BuiltInVerifier:
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:
-            check_shipped(ADAPTER)
+            check_packaged_weights(ADAPTER)
         except ValueError as error:
             raise VerifierError(str(error)) from None
         adapter, notes = read_tensors(ADAPTER)
@@ -118,7 +118,7 @@ class BuiltInVerifier:
     def _one(self, pair: tuple[str, str]) -> float:
         encoded = self._tokenizer.encode(*sorted(pair))
         tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
-        return float(self._session.run(None, {"tokens": tokens, "sides": sides(encoded.type_ids)})[0].item())
+        return float(self._session.run(None, {"tokens": tokens, "sides": averaging_matrix(encoded.type_ids)})[0].item())
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:

@@ -2,7 +2,7 @@
 
 import re
 
-from kvproxy.index.policies.guards.words import of_text
+from kvproxy.index.policies.guards.tokenization import of_text
 
 _UNIT = "(word|line|sentence|paragraph|page|point)s?"
 _LENGTHS = (

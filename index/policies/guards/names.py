@@ -1,13 +1,12 @@
-"""Names, word order, and possession."""
+"""Names and possession."""
 
-import re
 from collections import Counter
 
-from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.words import NUMBER, WORD, of_text, words
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import WORD, of_text, words
+from kvproxy.index.policies.guards.word_roots import roots
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
-_TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 
 
 def names_differ(question: str, cached_question: str) -> bool:
@@ -24,18 +23,18 @@ def _is_same_sentence_renamed(question: str, cached_question: str) -> bool:
         return False
     if Counter(one for one, _ in changed) == Counter(other for _, other in changed):
         return False  # `French and German` and `German and French`: the guard `order` decides
-    return all(word[0].isupper() and word.lower() not in lexicon.FUNCTION_WORDS for pair in changed for word in pair)
+    return all(word[0].isupper() and word.lower() not in word_lists.FUNCTION_WORDS for pair in changed for word in pair)
 
 
 def _mentions(text: str, name: str) -> bool:
     return any(
-        _canonical_unit(word) == _canonical_unit(name) or (len(name) > 4 and word.startswith(name[:4]))
+        not roots(word).isdisjoint(roots(name)) or (len(name) > 4 and word.startswith(name[:4]))
         for word in _plain_words(text)
     )
 
 
 def _canonical_unit(word: str) -> str:
-    return lexicon.UNITS.get(word.lower(), word.lower())
+    return word_lists.UNITS.get(word.lower(), word.lower())
 
 
 @of_text
@@ -51,37 +50,7 @@ def _names(text: str) -> set[str]:
         begins = not text[: match.start()].strip() or text[: match.start()].rstrip()[-1] in ".?!:"
         if word[0].isupper() and word != "I" and not (begins and not word.isupper()):
             names.add(word.lower().replace("’", "'").removesuffix("'s"))
-    return names - lexicon.FUNCTION_WORDS
-
-
-def order_differs(question: str, cached_question: str) -> bool:
-    """Whether two texts are the same sentence with swapped words.
-
-    For instance `convert miles to kilometres` and `convert kilometres to miles`. Words around `and` or `or` may be
-    swapped, and a sentence may be rearranged, such as `which is the best X` and `which X is best`.
-    """
-    ours, theirs = _content(question), _content(cached_question)
-    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(question) != _frame(cached_question):
-        return False
-    one, other = words(question), words(cached_question)
-    moved = [place for place, (ours_, theirs_) in enumerate(zip(one, other, strict=False)) if ours_ != theirs_]
-    around = len(moved) == 2 and moved[1] - moved[0] == 2 and one[moved[0] + 1] in ("and", "or", "vs", "versus")
-    return not around and "between" not in one
-
-
-@of_text
-def _frame(text: str) -> list[str]:
-    tokens = [token for token in WORD.findall(text) if token not in ("a", "an", "the", "An", "The")]
-    return ["" if token == "A" or token.lower() not in lexicon.FUNCTION_WORDS else token.lower() for token in tokens]
-
-
-@of_text
-def _content(text: str) -> list[str]:
-    tokens = _TOKEN.findall(text)
-    # A capital A inside a sentence is a name, as in `from A to B`.
-    named = {place for place, token in enumerate(tokens) if place and token == "A"}
-    words = [token.lower().replace("’", "'") for token in tokens]
-    return [word for place, word in enumerate(words) if place in named or word not in lexicon.FUNCTION_WORDS]
+    return names - word_lists.FUNCTION_WORDS
 
 
 def possession_differs(question: str, cached_question: str) -> bool:
@@ -100,6 +69,6 @@ def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
         owner = word.removesuffix("'s")
         if owner != word and owner not in _CONTRACTED:
             owners[owner] += 1
-        if owner not in lexicon.FUNCTION_WORDS:
+        if owner not in word_lists.FUNCTION_WORDS:
             content.add(owner)
     return frozenset(content), owners

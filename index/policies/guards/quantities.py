@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.words import NUMBER, WORD, of_text, words
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 
@@ -29,8 +29,8 @@ def _one_is_number(text: str, other: str) -> bool:
 @of_text
 def _numbers(text: str) -> Counter[str]:
     found = Counter(map(_normalize_number, NUMBER.findall(text)))
-    found += Counter(lexicon.ROMAN[word] for word in WORD.findall(text) if word in lexicon.ROMAN)
-    return found + Counter(lexicon.NUMBER_WORDS[word] for word in words(text) if word in lexicon.NUMBER_WORDS)
+    found += Counter(word_lists.ROMAN[word] for word in WORD.findall(text) if word in word_lists.ROMAN)
+    return found + Counter(word_lists.NUMBER_WORDS[word] for word in words(text) if word in word_lists.NUMBER_WORDS)
 
 
 def _normalize_number(number: str) -> str:
@@ -54,4 +54,4 @@ def _percents(text: str) -> set[str]:
 @of_text
 def _units(text: str) -> set[str]:
     found = (after or before for after, before in _MEASURE.findall(text.lower()))
-    return {lexicon.UNITS[unit] for unit in found if unit in lexicon.UNITS}
+    return {word_lists.UNITS[unit] for unit in found if unit in word_lists.UNITS}

@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-from kvproxy.index.policies.guards import lexicon
-from kvproxy.index.policies.guards.words import of_text, words
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import of_text, words
 
 _QUESTION = re.compile(
     r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
@@ -43,16 +43,18 @@ def time_differs(question: str, cached_question: str) -> bool:
     `open`.
     """
     ours, theirs = _times(question), _times(cached_question)
-    return ours != theirs and bool((ours and theirs) or (ours | theirs) & lexicon.DAYS)
+    return ours != theirs and bool((ours and theirs) or (ours | theirs) & word_lists.DAYS)
 
 
 @of_text
 def _times(text: str) -> set[str]:
     tokens = words(text)
     shifts = {
-        f"{shift} {word}" for shift, word in pairwise(tokens) if word in lexicon.TIMES and shift in lexicon.TIME_SHIFTS
+        f"{shift} {word}"
+        for shift, word in pairwise(tokens)
+        if word in word_lists.TIMES and shift in word_lists.TIME_SHIFTS
     }
-    return shifts | (lexicon.TIMES & set(tokens))
+    return shifts | (word_lists.TIMES & set(tokens))
 
 
 def language_differs(question: str, cached_question: str) -> bool:
@@ -60,13 +62,13 @@ def language_differs(question: str, cached_question: str) -> bool:
     languages.
     """
     ours, theirs = set(words(question)), set(words(cached_question))
-    if lexicon.LANGUAGES & ours != lexicon.LANGUAGES & theirs:
+    if word_lists.LANGUAGES & ours != word_lists.LANGUAGES & theirs:
         return True
     one, other = _question_language(ours), _question_language(theirs)
     return one != other and None not in (one, other)
 
 
 def _question_language(tokens: set[str]) -> str | None:
-    counts = Counter({name: len(frequent & tokens) for name, frequent in lexicon.FREQUENT.items()})
+    counts = Counter({name: len(frequent & tokens) for name, frequent in word_lists.FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None

@@ -1,8 +1,8 @@
 """Two anytime-valid bounds of the error guarantee.
 
 Each wrong answer is an event with a probability known before it. If these add up to V, the number of events behaves like a
-Poisson process at time V. `most_expected` bounds V for a number of allowed events, and `largest_factor` bounds the factor by
-which the probabilities may be too small.
+Poisson process at time V. `max_expected_events` bounds V for a number of allowed events, and `max_error_factor` bounds the factor
+by which the probabilities may be too small.
 """
 
 import math
@@ -11,7 +11,7 @@ FROM = 500
 """Number of served answers from which the bound holds. Before, the number of wrong answers allowed then holds."""
 _FAILS = 0.05
 """Probability that one bound fails over the life of a cache; both hold with probability 0.9."""
-# A Poisson process crosses `most_expected` with probability 0.05; tests simulate it.
+# A Poisson process crosses `max_expected_events` with probability 0.05; tests simulate it.
 _Z = 2.9
 # Ratios of the true factor to the tested one. Each gives a martingale, and so does their mean.
 _RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -20,8 +20,8 @@ _REFUSED = math.log(len(_RATIOS) / _FAILS)
 _MOST = 1e4
 
 
-def most_expected(allowed: float) -> float:
-    """Return how many events may be expected if more than `allowed` must be unlikely (5%) at any time.
+def max_expected_events(allowed: float) -> float:
+    """Return the largest expected number of events such that more than `allowed` ever occur with 5% probability.
 
     This is a low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """
@@ -31,11 +31,11 @@ def most_expected(allowed: float) -> float:
     return float(events * max(0.0, 1 - 1 / (9 * events) - _Z / (3 * math.sqrt(events))) ** 3)
 
 
-def largest_factor(seen: float, expected: float) -> float:
-    """The largest factor on the probabilities that is compatible with the observed events.
+def max_error_factor(seen: float, expected: float) -> float:
+    """Return the largest factor by which the error probabilities may be too small, given the observed events.
 
-    For probabilities too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for every
-    ratio r < 1. By Ville's inequality, its mean over r reaches 20 with probability 0.05 at most.
+    For probabilities too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for
+    every ratio r < 1. By Ville's inequality, its mean over r reaches 20 with probability 0.05 at most.
     """
     if expected <= 0:
         return _MOST

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, digest
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
 from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store
@@ -89,7 +89,7 @@ class FeedbackRecorder:
             pending.candidate.answer,
             pending.record.features,
             pending.record.error,
-            1.0 if was_to_be_served else pending.chance,
+            1.0 if was_to_be_served else pending.comparison_probability,
             self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
             pending.record.checked,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
+from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events
 
 _BINS = 64
 _LEAST = 5e-4
@@ -33,11 +33,11 @@ class ServingLevel:
     Attributes:
         served, risk: number of served answers, and the sum of their estimated errors.
         wrong, expected: number of wrong answers among comparisons within `reach`, and its expected value.
-        repeats, slips: comparisons of equal questions, and the comparisons among them that judged the answers
+        num_repeats, num_judged_different: comparisons of equal questions, and the comparisons among them that judged the answers
             different.
         factor: the largest factor by which errors may be underestimated.
         limit: largest estimated error of a served answer; 0 serves no answer.
-        spread: `[64]` decaying histogram of the estimated errors of requests.
+        error_histogram: `[64]` decaying histogram of the estimated errors of requests.
     """
 
     max_error: float
@@ -68,25 +68,25 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """Return the smallest share of wrong answers, after a number of served answers, that the risk is compatible
-        with.
+        """Return the share of wrong answers that the sum of estimated errors implies, after a number of served
+        answers.
         """
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
-        while allowed < answers and most_expected(allowed) < risk:
+        while allowed < answers and max_expected_events(allowed) < risk:
             allowed += max(1, allowed // 50)
         return min(1.0, allowed / max(answers, FROM))
 
     def can_afford(self, error: float) -> bool:
         """Whether `checked` may serve one more answer with such an estimated error."""
-        return self.risk + error <= _CHECKED_SHARE * most_expected(self.max_error * max(self.served, FROM))
+        return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
         self.served += answers
         self.risk += risk
 
     def add_comparison(self, error: float, chance: float, right: bool, is_counted: bool) -> None:
-        """Add a comparison. After the last of several, the caller must call `update`.
+        """Add a comparison. After a series of calls, the caller must call `update`.
 
         Args:
             chance: probability that such a request is compared instead of served.
@@ -109,14 +109,14 @@ class ServingLevel:
 
     def update_factor(self) -> None:
         """Update `factor`, including wrong answers that the comparison judges right."""
-        factor = largest_factor(self.wrong, self.expected) if self.expected else math.inf
+        factor = max_error_factor(self.wrong, self.expected) if self.expected else math.inf
         self.factor = factor / (1 - min(self.judge_error, 0.5))
 
     def planned_risk(self) -> float:
         """Return the mean estimated error that the next answers may have within the bound."""
         if self.factor == math.inf:
             return 0.0
-        allowed = most_expected(self.max_error * max(self.served + _HORIZON, FROM))
+        allowed = max_expected_events(self.max_error * max(self.served + _HORIZON, FROM))
         left = (allowed - self.risk * self.factor) / _HORIZON
         return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
 

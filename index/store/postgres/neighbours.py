@@ -15,7 +15,7 @@ from kvproxy.index.store.database import Row
 from kvproxy.index.store.postgres.database import PostgresDatabase
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.store import Store
-from kvproxy.index.store.values import StoredQuestion
+from kvproxy.index.store.store_types import StoredQuestion
 
 LARGE = 5_000  # The server compares them in some milliseconds.
 _log = logging.getLogger("kvproxy")

@@ -13,7 +13,7 @@ from kvproxy.index.store.row_codec import EntryCipher
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.store import Store
-from kvproxy.index.store.values import Capacity, StoredQuestion
+from kvproxy.index.store.store_types import Capacity, StoredQuestion
 
 
 class SqliteStore(Store):

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedChoice
-from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
-from kvproxy.apis.fields import check_integer
+from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
+from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 
@@ -22,8 +22,8 @@ class ChatCodec:
 
     def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
-        prompt, grammar = self.decode_prompt(body), json_format(body.get("response_format"), "response_format")
-        tools = tool_use(body, prompt.tools)
+        prompt, grammar = self.decode_prompt(body), read_json_format(body.get("response_format"), "response_format")
+        tools = read_tool_use(body, prompt.tools)
         check_one_format(grammar, tools, "response_format")
         check_integer(body, "top_logprobs", least=0, most=20)
         if body.get("echo"):

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterator
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import DONE, event
 from kvproxy.generation import TokenLogprob
 

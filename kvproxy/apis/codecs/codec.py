@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.output_formats import ToolUse
 from kvproxy.apis.json import Json, JsonMap, JsonObject
-from kvproxy.apis.request import ApiRequest
 from kvproxy.generation import Delta, Grammar, SamplingParams
 
 

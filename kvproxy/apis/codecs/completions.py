@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.choices import merge_logprobs
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
 from kvproxy.apis.codecs.collected_output import CollectedChoice
-from kvproxy.apis.codecs.output_formats import json_format
-from kvproxy.apis.fields import check_integer
+from kvproxy.apis.codecs.output_formats import read_json_format
+from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_object
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob
 
@@ -43,7 +43,7 @@ class CompletionsCodec:
             logprobs=logprobs,
             prompt_logprobs=max((count for count in scores if count is not None), default=None),
         )
-        grammar = json_format(body.get("response_format"), "response_format")
+        grammar = read_json_format(body.get("response_format"), "response_format")
         return replace(request, echo=bool(body.get("echo")), grammar=grammar)
 
     def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsEncoder":

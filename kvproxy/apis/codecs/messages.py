@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import orjson
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
+from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
 from kvproxy.apis.messages import typed_event
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
@@ -24,7 +24,7 @@ class MessagesCodec:
         source = body.get("system")
         system = text_of(source) if source is not None else ""
         if system is None:
-            raise fields.only_text("system")
+            raise fields.only_text_error("system")
         first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
         turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
         return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
@@ -38,8 +38,8 @@ class MessagesCodec:
             raise InvalidRequest(
                 "the embedded engine supports output_config.format only: remove the other fields", param=name
             )
-        grammar = json_format(body.get("output_format") or field(config, "format"), name)
-        tools = tool_use(body, prompt.tools)
+        grammar = read_json_format(body.get("output_format") or field(config, "format"), name)
+        tools = read_tool_use(body, prompt.tools)
         check_one_format(grammar, tools, name)
         if field(body.get("thinking"), "type") not in (None, "disabled"):
             raise InvalidRequest(
@@ -87,13 +87,13 @@ class MessagesEncoder:
     def end(self) -> Iterator[bytes]:
         if not self._blocks:
             yield self._start_block({"type": "text", "text": ""})
-        if not self._output.first.calls:
+        if not self._output.first_choice.calls:
             yield typed_event({"type": "content_block_stop", "index": 0})
         yield typed_event({"type": "message_delta", "delta": self._stop(), "usage": self._usage()})
         yield typed_event({"type": "message_stop"})
 
     def whole(self) -> JsonObject:
-        output = self._output.first
+        output = self._output.first_choice
         text: list[Json] = [{"type": "text", "text": output.text}] if output.text or not output.calls else []
         calls: list[Json] = [
             {**self._call(at, call), "input": loads(call.arguments.encode())} for at, call in enumerate(output.calls)
@@ -104,7 +104,7 @@ class MessagesEncoder:
         return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{at}", "name": call.name}
 
     def _stop(self) -> JsonObject:
-        output = self._output.first
+        output = self._output.first_choice
         calls_tool = output.calls and output.finish_reason == "stop"
         reason = "tool_use" if calls_tool else _REASONS[output.finish_reason or "stop"]
         return {"stop_reason": reason, "stop_sequence": None}
@@ -141,7 +141,7 @@ def _turns(message: JsonObject) -> Iterator[JsonObject]:
     calls: list[Json] = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     text = text_of([block for block in blocks if block.get("type") not in _IGNORED_IN_TEXT])
     if text is None:
-        raise fields.only_text("messages")
+        raise fields.only_text_error("messages")
     if text or calls:
         yield {"role": message["role"], "content": text, **({"tool_calls": calls} if calls else {})}
 

@@ -23,7 +23,7 @@ class ToolUse:
     parallel: bool = True
 
 
-def json_format(kind: Json, param: str) -> Grammar | None:
+def read_json_format(kind: Json, param: str) -> Grammar | None:
     """Return the grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
@@ -41,7 +41,7 @@ def json_format(kind: Json, param: str) -> Grammar | None:
     return Grammar("json_schema", dumps(schema).decode())
 
 
-def tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
+def read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
     """Return the tools that a request may call, in OpenAI's or Anthropic's format; None without tools."""
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")

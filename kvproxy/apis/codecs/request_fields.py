@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
-from kvproxy.apis.fields import check_flag, check_integer
+from kvproxy.apis.field_checks import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import SamplingParams
@@ -106,7 +106,7 @@ def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams
     return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)
 
 
-def only_text(param: str) -> InvalidRequest:
+def only_text_error(param: str) -> InvalidRequest:
     return InvalidRequest("the embedded engine supports text only: send text parts, or use --upstream", param=param)
 
 
@@ -119,6 +119,6 @@ def with_text_content(message: JsonObject) -> JsonObject:
     for part in content:
         text = field(part, "text")
         if field(part, "type") != "text" or not isinstance(text, str):
-            raise only_text("messages")
+            raise only_text_error("messages")
         parts.append(text)
     return {**message, "content": "".join(parts)}

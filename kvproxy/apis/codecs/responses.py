@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import check_one_format, json_format, tool_use
+from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
 from kvproxy.errors import InvalidRequest
@@ -30,12 +30,12 @@ class ResponsesCodec:
     def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         fields.check_supported(body)
         fields.reject(body, _STATEFUL)
-        prompt, grammar = self.decode_prompt(body), json_format(field(body.get("text"), "format"), "text.format")
+        prompt, grammar = self.decode_prompt(body), read_json_format(field(body.get("text"), "format"), "text.format")
         if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
             raise InvalidRequest(
                 f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
             )
-        tools = tool_use(body, prompt.tools)
+        tools = read_tool_use(body, prompt.tools)
         check_one_format(grammar, tools, "text.format")
         request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
         return replace(request, grammar=grammar, tools=tools)
@@ -61,7 +61,7 @@ class ResponsesEncoder:
             if not self._has_text:
                 yield from self._start_text()
             yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
-        first = len(self._output.first.calls) - len(piece.calls)
+        first = len(self._output.first_choice.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
             for data in item_events(place, self._call(place, call)):
                 yield self._event(str(data["type"]), data)
@@ -72,8 +72,8 @@ class ResponsesEncoder:
         yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
-        whole, text = self.whole(), self._output.first.text
-        if not self._output.first.calls:
+        whole, text = self.whole(), self._output.first_choice.text
+        if not self._output.first_choice.calls:
             if not self._has_text:
                 yield from self._start_text()
             yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
@@ -83,7 +83,7 @@ class ResponsesEncoder:
         yield self._event(f"response.{whole['status']}", {"response": whole})
 
     def whole(self) -> JsonObject:
-        output = self._output.first
+        output = self._output.first_choice
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
         calls: list[Json] = [self._call(place, call) for place, call in enumerate(output.calls)]
@@ -147,9 +147,9 @@ def _text(content: Json) -> str:
         return content
     parts = objects(content)
     if not isinstance(content, list) or len(parts) < len(content):
-        raise fields.only_text("input")
+        raise fields.only_text_error("input")
     if any(part.get("type") not in _TEXT_PARTS for part in parts):
-        raise fields.only_text("input")
+        raise fields.only_text_error("input")
     return "".join(str(part.get("text", "")) for part in parts)
 
 

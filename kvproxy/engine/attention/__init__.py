@@ -1,5 +1,5 @@
-"""Paged attention. Read `layer` first, then `interface` and `selector`."""
+"""Paged attention. Read `paged_attention` first, then `interface` and `selector`."""
 
-from kvproxy.engine.attention.layer import NAME, register
+from kvproxy.engine.attention.paged_attention import NAME, register
 
 __all__ = ["NAME", "register"]

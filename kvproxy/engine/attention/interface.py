@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.scheduler.output import TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.kv_pool import KVPool
 
 KV = tuple[torch.Tensor, torch.Tensor]

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvproxy.engine.attention import triton_decode, varlen
+from kvproxy.engine.attention import triton_decode, varlen_prefill
 from kvproxy.engine.attention.interface import NO_FEATURES, AttentionFeatures, DecodeBackend, PrefillBackend
-from kvproxy.engine.attention.sdpa import SdpaDecode, SdpaPrefill
+from kvproxy.engine.attention.sdpa_attention import SdpaDecode, SdpaPrefill
 from kvproxy.errors import SettingsError
 
 
@@ -37,9 +37,9 @@ def _prefill(
 ) -> PrefillBackend:
     if name == "sdpa":
         return SdpaPrefill()
-    reason = varlen.unsupported_reason(device, dtype, head_dim, features)
+    reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, features)
     if reason is None:
-        return varlen.VarlenPrefill()
+        return varlen_prefill.VarlenPrefill()
     if name == "auto":
         return SdpaPrefill()
     raise SettingsError(f"engine.prefill_attention = {name} cannot run on {device}: {reason}; use auto or sdpa")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.engine.health import is_device_error
 from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, header_bytes, key_prefix, write_header
+from kvproxy.tiers.chunk_format import ChunkName, header_bytes, key_prefix, write_header
+from kvproxy.tiers.tier_chain import TierChain
 
 _log = logging.getLogger("kvproxy")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvproxy.tiers.store import Data
+from kvproxy.tiers.chunk_store import Data
 
 _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.request import CacheRequest
 from kvproxy.encryption import Cipher
 from kvproxy.engine.kv_connector.chunk_saver import ChunkSaver, ChunkTransfer
 from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
@@ -24,8 +24,8 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.build import build_chain
-from kvproxy.tiers.chain import TierChain
-from kvproxy.tiers.codec import ChunkName, read_payload
+from kvproxy.tiers.chunk_format import ChunkName, read_payload
+from kvproxy.tiers.tier_chain import TierChain
 
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")

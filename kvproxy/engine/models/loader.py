@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from kvproxy.demo import DEMO, checked_model
+from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.engine import attention
 from kvproxy.engine.attention.interface import AttentionFeatures
 from kvproxy.engine.attention.temperature_tuning import use_batch_positions
 from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.int8_linear import quantize
 from kvproxy.engine.kernels.packed_linear import pack_linears
-from kvproxy.engine.limits import validate_sampling
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
 from kvproxy.engine.models.lora import LoraManager
+from kvproxy.engine.request_validation import validate_sampling
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported
@@ -54,7 +54,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = str(checked_model()) if name == DEMO else name
+    source = str(verified_model_path()) if name == DEMO else name
     target = _device(device)
     if weights == "int8" and dtype == "auto":
         dtype = "bfloat16"

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from kvproxy.engine.worker.transfer import upload
+from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.generation import SamplingParams
 
 _SCORED_ROWS = 256

@@ -3,8 +3,8 @@
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
 from kvproxy.engine.kv_connector.tier_connector import TierConnector
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
-from kvproxy.engine.scheduler.output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.request_queue import RequestQueue
+from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import SequenceState
 
 

@@ -5,7 +5,7 @@ from time import perf_counter as now
 
 import torch
 
-from kvproxy.blocks.request import CacheRequest
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.sampler.sampler import SampledToken, UniformStream, score_tokens
 from kvproxy.engine.sampler.structured_output import GrammarMatcher

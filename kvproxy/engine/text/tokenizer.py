@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
-from kvproxy.engine.text.segments import SegmentCache
+from kvproxy.engine.text.segment_cache import SegmentCache
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 

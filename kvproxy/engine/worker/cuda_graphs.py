@@ -15,10 +15,10 @@ import torch
 from kvproxy.engine.attention.interface import DecodeBackend
 from kvproxy.engine.health import first_line
 from kvproxy.engine.models.layer_groups import LayerGroup
-from kvproxy.engine.scheduler.output import TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
+from kvproxy.engine.worker.host_device_copies import to_host_tensor
 from kvproxy.engine.worker.input_batch import AttentionMetadata, InputBatch, padded_block_table
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.engine.worker.transfer import to_host_tensor
 from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]

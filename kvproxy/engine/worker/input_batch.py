@@ -9,9 +9,9 @@ import torch
 from kvproxy.engine.attention.interface import KV, AttentionOp
 from kvproxy.engine.attention.selector import AttentionBackends
 from kvproxy.engine.models.layer_groups import LayerGroup, pool_slots
-from kvproxy.engine.scheduler.output import TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
+from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.engine.worker.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

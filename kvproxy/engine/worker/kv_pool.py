@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvproxy.engine.worker.transfer import AsyncDownloads, AsyncUploads, upload
+from kvproxy.engine.worker.host_device_copies import AsyncDownloads, AsyncUploads, upload
 from kvproxy.errors import SettingsError
 
 _CACHE_LINE = 64

@@ -11,12 +11,12 @@ import torch
 
 from kvproxy.engine.attention.selector import SDPA, AttentionBackends
 from kvproxy.engine.models.loader import LoadedModel
-from kvproxy.engine.scheduler.output import SchedulerOutput, TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.cuda_graphs import CannotCapture, CapturedSteps, StepCapture
+from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.input_batch import InputBatch, build_input_batch
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.engine.worker.transfer import upload
 
 _log = logging.getLogger("kvproxy")
 _MAX_CAPTURED_SPAN = 16

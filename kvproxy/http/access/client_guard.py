@@ -2,23 +2,22 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.client_keys import all_clients, clients_file, digest, is_closed
-from kvproxy.errors import SettingsError, TooMany, Unauthorized
-from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.http.failures import error_response
+from kvproxy.client_keys import all_clients, clients_file, digest, requires_client_key
+from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthorized
+from kvproxy.http.error_responses import error_response
+from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
-_OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -33,7 +32,7 @@ class Clients:
         self._changed = self._version()
         self._checked = time.monotonic()
         self._known = _by_digest(all_clients(settings))
-        self._closed = is_closed(settings)
+        self._closed = requires_client_key(settings)
 
     @property
     def requires_key(self) -> bool:
@@ -55,7 +54,7 @@ class Clients:
                 _log.warning(
                     "there are no clients any more, so all requests are rejected: add one with kvproxy keys add NAME"
                 )
-            self._closed = self._closed or is_closed(self._settings)
+            self._closed = self._closed or requires_client_key(self._settings)
         except SettingsError as error:
             _log.error("the clients were not reloaded: %s", error)
 
@@ -75,12 +74,23 @@ class Clients:
                 return client
         return None
 
-    def stored_bytes(self, tenant: str) -> int | None:
+    def stored_bytes_limit(self, tenant: str) -> int | None:
         """Return the limit of a tenant's stored bytes; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
         name = tenant.removeprefix(CLIENT)
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
+
+
+def _refusal(headers: Mapping[str, str]) -> Unauthorized:
+    if any(headers.get(name) for name in KEY_HEADERS):
+        return Unauthorized(
+            "this proxy does not know the given API key, or it expired after a rotation: check it, or ask the operator for"
+            " one (kvproxy keys add)"
+        )
+    return MissingKey(
+        "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
+    )
 
 
 def _by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
@@ -105,7 +115,8 @@ class ClientGuard:
         if scope["type"] != "http" or not self._clients.requires_key:
             await self._app(scope, receive, send)
             return
-        client = self._clients.identify(Request(scope).headers.items())
+        headers = Request(scope).headers
+        client = self._clients.identify(headers.items())
         if is_proxy_path(scope["path"]):
             # The operator may act for a client: `explain --api-key`.
             if client is not None:
@@ -113,17 +124,14 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            refused = Unauthorized(
-                "this proxy needs a key of its own: send Authorization: Bearer KEY (kvproxy keys add)"
-            )
-            await error_response(refused)(scope, receive, send)
+            await error_response(_refusal(headers))(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.client(client.name, message["status"])
+                self._metrics.count_client_request(client.name, message["status"])
                 if limits := quota.headers():
                     MutableHeaders(scope=message).update(limits)
             await send(message)
@@ -132,9 +140,9 @@ class ClientGuard:
             with quota.request() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
-        except TooMany as error:
+        except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
-            self._metrics.refused(error)
+            self._metrics.count_error(error)
             await error_response(error)(scope, receive, labelled)
 
 
@@ -146,8 +154,3 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
         for name, value in scope["headers"]
         if name not in own or digest(_key(value.decode("latin-1"))) not in client.digests
     ]
-
-
-def is_proxy_path(path: str) -> bool:
-    """Whether a path is the proxy's own: it needs no key, and is never forwarded."""
-    return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))

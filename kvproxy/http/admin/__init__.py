@@ -1,4 +1,4 @@
-"""Admin routes, one file per resource, protected by `http/access/guard.py`."""
+"""Admin routes, one file per resource, protected by `http/access/admin_and_page_guard.py`."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.flow.explain import explain
-from kvproxy.http.admin import blocks, cache, log, upstreams
+from kvproxy.http.admin import blocks, cache, journal, upstreams
 from kvproxy.http.admin.replies import read_request, reply
 from kvproxy.http.services import services
 
@@ -39,7 +39,7 @@ ROUTES = [
     *blocks.ROUTES,
     *upstreams.ROUTES,
     *cache.ROUTES,
-    *log.ROUTES,
+    *journal.ROUTES,
     Route("/explain", explain_request, methods=["POST"]),
     Route("/reload", reload, methods=["POST"]),
     Route("/{path:path}", _not_found, methods=_METHODS, include_in_schema=False),

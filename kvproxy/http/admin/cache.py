@@ -12,12 +12,12 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import number, reply, seconds
-from kvproxy.http.bodies import parsed, whole_body
+from kvproxy.http.request_bodies import parse_in_thread, read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.policies.policy import LearningSummary
-from kvproxy.index.store import EVERYTHING, EntryFilter, UsageKey
+from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
@@ -61,7 +61,7 @@ async def list_entries(request: Request) -> Response:
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
     if offset or (limit and total == limit):
-        total = await asyncio.to_thread(store.count if where == EVERYTHING else lambda: len(store.ids(where)))
+        total = await asyncio.to_thread(store.count if where == ALL_ENTRIES else lambda: len(store.ids(where)))
     pinned = set(await asyncio.to_thread(store.pinned))
     rows = [entry.summary() | {"pinned": entry.id in pinned} for entry in entries]
     return reply(rows, {"x-total-count": str(total)})
@@ -78,11 +78,11 @@ def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
-    compared = dict(answerer.observer.counts) if answerer.observer is not None else {}
+    compared = dict(answerer.comparer.counts) if answerer.comparer is not None else {}
     return SemanticFigures(
         answerer.semantic.policy.name,
         answerer.settings.shadow,
-        dict(answerer.outcomes),
+        dict(answerer.lookup_counts),
         compared,
         answerer.store.observations.summary(),
         None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
@@ -153,7 +153,7 @@ async def delete_many(request: Request) -> Response:
     """Remove all matching responses, or expire them if `soft`."""
     app, query = services(request), request.query_params
     where = _filter(query)
-    if where == EVERYTHING and query.get("all") != "true":
+    if where == ALL_ENTRIES and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
     # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
@@ -169,7 +169,7 @@ async def export(request: Request) -> Response:
 async def import_(request: Request) -> Response:
     """Import the lines of an export, and skip stored keys."""
     app = services(request)
-    data = await whole_body(request, app.settings.limits.import_bytes)
+    data = await read_body(request, app.settings.limits.import_bytes)
     try:
         entries = await asyncio.to_thread(read_lines, data)
     except ImportFailed as error:
@@ -185,7 +185,7 @@ async def import_(request: Request) -> Response:
 async def feedback(request: Request) -> Response:
     """Approve or reject a response; with the question, the policy learns, too."""
     app = services(request)
-    body = await parsed(await whole_body(request, app.settings.limits.body_bytes))
+    body = await parse_in_thread(await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")
     if not isinstance(right, bool) or not isinstance(question, str | None):
         raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.apis import APIS, by_name
-from kvproxy.apis.request import ApiRequest
-from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, ChainRow
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
-from kvproxy.http.bodies import api_request, whole_body
+from kvproxy.http.request_bodies import read_api_request, read_body
 from kvproxy.http.services import services
 from kvproxy.journal.record import Record
 from kvproxy.units import parse_seconds
@@ -60,9 +60,9 @@ async def read_request(request: Request) -> ApiRequest:
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     settings = services(request).settings
-    raw = await whole_body(request, settings.limits.body_bytes)
+    raw = await read_body(request, settings.limits.body_bytes)
     # The query belongs to the admin route.
-    return replace(await api_request(request, api, raw, settings, check=True), query="")
+    return replace(await read_api_request(request, api, raw, settings, check=True), query="")
 
 
 def number(text: str, name: str) -> float:

@@ -1,1 +1,1 @@
-"""Sockets: `protocol.py` is one connection, `server.py` checks all of them, `lifetimes.py` ends requests."""
+"""Sockets: `client_connection.py` is one connection, `proxy_server.py` checks all of them."""

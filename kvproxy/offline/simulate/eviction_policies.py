@@ -4,7 +4,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvproxy.blocks.policies import POLICIES, EvictionPolicy
+from kvproxy.blocks.eviction import POLICIES, EvictionPolicy
 
 
 class LRU:

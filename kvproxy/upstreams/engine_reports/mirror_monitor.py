@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
-from kvproxy.upstreams.engine_reports.prefix_reuse import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
-Problem = Literal["disconnected", "no_events", "replay", "hashes", "restart", "predictions"]
+Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
 
 GRACE_SECONDS = 10.0
 """Missing events are no problem for this time."""
@@ -76,7 +76,7 @@ class MirrorMonitor:
                 f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
             )
         elif self._computed > _MIN_COMPUTED and now - self._last_message > GRACE_SECONDS:
-            found["no_events"] = _no_events(server, metrics)
+            found["no_events_error"] = _no_events_error(server, metrics)
         if any(stream.replay_fails for stream in self._mirror.streams()):
             found["replay"] = (
                 f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
@@ -110,7 +110,7 @@ class MirrorMonitor:
         )
 
 
-def _no_events(server: UpstreamServer, metrics: EngineMetrics | None) -> str:
+def _no_events_error(server: UpstreamServer, metrics: EngineMetrics | None) -> str:
     if metrics is not None and metrics.prefix_caching is False:
         return "the prefix cache is disabled, so there are no events: start the engine with --enable-prefix-caching"
     fix = f", or correct kv_topic, which selects topics that begin with {server.kv_topic!r}" if server.kv_topic else ""

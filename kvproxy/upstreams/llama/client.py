@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import orjson
 
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
-from kvproxy.apis.request import ApiRequest
 from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
@@ -56,7 +56,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return None if the server is not llama.cpp."""
+        """Return the server's configuration; None if the server is not llama.cpp."""
         _, props = await self._call("GET", "/props")
         identity, slots = await self._identity(props), field(props, "total_slots")
         if identity is None or not isinstance(slots, int):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
 from kvproxy.apis.reported_usage import ReportedReuse, ReuseReader, reported_reuse
-from kvproxy.apis.request import ApiRequest
 from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Relayed
+from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.client import SlotState
 from kvproxy.upstreams.llama.packed_tokens import Tokens, count, first
@@ -105,7 +105,7 @@ class Placement:
         self._released = False
         self._unplaced_before = server.unplaced_requests
 
-    def follow(self, reply: Relayed) -> None:
+    def follow(self, reply: RelayedResponse) -> None:
         """Capture the response, and release the slot at its end."""
         capture = ResponseCapture(self.request.api, reply.streams)
         reply.chunks = capture.capture(reply.chunks)

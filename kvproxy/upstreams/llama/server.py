@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Coroutine
 from pathlib import Path
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.settings.upstreams import SlotSettings

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvproxy.apis.request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineReset, PrefixReport
-from kvproxy.blocks.rows import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
+from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack
 from kvproxy.upstreams.llama.server import LlamaServer

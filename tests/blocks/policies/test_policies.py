@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.policies.s3fifo import S3FIFO
+from kvproxy.blocks.eviction.s3fifo import S3FIFO
 
 
 class NaiveS3FIFO:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.single_type_manager import GroupKind
 from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
-from kvproxy.engine.attention.sdpa import SdpaDecode
+from kvproxy.engine.attention.sdpa_attention import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.models.layer_groups import LayerGroup
 from tests.gpu.paged import CPU, TOLERANCE, Heads, decode_error, poisoned_pool

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.models.minilm.files import KEPT, GraphFiles, digest_of
-from kvproxy.index.models.minilm.graph import probe_graph
+from kvproxy.index.models.minilm.graph_builder import probe_graph
+from kvproxy.index.models.minilm.graph_files import KEPT, GraphFiles, digest_of
 
 PROBE = probe_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -92,8 +92,8 @@ def test_old_files_of_a_kind_are_removed(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from kvproxy.index.models.minilm.files import GraphFiles
-from kvproxy.index.models.minilm.graph import probe_graph
+from kvproxy.index.models.minilm.graph_files import GraphFiles
+from kvproxy.index.models.minilm.graph_builder import probe_graph
 graph = probe_graph()
 print("ready", flush=True)
 number = 0

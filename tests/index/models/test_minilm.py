@@ -10,7 +10,7 @@ import torch
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.models.minilm.files import GraphFiles, computes_int8_exactly, graph_files
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, graph_files
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache

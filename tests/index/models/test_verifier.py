@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvproxy.index.errors import VerifierError
-from kvproxy.index.models.minilm.files import GraphFiles
+from kvproxy.index.models.minilm.graph_files import GraphFiles
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, merge, packaged_model, read_tensors
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
-from kvproxy.index.models.minilm.files import GraphFiles
+from kvproxy.index.models.minilm.graph_files import GraphFiles
 from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards.tokenization import base_forms
 
 
 def read(text: str) -> dict[str, list[tuple[str, str]]]:
@@ -44,7 +45,12 @@ names: The weather in Paris ~ The weather in Rome; Is Python or something else g
     Python or something else ~ Java or something else; What did Tom say to Ann ~ What did Bob say to Ann;
     the NASA budget ~ the ESA budget;
     How do I convert USD to EUR? ~ How do I convert USD to GBP?
-order: convert miles to kilometres ~ convert kilometres to miles; from A to B ~ from B to A
+order: convert miles to kilometres ~ convert kilometres to miles; from A to B ~ from B to A;
+    apply for a UK visa from India ~ apply for an Indian visa from the UK;
+    to the old town by bus from work ~ to work from the old town;
+    enter Canada with a US passport ~ enter the US with a Canadian passport; Can dogs eat cat food ~ Can a cat eat dog food;
+    how many teaspoons are in a tablespoon ~ how many tablespoons are in a teaspoon; 7 divided by 3 ~ 3 divided by 7;
+    convert miles to yards ~ convert from yards to miles
 roles: who beat Brazil ~ who did Brazil beat; was Tom hit by Ann ~ did Tom hit Ann;
     who was paid by the guests ~ who paid the guests; who chose Brazil ~ who did Brazil choose;
     what team beat Spain ~ what team did Spain beat
@@ -76,7 +82,12 @@ code: Set max_tokens ~ Set `max_tokens`; my iPhone ~ my iphone; Set it ~ Change 
 names: The weather in Paris ~ The weather there; Indian food from India ~ food of Indians from India;
     Hello. Tell me ~ Hello. Show me; French and German ~ German and French; pay Rs here ~ pay INR here;
     I think so ~ we think so
-order: cats and dogs ~ dogs and cats; which is the best phone ~ which phone is best;
+order: cats and dogs ~ dogs and cats; to Rome from Oslo ~ from Oslo to Rome; Is X or Y better ~ Which is better: Y or X;
+    With a US visa, may I enter Peru ~ Can I enter Peru with a US visa;
+    the best speed reading course ~ a good reading speed course;
+    Was Rome attacked by Gaul ~ Did Gaul attack Rome; convert miles to yards ~ convert from miles to yards;
+    how many feet are in a mile ~ a mile is how many feet; a visa for India ~ an Indian visa;
+    which is the best phone ~ which phone is best;
     the difference between miles and yards ~ the difference between yards and miles;
     convert miles to kilometres ~ convert miles to kilometres please
 roles: who beat Brazil ~ who has beaten Brazil; was Tom hit by Ann ~ has Tom been hit by Ann;
@@ -118,3 +129,14 @@ def test_a_guard_vetoes_only_pairs_that_differ_in_both_orders(guard: Guard) -> N
 @pytest.mark.parametrize(("one", "other"), REWORDINGS["all"])
 def test_no_guard_vetoes_a_rewording(one: str, other: str) -> None:
     assert not [guard.name for guard in GUARDS if guard.vetoes(one, other) or guard.vetoes(one, one)]
+
+
+def test_inflected_words_have_their_base_form() -> None:
+    for inflected, base in (
+        ("accepted", "accept"), ("closing", "close"), ("stopped", "stop"), ("heavier", "heavy"), ("largest", "large"),
+        ("boxes", "box"), ("blocks", "block"),
+    ):  # fmt: skip
+        assert base in base_forms(inflected)
+    for word in ("red", "ring", "bus", "over"):
+        assert base_forms(word) == {word}
+    assert "accep" not in base_forms("accepted")

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.evaluation.replay import ReplayObservations, replay
+from kvproxy.index.evaluation.stream_replay import ReplayObservations, replay
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
-from kvproxy.responses import build_policy
+from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
+from tests.index.policies.directions import make_rewordings, make_swaps
 from tests.index.policies.learned.test_replay import cluster_stream
 from tests.reference.memory_observations import MemoryObservations
 
@@ -94,6 +95,17 @@ def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
     for pairs in (PAIRS, FURTHER):
         assert share_served(policy, pairs, cosine) <= near_misses
     assert share_served(policy, REWORDINGS, cosine) >= rewordings
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_no_exchanged_direction_is_served_and_most_kept_ones_are(
+    second: bool, embedder: Embedder, cosine: Cosine
+) -> None:
+    policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
+    swaps, kept = make_swaps(second), make_rewordings(second)
+    assert (len(swaps), len(kept)) == (300, 100)
+    assert share_served(policy, swaps, cosine) == 0
+    assert share_served(policy, kept, cosine) >= 0.65
 
 
 def test_the_cosine_alone_would_serve_near_misses(cosine: Cosine) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import OverlapVerifier
@@ -63,6 +63,8 @@ def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision(
     assert verdicts(b=0.95) == ["accepted", *["not compared"] * 4]
     assert verdicts(b=0.6, c=0.95) == [below, "vetoed", "accepted", "not compared", "not compared"]
     assert verdicts(b=0.6, c=0.6, d=0.6) == [below, "vetoed", below, below, "low similarity"]
+    near_enough = CheckedPolicy(Fixed({"What is b?": 0.75}), 0.75, 0.7).decide(question, near)
+    assert near_enough.chosen == 0
     # The score is so low that farther neighbours need not be read.
     assert verdicts(b=0.2) == [below, *["not compared"] * 4]
     assert CheckedPolicy(Fixed({}), 0.9, 0.7).decide(question, near[4:]).decisions[0].score is None
@@ -124,7 +126,7 @@ def test_a_veto_stands_until_it_is_lifted_for_the_class() -> None:
 def test_checked_decides_in_a_new_namespace() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
     ruling = policy.decide("how do I open the account", near_class("a"))
-    assert (ruling.chosen, ruling.chance) == (0, 0.0)
+    assert (ruling.chosen, ruling.exploration_share) == (0, 0.0)
     assert ruling.record is not None
     assert ruling.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4

@@ -46,7 +46,9 @@ def looked_up(store: SqliteStore, policy: FixedPolicy, chance: float | None = 0.
     return decider.decide_candidates(LookupRequest("n", "what is it", explore=chance is not None), found, policy)
 
 
-ACCEPTED = Ruling([Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, chance=0.3)
+ACCEPTED = Ruling(
+    [Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, exploration_share=0.3
+)
 
 
 @pytest.mark.parametrize(("drawn", "explored"), [(0.0, True), (0.29, True), (0.3, False), (0.99, False), (None, False)])
@@ -58,7 +60,11 @@ def test_the_policy_defines_the_explored_share(store: SqliteStore, drawn: float 
     assert found.outcome == ("explored" if explored else "accepted")
     assert found.similarity == (None if explored else pytest.approx(0.8))
     assert found.observation is not None
-    assert (found.observation.accepted, found.observation.chance, found.observation.candidate.id) == (True, 0.3, "b")
+    assert (found.observation.accepted, found.observation.comparison_probability, found.observation.candidate.id) == (
+        True,
+        0.3,
+        "b",
+    )
 
 
 def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: SqliteStore) -> None:
@@ -69,7 +75,11 @@ def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: S
     ]
     found = looked_up(store, FixedPolicy(Ruling(decisions, None)))
     assert found.observation is not None
-    assert (found.observation.candidate.id, found.observation.accepted, found.observation.chance) == ("b", False, 1.0)
+    assert (found.observation.candidate.id, found.observation.accepted, found.observation.comparison_probability) == (
+        "b",
+        False,
+        1.0,
+    )
     assert found.observation.record == LearningRecord(1, None, 0.0, 0.0)
     assert found.outcome == "low probability"
     nothing = looked_up(store, FixedPolicy(Ruling([Decision("vetoed", "names")] * 3, None)))

@@ -143,7 +143,7 @@ async def test_a_deferred_entry_is_embedded_later(cache: Cache) -> None:
     for number in range(10):
         assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"))
     cache.embedder.go.set()
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
     near = await cache.semantic.lookup("n", "what is a block please do")
     assert near.entry == entry
@@ -164,7 +164,7 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
     await asyncio.to_thread(until, lambda: len(cache.semantic._queue) == 3)
     cache.embedder.go.set()
     await asyncio.gather(first, *others)
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     calls, deferred = cache.embedder.calls[1:], [["what is a queue"], ["what is a chain"]]
     assert calls in ([lookups, *deferred], [deferred[0], lookups, deferred[1]])
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
@@ -173,11 +173,11 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
 async def test_a_failed_embedding_is_repeated_with_the_next_entry(cache: Cache) -> None:
     cache.embedder.broken = True
     await cache.semantic.insert_deferred(make_entry("what is a block"))
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     assert len(cache.store.missing_vectors(HashEmbedder.name, 10)) == 1
     cache.embedder.broken = False
     await cache.semantic.insert_deferred(make_entry("what is a queue"))
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 
@@ -187,7 +187,7 @@ async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None
     for number in range(30):
         insert = cache.semantic.insert(make_entry(f"now {number}"))
         await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}")))
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     index = near.indexes["n"]
     assert indexed_numbers(index) == set(stored_vectors(cache.store, "n", HashEmbedder.name))
     assert len(index) == 60
@@ -204,7 +204,7 @@ async def test_an_entry_that_is_deferred_during_the_last_embedding_is_embedded()
 
     deferred = DeferredEmbeddings(embed_some)
     deferred.begin()
-    await deferred.idle()
+    await deferred.wait_until_idle()
     assert len(calls) == 2
 
 
@@ -217,7 +217,7 @@ async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
     assert await cache.semantic.insert_deferred(make_entry("what is a stack"))
     assert [entry.prompt for entry in cache.store.missing_vectors(HashEmbedder.name, 10)] == ["what is a stack"]
     cache.embedder.go.set()
-    await cache.semantic.deferred.idle()
+    await cache.semantic.deferred_embeddings.wait_until_idle()
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 

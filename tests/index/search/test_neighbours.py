@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store
-from kvproxy.index.store.opening import open_store
+from kvproxy.index.store.open_store import open_store
 from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
 from tests.index.conftest import MakeStore
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors

@@ -12,7 +12,7 @@ from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_store
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.open_store import open_observations
 from tests.index.entries import make_entry, stored_vectors
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])
@@ -60,7 +60,7 @@ def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
     store = open_store(empty_postgres, cipher=OLD)
     store.put(ENTRY)
     with store.database.connection() as connection:
-        rows = connection.execute("select prompt, request, response from kvproxy.responses").fetchall()
+        rows = connection.execute("select prompt, request, response from kvproxy.open_response_cache").fetchall()
     assert SECRET not in repr(rows)
     store.close()
     with pytest.raises(CacheStoreError, match="not among the keys"):

@@ -22,12 +22,12 @@ from typing import Any
 
 import httpx
 
-from kvproxy.http.server import make_server
+from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.sessions.ledger import main_cause
-from kvproxy.journal.sessions.reader import SessionReader, Turn
+from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.polling import until

@@ -10,7 +10,7 @@ from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sessions.reader import Session, SessionReader, Turn
+from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.requests import api_request
 
@@ -54,7 +54,7 @@ def request(
     exchange.first_byte = exchange.ended = exchange.started + 1.0
     exchange.prefix = None if reused is None else PrefixUse(prompt_tokens, reused, *(written or (None, None)))
     exchange.prompt_tokens, exchange.completion_tokens = prompt_tokens, completion
-    exchange.answer = None if answer is None else part_digests(answer)
+    exchange.answer_digests = None if answer is None else part_digests(answer)
     for name, value in fields.items():
         setattr(exchange, name, value)
     return exchange

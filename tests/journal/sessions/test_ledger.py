@@ -12,7 +12,7 @@ from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
-from kvproxy.journal.sessions.reader import SessionReader
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
@@ -160,7 +160,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, m=price)
     sessions.add(
         request(FIRST, 10_000, 0, 0, written=(10_000, 0), completion=0, **provider()),
-        request(SECOND, 10_200, 0, 600, written=(10_200, 0), completion=0, **provider()),
+        request(SECOND, 10_200, 0, 600, written=(10_200, 0), completion=1_000, **provider()),
     )
     report = sessions.reader().ledger("USD")
     assert report.prompt_tokens == 20_200 == sum(row.tokens for row in report.rows)
@@ -168,7 +168,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     expired = next(row for row in report.rows if row.result == "expired")
     # They were written again for 3.75, and reading them would have cost 0.3.
     assert expired.cost == pytest.approx(10_000 * (3.75 - 0.3) / 1e6)
-    assert sessions.list()[0].cost == pytest.approx(20_200 * 3.75 / 1e6)
+    assert sessions.list()[0].cost == pytest.approx((20_200 * 3.75 + 1_000 * 15) / 1e6)
     # Writes cost more than plain input, so nothing was saved.
     with closing(Reader(sessions.path)) as reader:
         (row,) = savings(reader, "model", {"m": price})

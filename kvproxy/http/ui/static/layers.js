@@ -41,6 +41,14 @@ export function mark(group, dashed = false) {
 /** A reason; a tooltip explains it. */
 export const reason = (token) => h("code", { "data-reason": token }, token);
 
+let sentences = null;
+
+/** The sentence of each reason. They come from the proxy, once. */
+export function reasonSentences(api) {
+  sentences ??= api.get("log/reasons").catch(() => { sentences = null; });
+  return sentences;
+}
+
 /** A layer by its name, with its mark. */
 export function layerName(layer) {
   return h("span", { class: "layer" }, mark(groupOf(layer)), layer);

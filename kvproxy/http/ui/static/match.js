@@ -3,7 +3,7 @@
 import { button, h } from "./dom.js";
 import { marked } from "./diff.js";
 import { decimal } from "./format.js";
-import { reason } from "./layers.js";
+import { reason, reasonSentences } from "./layers.js";
 
 const SERVED = "hit-semantic";
 
@@ -23,6 +23,8 @@ export function match(record, api) {
   const judge = (right) => () => ask(
     () => api.post(`${path}/feedback`, record.question ? { right, question: record.question } : { right }),
     right ? "Approved." : "Rejected: it is served for equal requests only.");
+  const why = h("p", { class: "note why" });
+  reasonSentences(api).then((known) => { why.textContent = known?.[record.reason] ?? ""; });
   const [asked, stored] = record.question && record.stored_question ? marked(record.question, record.stored_question) : [record.question, record.stored_question];
   let sure = false;
   const drop = button("Drop", () => {
@@ -38,6 +40,7 @@ export function match(record, api) {
     h("div", { class: "pair" },
       question("Asked", asked, "Its text was not kept: set journal.text in kvproxy.toml."),
       question("Stored", stored, "It is no longer stored.")),
+    why,
     h("div", { class: "foot" }, h("dl", { class: "scores" },
       figure("similarity", decimal(record.similarity), "Cosine of the two questions' embeddings"), figure("score", decimal(record.score), "The verifier's probability that one answer serves both"),
       figure("expected error", decimal(record.error), "The policy's estimate of the probability of a wrong answer"), figure("guard", record.guard ?? "–", "The rule that found a difference in meaning"),

@@ -1,11 +1,11 @@
 // Explanations of nodes with `data-tip`, and of reasons (`data-reason`), while they are pointed at or have the focus.
 
 import { h } from "./dom.js";
+import { reasonSentences } from "./layers.js";
 
-/** Show them on the whole page. The sentences of reasons come from the proxy, once. */
+/** Show them on the whole page. */
 export function tooltips(api) {
   const tip = document.body.appendChild(h("div", { role: "tooltip", id: "tip", hidden: true }));
-  let reasons = null;
   let shown = null;
 
   const hide = () => {
@@ -15,8 +15,7 @@ export function tooltips(api) {
   };
 
   async function sentence(reason) {
-    reasons ??= api.get("log/reasons");
-    const known = await reasons.catch(() => { reasons = null; });
+    const known = await reasonSentences(api);
     return known?.[reason] ?? (reason.startsWith("prefix-") ? known?.["prefix-N%"].replace("N percent", reason.slice(7)) : null);
   }
 

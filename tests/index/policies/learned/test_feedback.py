@@ -6,7 +6,7 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation

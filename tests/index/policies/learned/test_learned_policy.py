@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.policies.learned import policy as learned
+from kvproxy.index.policies.learned import learned_policy as learned
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
-from kvproxy.index.policies.learned.policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.opening import open_observations
+from kvproxy.index.store.open_store import open_observations
 from tests.reference.memory_observations import MemoryObservations
 
 

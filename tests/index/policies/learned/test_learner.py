@@ -154,11 +154,19 @@ def test_a_saved_state_keeps_its_level() -> None:
     for number in range(400):
         learner.add(observation(right=generator.random() > generator.uniform(0.0, 0.1) / 50, number=number))
     learner.level.update()
+    following = observation(number=400)
+    taught = Learner.from_json(learner.to_json(), 0.1)
+    assert taught is not None
+    taught.learn(following)
+    learner.add(following)
+    learner.level.update()
+    # Each observation moves the level.
+    assert (taught.level.limit, taught.level.factor) == (learner.level.limit, learner.level.factor)
     state = learner.to_json()
     again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
     assert again is not None
     assert stricter is not None
-    assert (again.level.limit, again.level.factor, again.number) == (learner.level.limit, learner.level.factor, 399)
+    assert (again.level.limit, again.level.factor, again.number) == (learner.level.limit, learner.level.factor, 400)
     assert 0 <= stricter.level.limit < learner.level.limit
     for changed in (('"margin"', '"another"'), ('"version": 1', '"version": 0')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

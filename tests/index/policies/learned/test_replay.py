@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.evaluation.replay import Outcome, ReplayObservations, Stream, replay
-from kvproxy.index.evaluation.streams import (
+from kvproxy.index.evaluation.stream_evaluation import (
     _THRESHOLDS,
-    Line,
+    StreamLine,
     _Nearest,
+    add_judge_errors,
     best_threshold,
     curve,
     make_stream,
     measure,
     read_stream,
-    with_random_errors,
 )
+from kvproxy.index.evaluation.stream_replay import Outcome, ReplayObservations, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.learned.policy import LearnedPolicy
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 
@@ -55,7 +55,7 @@ def stream() -> Stream:
 def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.evaluation.streams._THRESHOLDS", _THRESHOLDS[::4])
+    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::4])
     policy = learned(0.05)
     found = replay(stream, policy)
     assert found.worst_wrong_share <= 0.05
@@ -79,7 +79,7 @@ def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
 
 
 def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
-    found = replay(stream, learned(0.05), judge=with_random_errors(stream.same, 0.01, 0))
+    found = replay(stream, learned(0.05), judge=add_judge_errors(stream.same, 0.01, 0))
     assert found.worst_wrong_share <= 0.05
     assert found.hit_rate > 0.2
 
@@ -138,7 +138,7 @@ def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write('{"text": "a", "answer": "b"}\n\n{"text": "c", "answer": "d"}\n')
-    assert read_stream(path) == [Line("a", "b"), Line("c", "d")]
+    assert read_stream(path) == [StreamLine("a", "b"), StreamLine("c", "d")]
     for bad in ('{"text": "a"}', '{"text": 1, "answer": "b"}', "x", "[]"):
         plain = tmp_path / "bad.jsonl"
         plain.write_text(json.dumps({"text": "a", "answer": "b"}) + "\n" + bad + "\n")
@@ -150,7 +150,11 @@ def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:
 
 
 def test_answers_are_compared_by_words_or_by_cosine() -> None:
-    lines = [Line("one", "the pool has blocks"), Line("two", "The pool has blocks!"), Line("one", "no idea at all")]
+    lines = [
+        StreamLine("one", "the pool has blocks"),
+        StreamLine("two", "The pool has blocks!"),
+        StreamLine("one", "no idea at all"),
+    ]
     strict = make_stream(lines, HashEmbedder(), None, lambda share: None)
     loose = make_stream(lines, HashEmbedder(), -1.0, lambda share: None)
     assert (strict.same(0, 1), strict.same(0, 2), loose.same(0, 2)) == (True, False, True)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.error_bound import FROM, largest_factor, most_expected
+from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 
 
 def test_a_poisson_process_rarely_exceeds_the_allowed_events() -> None:
     generator = np.random.default_rng(0)
-    latest = np.array([most_expected(float(count)) for count in range(3000)])
+    latest = np.array([max_expected_events(float(count)) for count in range(3000)])
     # Event n + 1 arrives while only n are allowed.
     crossed = sum(bool((np.cumsum(generator.exponential(size=3000))[5:] <= latest[5:]).any()) for _ in range(2000))
     # At most 5%, but not far less: the guarantee requires no more caution.
@@ -23,8 +23,8 @@ def test_a_poisson_process_rarely_exceeds_the_allowed_events() -> None:
 
 @given(st.floats(0, 1e4), st.floats(0, 100))
 def test_the_expectation_rises_with_the_allowance_and_stays_below_it(allowed: float, more: float) -> None:
-    assert 0.0 <= most_expected(allowed) <= allowed
-    assert most_expected(allowed) <= most_expected(allowed + more)
+    assert 0.0 <= max_expected_events(allowed) <= allowed
+    assert max_expected_events(allowed) <= max_expected_events(allowed + more)
 
 
 def test_the_factor_is_rarely_below_the_true_one() -> None:
@@ -32,23 +32,27 @@ def test_the_factor_is_rarely_below_the_true_one() -> None:
     for _ in range(100):
         errors = generator.uniform(0.0, 0.1, 600)
         wrong, expected = np.cumsum(generator.random(600) < np.minimum(1.0, factor * errors)), np.cumsum(errors)
-        missed += any(largest_factor(wrong[at], expected[at]) < factor for at in range(0, 600, 60))
+        missed += any(max_error_factor(wrong[at], expected[at]) < factor for at in range(0, 600, 60))
     assert missed <= 0.05 * 100 * 2
 
 
 @settings(deadline=None)
 @given(st.integers(0, 200), st.floats(0.01, 200), st.floats(0.01, 50))
 def test_the_factor_falls_with_expected_errors_and_rises_with_errors(seen: int, expected: float, more: float) -> None:
-    assert largest_factor(seen, expected + more) <= largest_factor(seen, expected) <= largest_factor(seen + 1, expected)
+    assert (
+        max_error_factor(seen, expected + more)
+        <= max_error_factor(seen, expected)
+        <= max_error_factor(seen + 1, expected)
+    )
 
 
 def test_examples_of_the_bounds() -> None:
-    assert most_expected(10.0) == most_expected(10.9) < most_expected(11.0)
-    assert most_expected(0) == 0.0
-    assert largest_factor(0, 0.0) >= 1e4
-    assert largest_factor(0, 1.0) * 10 == pytest.approx(largest_factor(0, 0.1), rel=1e-3)
-    assert 0.03 < largest_factor(0, 100.0) < 0.06
-    assert 1.0 < largest_factor(100, 100.0) < 1.5
+    assert max_expected_events(10.0) == max_expected_events(10.9) < max_expected_events(11.0)
+    assert max_expected_events(0) == 0.0
+    assert max_error_factor(0, 0.0) >= 1e4
+    assert max_error_factor(0, 1.0) * 10 == pytest.approx(max_error_factor(0, 0.1), rel=1e-3)
+    assert 0.03 < max_error_factor(0, 100.0) < 0.06
+    assert 1.0 < max_error_factor(100, 100.0) < 1.5
 
 
 def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) -> tuple[int, float]:
@@ -125,4 +129,4 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
         level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
         assert level.judge_error == pytest.approx(judge_error)
-        assert level.factor == pytest.approx(largest_factor(1, level.expected) / (1 - bounded))
+        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - bounded))

@@ -1,0 +1,70 @@
+"""Redaction of entries before they are stored."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kvproxy.index.entry import Entry
+
+
+class RedactionFailed(Exception):
+    """A text must not be stored. The message contains no part of the text."""
+
+
+class Redactor(Protocol):
+    """Removes secrets and private data from a text. Thread-safe."""
+
+    def __call__(self, text: str) -> str:
+        """Return the redacted text, or the text itself if it contains nothing to hide; raises RedactionFailed."""
+
+
+def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
+    """Return the redacted entry; None if redaction would change its answer, which must stay the model's.
+
+    An entry with a redacted question has exact hits only, because different questions could become equal.
+    """
+    prompt = redact(entry.prompt)
+    answer = _load(entry.response)
+    if _map(answer, lambda leaf: redact(leaf) if isinstance(leaf, str) else leaf) != answer:
+        return None
+    return replace(
+        entry,
+        prompt=prompt,
+        semantic=entry.semantic and prompt == entry.prompt,
+        # Serialised again: JSON keeps only the last of two equal names, and the other value was not redacted.
+        request=redact_json(entry.request, redact),
+        response=_dump(answer),
+    )
+
+
+def redact_json(body: bytes, redact: Redactor) -> bytes:
+    return _dump(_map(_load(body), lambda leaf: _redact_leaf(leaf, redact)))
+
+
+def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
+    if leaf is None or isinstance(leaf, bool):
+        return leaf
+    # A number may be one of a credit card.
+    text = leaf if isinstance(leaf, str) else json.dumps(leaf)
+    redacted = redact(text)
+    return leaf if redacted == text else redacted
+
+
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {change(name): _map(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_map(item, change) for item in value]
+    return change(value)
+
+
+def _load(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise RedactionFailed("a request or an answer is not JSON and cannot be redacted: it is not stored") from None
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -1,0 +1,186 @@
+"""Hit rate and wrong share of policies on labelled pairs, by level, to choose a level."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.stream_evaluation import Progress, embed
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.models.languages import EVERY, can_match
+from kvproxy.index.models.verifier import Verifier
+from kvproxy.index.policies.guards import GUARDS, Guard
+
+LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
+# Dense near 1, the range of verifiers' levels.
+_SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
+PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LevelResult:
+    """The results of a policy at one level, on all labelled pairs.
+
+    Attributes:
+        level: the setting of the policy: a least cosine or a least probability.
+        hit_rate: share of served pairs among the pairs with the same answer.
+        wrong_share: share of pairs with different answers among the served pairs; None if no pair is served.
+        hit_interval, wrong_interval: 95% Wilson intervals of both shares.
+    """
+
+    level: float
+    hit_rate: float
+    wrong_share: float | None
+    served: int
+    hit_interval: tuple[float, float]
+    wrong_interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The configured levels of the policies.
+
+    Attributes:
+        threshold: least cosine of a hit of `threshold`.
+        checked: least probability of a hit of `checked`.
+        floor: least cosine of the pairs that the verifier reads.
+    """
+
+    threshold: float
+    checked: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The results of all policies, each by the name of the policy.
+
+    Attributes:
+        pairs, same: number of pairs, and of pairs with the same answer.
+        default: the configured level.
+        curves: a point for each level.
+        recommended: the level with the highest hit rate within the target error; None if no level keeps to it.
+    """
+
+    pairs: int
+    same: int
+    target_error: float
+    default: dict[str, float]
+    curves: dict[str, list[LevelResult]]
+    recommended: dict[str, float | None]
+
+    def document(self) -> dict[str, Any]:
+        return {"pairs": self.pairs, "same": self.same, "target_error": self.target_error} | {
+            name: {
+                "default_level": self.default[name],
+                "recommended_level": self.recommended[name],
+                "curve": [asdict(point) for point in curve],
+            }
+            for name, curve in self.curves.items()
+        }
+
+
+def calibrate(
+    pairs: Sequence[Pair],
+    embedder: Embedder,
+    verifier: Verifier | None,
+    levels: Levels,
+    *,
+    target_error: float = 0.05,
+    guards: Sequence[Guard] = GUARDS,
+    languages: Sequence[str] = (EVERY,),
+    progress: Progress = lambda share: None,
+) -> Calibration:
+    """Compute the curves of three policies on labelled pairs.
+
+    The policies are `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, and verifier).
+
+    Args:
+        pairs: the second question of each pair acts as the cached question.
+        verifier: None omits `checked`.
+        target_error: highest upper end of `wrong_interval` at a recommended level.
+
+    Raises:
+        ValueError: there is no pair.
+    """
+    if not pairs:
+        raise ValueError("no pairs")
+    same = np.array([pair.same for pair in pairs])
+    cosine = _similarity(pairs, embedder, languages, lambda share: progress(share / 2))
+    cosines = sorted({*LEVELS, levels.threshold})
+    # Guards and verifier run only for pairs that a policy could serve.
+    asked = cosine >= min(cosines[0], levels.floor)
+    passed = asked & np.array(
+        [
+            bool(ask) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
+            for pair, ask in zip(pairs, asked, strict=True)
+        ]
+    )
+    default = {"threshold": levels.threshold, "guards": levels.threshold}
+    curves = {
+        "threshold": _curve(cosine, same, cosines),
+        "guards": _curve(np.where(passed, cosine, -1.0), same, cosines),
+    }
+    if verifier is not None:
+        left = passed & (cosine >= levels.floor)
+        probability = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
+        default["checked"] = levels.checked
+        curves["checked"] = _curve(probability, same, sorted({*PROBABILITIES, levels.checked}))
+    recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
+    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, recommended)
+
+
+def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
+    texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
+    vectors = embed(texts, embedder, progress)
+    known = {text: can_match(text, embedder, languages) for text in set(texts)}
+    cosine = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
+    return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
+
+
+def _verify(
+    pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
+) -> np.ndarray:
+    found = np.full(len(pairs), -1.0)
+    places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
+    for start in range(0, len(places), _BATCH):
+        batch = places[start : start + _BATCH]
+        found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])
+        progress(min(1.0, (start + _BATCH) / len(places)))
+    return found
+
+
+def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[LevelResult]:
+    total = int(same.sum())
+    points = []
+    for level in levels:
+        served = scores >= level
+        count, right = int(served.sum()), int((served & same).sum())
+        points.append(
+            LevelResult(
+                level,
+                right / total if total else 0.0,
+                (count - right) / count if count else None,
+                count,
+                wilson(right, total),
+                wilson(count - right, count),
+            )
+        )
+    return points
+
+
+def _recommend(curve: Sequence[LevelResult], target: float) -> float | None:
+    best: float | None = None
+    for point in reversed(curve):
+        if point.served and point.wrong_interval[1] > target:
+            # At the highest levels, too few pairs are served for a narrow interval.
+            if best is not None:
+                break
+            continue
+        if point.served:
+            best = point.level
+    return best

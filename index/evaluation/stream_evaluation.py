@@ -1,0 +1,196 @@
+"""Reports of policies on streams of questions and answers."""
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.evaluation.labelled_pairs import read_json_lines
+from kvproxy.index.evaluation.stream_replay import Outcome, Same, Stream, replay
+from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.policies.learned.answer_classes import digest
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+
+Progress = Callable[[float], None]
+_BATCH = 256
+_POINTS = 100
+"""Requests between two points of a curve."""
+_THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
+_HOPELESS = 4
+"""Multiple of the allowed wrong share at which no lower threshold is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLine:
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """The results of the policies on a stream.
+
+    Attributes:
+        outcomes: by name of the policy; `threshold` is the best fixed threshold in hindsight.
+        level: the best fixed threshold; None if no threshold keeps to the bound.
+        bound: upper bound of the wrong share that `learned` guarantees at the end.
+        orders: results of `learned` on the stream in random orders.
+    """
+
+    requests: int
+    max_error: float
+    outcomes: dict[str, Outcome]
+    level: float | None
+    bound: float
+    orders: Sequence[Outcome] = field(default_factory=tuple)
+
+    def document(self) -> dict[str, Any]:
+        policies: dict[str, dict[str, Any]] = {name: _figures(found) for name, found in self.outcomes.items()}
+        policies["learned"]["bound"] = self.bound
+        policies["threshold"]["level"] = self.level
+        document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
+        if self.orders:
+            document["orders"] = {
+                "count": len(self.orders),
+                "within": sum(found.worst_wrong_share <= self.max_error for found in self.orders),
+                "hit_rate": statistics.median(found.hit_rate for found in self.orders),
+                "wrong_share": statistics.median(found.wrong_share for found in self.orders),
+                "worst": max(found.worst_wrong_share for found in self.orders),
+            }
+        return document
+
+
+def _figures(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "hit_rate": outcome.hit_rate,
+        "wrong_share": outcome.wrong_share,
+        "worst": outcome.worst_wrong_share,
+        "curve": [
+            {"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(outcome)
+        ],
+    }
+
+
+def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
+    """Return the running totals (requests, served, wrong) after every hundred requests and at the end."""
+    served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
+    ends = [*range(_POINTS, len(served), _POINTS), len(served)]
+    return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
+
+
+def read_stream(path: Path) -> list[StreamLine]:
+    """Read a stream from a file with lines `{"text", "answer"}`, gzipped if its name ends in `.gz`.
+
+    Raises:
+        ImportFailed: a line is invalid, or the file is empty. The message names the line.
+    """
+    lines = list(read_json_lines(path, _line, '{"text": "How do I ..", "answer": ".."}'))
+    if not lines:
+        raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')
+    return lines
+
+
+def _line(record: dict[str, Any]) -> StreamLine:
+    if not (isinstance(record["text"], str) and isinstance(record["answer"], str)):
+        raise ValueError
+    return StreamLine(record["text"], record["answer"])
+
+
+def make_stream(
+    lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
+) -> Stream:
+    """Embed the questions of a stream for a replay, and the answers if cosines compare them.
+
+    Args:
+        min_cosine: minimum cosine at which two answers count as equal; None compares their words.
+    """
+    texts, answers = [line.text for line in lines], [line.answer for line in lines]
+    vectors = embed(texts, embedder, progress)
+    digests = [digest(answer) for answer in answers]
+    if min_cosine is None:
+        return Stream(texts, answers, vectors, lambda one, other: digests[one] == digests[other])
+    least, of_answers = min_cosine, embed(answers, embedder, progress)
+    return Stream(
+        texts,
+        answers,
+        vectors,
+        lambda one, other: digests[one] == digests[other] or float(of_answers[one] @ of_answers[other]) >= least,
+    )
+
+
+def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
+    """Return the vectors of texts, `[n, dim]`. Equal texts are embedded once."""
+    once = sorted(set(texts), key=len)
+    parts = []
+    for start in range(0, len(once), _BATCH):
+        parts.append(embedder.embed(once[start : start + _BATCH]))
+        progress(min(1.0, (start + _BATCH) / len(once)))
+    places = {text: place for place, text in enumerate(once)}
+    return np.concatenate(parts)[[places[text] for text in texts]]
+
+
+def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
+    """Return the fixed threshold, without guards, with the highest hit rate within the error bound, and its results."""
+    level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
+    for place, threshold in enumerate(_THRESHOLDS):
+        found = replay(stream, _Nearest(threshold))
+        if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
+            level, best = threshold, found
+        if found.wrong_share > _HOPELESS * max_error and found.wrong.sum() > 50:
+            break
+        progress(place / len(_THRESHOLDS))
+    return level, best
+
+
+class _Nearest(ThresholdPolicy):
+    reach = 1
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(threshold, guards=())
+
+
+def add_judge_errors(judge: Same, share: float, seed: int) -> Same:
+    chance = random.Random(seed).random
+    return lambda one, other: judge(one, other) != (chance() < share)
+
+
+def measure(
+    stream: Stream,
+    learned: Callable[[], LearnedPolicy],
+    checked: Policy | None,
+    max_error: float,
+    *,
+    orders: int = 0,
+    judge_error: float = 0.0,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> StreamReport:
+    """Replay a stream with `learned`, `checked`, and the best fixed threshold.
+
+    Args:
+        orders: number of random orders in which `learned` replays the stream again.
+        judge_error: share of comparisons whose result is inverted.
+    """
+
+    def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:
+        judge = add_judge_errors(order.same, judge_error, seed) if judge_error else None
+        return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
+
+    policy = learned()
+    outcomes = {"learned": ask(stream, policy, 0, "learned")}
+    bound = policy.status("").bound
+    if checked is not None:
+        outcomes["checked"] = replay(stream, checked, progress=lambda share: progress("checked", share))
+    level, outcomes["threshold"] = best_threshold(stream, max_error, lambda share: progress("threshold", share))
+    others = []
+    for seed in range(1, orders + 1):
+        order = list(range(len(stream.texts)))
+        random.Random(seed).shuffle(order)
+        others.append(ask(stream.reordered(order), learned(), seed, f"order {seed}"))
+    return StreamReport(len(stream.texts), max_error, outcomes, level, bound, others)

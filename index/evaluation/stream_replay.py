@@ -1,0 +1,203 @@
+"""Replay of a stream of questions with their answers against a policy."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
+from kvproxy.index.store.observations import Observation, Observations
+
+Same = Callable[[int, int], bool]
+"""Return whether the answers of two lines of the stream are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Questions in the order of their arrival.
+
+    Attributes:
+        vectors: of the questions, `[n, dim]`.
+        same: returns whether the answers of two questions, given by index, are truly equal.
+    """
+
+    texts: Sequence[str]
+    answers: Sequence[str]
+    vectors: np.ndarray
+    same: Same
+
+    def reordered(self, order: Sequence[int]) -> "Stream":
+        return Stream(
+            [self.texts[line] for line in order],
+            [self.answers[line] for line in order],
+            self.vectors[order],
+            lambda one, other: self.same(order[one], order[other]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    served: np.ndarray
+    wrong: np.ndarray
+
+    @property
+    def hit_rate(self) -> float:
+        return float(self.served.mean()) if len(self.served) else 0.0
+
+    @property
+    def wrong_share(self) -> float:
+        return float(self.wrong.sum() / max(1, self.served.sum()))
+
+    @property
+    def worst_wrong_share(self) -> float:
+        """Return the largest running share of wrong answers, from the 500th served answer on."""
+        wrong = self.wrong[self.served]
+        shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
+        return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
+
+
+_FROM = 500
+_BLOCK = 128
+
+
+class StoredQuestions:
+    def __init__(self, stream: Stream) -> None:
+        self._vectors = np.empty_like(stream.vectors)
+        self.lines = np.empty(len(stream.texts), dtype=np.int64)
+        self.classes: list[str] = []
+        self._stream = stream
+        self._block = range(0)
+        self._cosines = np.empty((0, 0), dtype=np.float32)
+
+    def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
+        """Return the indexes of the nearest stored questions, nearest first, and their cosines."""
+        if line not in self._block:
+            # Computing a block of cosines at once is faster. Later questions are added below.
+            self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
+            self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T
+        computed = self._cosines[line - self._block.start]
+        fresh = self._vectors[len(computed) : len(self.classes)] @ self._stream.vectors[line]
+        cosines = np.concatenate([computed, fresh])
+        limit = min(limit, len(cosines))
+        near = np.argpartition(-cosines, limit - 1)[:limit] if limit else np.empty(0, dtype=np.int64)
+        near = near[np.argsort(-cosines[near], kind="stable")]
+        return near.tolist(), cosines[near].tolist()
+
+    def drop(self, place: int) -> None:
+        self._vectors[place] = 0.0
+        if place < self._cosines.shape[1]:
+            self._cosines[:, place] = 0.0
+
+    def add(self, line: int, answer: str) -> None:
+        place = len(self.classes)
+        self._vectors[place] = self._stream.vectors[line]
+        self.lines[place] = line
+        self.classes.append(answer)
+
+
+class ReplayObservations(Observations):
+    """The observations of one namespace in memory."""
+
+    def __init__(self) -> None:
+        self._rows: list[Observation] = []
+
+    def add(self, observations: Sequence[Observation]) -> None:
+        self._rows += [replace(each, number=len(self._rows) + place) for place, each in enumerate(observations, 1)]
+
+    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+        return self._rows[number : number + limit]
+
+    def snapshot(self, namespace: str) -> str | None:
+        return None
+
+    def save_snapshot(self, namespace: str, number: int, state: str) -> None: ...
+
+    def last_pruned_number(self, namespace: str) -> int:
+        return 0
+
+
+def replay(
+    stream: Stream,
+    policy: Policy,
+    *,
+    judge: Same | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Outcome:
+    """Replay a stream of questions against a policy. The policy learns from questions that it does not serve.
+
+    Args:
+        judge: compares the answers of two questions, given by index; None compares them without errors.
+    """
+    chance = random.Random(seed).random
+    stored = StoredQuestions(stream)
+    count = len(stream.texts)
+    served, wrong = np.zeros(count, bool), np.zeros(count, bool)
+    for line in range(count):
+        places, cosines = stored.search(line, policy.reach)
+        classes = [stored.classes[place] for place in places]
+        neighbours = [
+            Neighbour(stream.texts[stored.lines[place]], cosine, name)
+            for place, cosine, name in zip(places, cosines, classes, strict=True)
+        ]
+        ruling = policy.decide(stream.texts[line], neighbours) if neighbours else Ruling([], None)
+        if ruling.chosen is not None and chance() >= ruling.exploration_share:
+            chosen = int(stored.lines[places[ruling.chosen]])
+            served[line], wrong[line] = True, not stream.same(chosen, line)
+            if ruling.record is not None and isinstance(policy, LearnedPolicy):
+                policy.record_served("", ruling.record.risk)
+        else:
+            joined = _learn(stream, policy, stored, line, places, classes, ruling, judge)
+            stored.add(line, joined)
+        if line % 100 == 0:
+            progress(line / count)
+    return Outcome(served, wrong)
+
+
+def _learn(
+    stream: Stream,
+    policy: Policy,
+    stored: StoredQuestions,
+    line: int,
+    places: Sequence[int],
+    classes: Sequence[str],
+    ruling: Ruling,
+    judge: Same | None,
+) -> str:
+    own = digest(stream.answers[line]) if judge is None else f"line {line}"
+    record = ruling.record
+    if record is None or not isinstance(policy, LearnedPolicy):
+        return own
+    compare = judge or stream.same
+    order, found = comparison_order(record.place, classes), list[bool]()
+    for place in order:
+        found.append(compare(int(stored.lines[places[place]]), line))
+        if found[-1]:
+            break
+    assignment = assign_class(order, found, classes)
+    joined = assignment.joined or own
+    if assignment.is_outlier:
+        stored.drop(places[record.place])
+    policy.learn(
+        [
+            Observation(
+                f"line {stored.lines[places[record.place]]}",
+                assignment.right,
+                "answer",
+                ruling.chosen is not None,
+                0.0,
+                answer=classes[record.place],
+                features=record.features,
+                error=record.error,
+                chance=ruling.exploration_share if ruling.chosen is not None else 1.0,
+                vetoes=policy.vetoes(stream.texts[line], stream.texts[stored.lines[places[record.place]]]),
+                joined=joined,
+                checked=record.checked,
+                repeat=stream.texts[line] == stream.texts[stored.lines[places[record.place]]],
+            )
+        ]
+    )
+    return joined

@@ -1,0 +1,144 @@
+"""Cache of built graphs in files, which load in milliseconds.
+
+A file name `KIND-SOURCE-CONTENT.onnx` has digests of the graph's source (weights and code) and of its bytes. Damaged files
+are built again. Several processes may share a folder.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvproxy.index.disable_usage_reports import disable_usage_reports
+from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
+from kvproxy.index.models.minilm.weights import file_digest
+
+KEPT = 4
+"""Files of one kind, so that two versions of kvproxy do not delete each other's files."""
+_ABANDONED = 3600.0
+"""Seconds after which a temporary file is deleted."""
+_log = logging.getLogger("kvproxy")
+
+
+class GraphFiles:
+    """Opens graphs from files, and builds and writes missing graphs.
+
+    Args:
+        folders: searched in this order. New files go to the first writable folder.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
+        """Return an ONNX Runtime session of a graph.
+
+        Args:
+            kind: prefix of the file name.
+            source_digest: digest of the input of `build`.
+        """
+        name = f"{kind}-{source_digest}"
+        for folder in self._folders:
+            session = _from_file(folder, name)
+            if session is not None:
+                return session
+        graph = build()
+        for folder in self._folders:
+            try:
+                file = _write(folder, name, graph)
+                _tidy(folder, kind)
+                return open_session(str(file))
+            except Exception as error:
+                _log.debug("cannot store a graph in %s: %s", folder, error)
+        return open_session(graph)
+
+
+def graph_files(data: Path | None = None) -> GraphFiles:
+    """Return the graphs of the user's cache folder, or of the data folder if the cache folder is not writable."""
+    import platformdirs
+
+    folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
+    return GraphFiles([folder / "graphs" for folder in folders])
+
+
+def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
+    digest = hashlib.sha256(repr(texts).encode())
+    for name in sorted(parts):
+        array = np.ascontiguousarray(parts[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _from_file(folder: Path, name: str) -> Any:
+    for file in folder.glob(f"{name}-*.onnx"):
+        try:
+            if file_digest(file) == file.stem.rsplit("-", 1)[-1]:
+                return open_session(str(file))
+            _log.warning("%s is damaged and is built again", file)
+            file.unlink()
+        except Exception as error:
+            # Another process may have removed the file.
+            _log.debug("cannot open %s: %s", file, error)
+    return None
+
+
+def _write(folder: Path, name: str, graph: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    number, part = tempfile.mkstemp(prefix=f"{name}-", suffix=".part", dir=folder)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(graph)
+            file.flush()
+            os.fsync(file.fileno())
+        return Path(part).replace(folder / f"{name}-{file_digest(Path(part))}.onnx")
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _tidy(folder: Path, kind: str) -> None:
+    files: list[tuple[float, Path]] = []
+    for file in folder.glob(f"{kind}-*"):
+        with contextlib.suppress(OSError):
+            files.append((file.stat().st_mtime, file))
+    finished = sorted((age, file) for age, file in files if file.suffix == ".onnx")
+    abandoned = [(age, file) for age, file in files if file.suffix == ".part" and age < time.time() - _ABANDONED]
+    for _, file in finished[:-KEPT] + abandoned:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def computes_int8_exactly(files: GraphFiles) -> bool:
+    """Whether this processor's products of the largest 8-bit values are exact.
+
+    x86 processors without VNNI add two products in 16 bits, which saturates (documented for AVX2).
+    """
+    largest = np.full((1, 1, 2), 255, np.float32)
+    product = files.open("probe", code_digest()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
+    return bool(product == 2 * 255 * 127)
+
+
+def open_session(model: bytes | str) -> Any:
+    """Open a session that computes on the calling thread. Several threads may use it.
+
+    Args:
+        model: a serialised graph, or its path, which needs less memory.
+    """
+    disable_usage_reports()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # The arena never returns memory, and is not faster.
+    options.enable_cpu_mem_arena = False
+    # The fusion of Add and LayerNormalization is three times slower than the two nodes.
+    slow = ["SkipLayerNormFusion"]
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=slow)

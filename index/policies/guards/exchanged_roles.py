@@ -1,0 +1,186 @@
+"""The same words in exchanged roles: `from Oslo to Rome` and `from Rome to Oslo`."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from itertools import combinations, pairwise
+
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text
+from kvproxy.index.policies.guards.word_roots import roots
+
+_TOKEN = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}|[,;:.?!](?=\s|$)")
+_OWNER = re.compile(
+    r"\b(?!(?:it|that|what|who|there|here|how|where|when|he|she|let)['’])(\w+)['’]s (\w+)", re.IGNORECASE
+)
+# A capital A inside a sentence is a name, as in `from A to B`.
+_NAME_A = re.compile(r"(?<=\w )A\b")
+_ARTICLES = frozenset("a an the my your his her its our their this that these those some any".split())
+_PREPOSITIONS = {
+    word: group.split()[0]
+    for group in (
+        "to into onto towards toward", "from", "in inside within", "on upon", "at", "of", "for", "with using", "by", "than",
+        "over", "before", "after", "without", "as", "against", "per", "via through", "under", "behind", "instead",
+    )
+    for word in group.split()
+}  # fmt: skip
+_COORDINATION = frozenset("and or vs versus nor".split())
+_VERBS_OF_REQUESTS = frozenset("tell say explain describe define list give show find help compare write name".split())
+_NO_CONTENT = (word_lists.FUNCTION_WORDS - _VERBS_OF_REQUESTS) | _PREPOSITIONS.keys() | _COORDINATION
+_MUST = re.compile(r"\b(?:have|has|had|needs?) to\b", re.IGNORECASE)
+_AUXILIARY = frozenset("can could will would shall should may might must have has had not".split())
+_BE = frozenset("is are was were be been being am get gets got".split())
+# An infinitive follows `to`.
+_BEFORE_INFINITIVE = frozenset(
+    "how what where when whether way ways want need like have has try able possible going allowed easy easier hard best takes"
+    " take better order required legal safe used cost long i we".split()
+)
+_VERBS = frozenset(
+    "be get go do make use convert change turn translate send move visit enter travel fly drive switch migrate import export"
+    " apply transfer connect pay buy learn play watch see give take bring copy work live study find beat write read".split()
+)
+_WEIGHTS = {"after": 2, "left": 1, "right": 1}
+_DECISIVE = 2
+
+Role = tuple[str, str]
+"""A side (`after` a preposition, to the `left`, or to the `right`), and the word there."""
+
+
+def order_differs(question: str, cached_question: str) -> bool:
+    """Whether two words of both texts have exchanged their roles.
+
+    The roles of a word are the preposition before it and its neighbours. Exchanged words fit better in each other's place:
+    `a UK visa from India` and `an Indian visa from the UK`, but not `to Rome from Oslo` and `from Oslo to Rome`. Words
+    around `and` or `or` may be exchanged.
+    """
+    ours, theirs = _tokens(question), _tokens(cached_question)
+    names = _common_names(theirs, ours)
+    participles = {token for token in ours if _is_participle(token)}
+    participles |= {names.get(token, token) for token in theirs if _is_participle(token)}
+    theirs = tuple(names.get(token, token) for token in theirs)
+    phrases = {phrase for phrase in _phrases(ours) & _phrases(theirs) if phrase[1] not in participles}
+    ours, theirs = _join(ours, phrases), _join(theirs, phrases)
+    one, other = _roles(ours, participles), _roles(theirs, participles)
+    moved = [word for word, roles in one.items() if roles != other.get(word, roles)]
+    return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_same_frame(
+        ours, theirs
+    )
+
+
+@of_text
+def _tokens(text: str) -> tuple[str, ...]:
+    text = _MUST.sub("must", _NAME_A.sub("aa", _OWNER.sub(r"\2 of \1", text)))
+    text = text.replace("US", "usa").replace("out of", "from")
+    found = [token.lower().replace("’", "'") for token in _TOKEN.findall(text)]
+    return tuple(token for token in found if token not in _ARTICLES)
+
+
+def _common_names(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Map words to words of the other text with a common root."""
+    free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
+    alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
+    return {token: word for token in alone for word in reversed(free) if not roots(word).isdisjoint(roots(token))}
+
+
+def _is_content(token: str) -> bool:
+    return token not in _NO_CONTENT and token[0].isalnum()
+
+
+def _phrases(tokens: Sequence[str]) -> set[tuple[str, str]]:
+    return {(one, other) for one, other in pairwise(tokens) if _is_content(one) and _is_content(other)}
+
+
+def _join(tokens: Sequence[str], phrases: Set[tuple[str, str]]) -> tuple[str, ...]:
+    joined: list[str] = []
+    for previous, token in pairwise(("", *tokens)):
+        if (previous, token) in phrases:
+            joined[-1] += f" {token}"
+        else:
+            joined.append(token)
+    return tuple(joined)
+
+
+def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozenset[Role]]:
+    found: dict[str, frozenset[Role]] = {}
+    content = before = agent_of = ""
+    is_passive = False
+    for place, (previous, token) in enumerate(pairwise((".", *tokens))):
+        following = next((each for each in tokens[place + 1 :] if each not in _AUXILIARY), ".")
+        if _is_content(token):
+            roles: set[Role] = set()
+            if agent_of:
+                roles.add(("right", agent_of))
+            else:
+                roles |= {("after", before)} if before else set()
+                roles |= {("left", content)} if content and (_is_content(previous) or before) else set()
+            if _is_content(following):
+                # The subject of a passive verb is its object.
+                is_object = is_passive and not before and following.split(" ")[0] in participles
+                roles.add(("left" if is_object else "right", following))
+            found[token] = found.get(token, frozenset()) | roles
+            content = token
+        elif token in _PREPOSITIONS:
+            before = "" if token == "to" and _is_infinitive(previous, following) else _PREPOSITIONS[token]
+            agent_of = previous if token == "by" and is_passive and _is_content(previous) else ""
+        elif token not in _COORDINATION:
+            before = agent_of = ""
+            is_passive = token in _BE or (is_passive and token[0].isalnum())
+            content = content if token[0].isalnum() else ""
+    return found
+
+
+def _is_participle(token: str) -> bool:
+    return token.endswith(("ed", "en")) and len(token) > 4
+
+
+def _is_infinitive(previous: str, following: str) -> bool:
+    return previous in _BEFORE_INFINITIVE or following in _VERBS
+
+
+def _are_exchanged(
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    one: Mapping[str, frozenset[Role]],
+    other: Mapping[str, frozenset[Role]],
+    pair: tuple[str, str],
+) -> bool:
+    (a, b), (c, d) = ([_without(roles[word], pair) for word in pair] for roles in (one, other))
+    kept, forth, back = _agreement(a, c) + _agreement(b, d), _agreement(a, d), _agreement(b, c)
+    if forth + back - kept < _DECISIVE:
+        return False
+    between, also_between = _between(ours, pair), _between(theirs, pair)
+    if not between and not also_between:
+        return False  # `speed reading` and `reading speed`
+    if _is_coordination(between) or _is_coordination(also_between):
+        return False
+    is_flipped = (ours.index(pair[0]) < ours.index(pair[1])) != (theirs.index(pair[0]) < theirs.index(pair[1]))
+    return bool(forth and back) or (kept == 0 and is_flipped)
+
+
+def _without(roles: frozenset[Role], pair: tuple[str, str]) -> set[Role]:
+    return {role for role in roles if role[1] not in pair}
+
+
+def _agreement(one: set[Role], other: set[Role]) -> int:
+    return sum(_WEIGHTS[side] for side, _ in one & other)
+
+
+def _between(tokens: Sequence[str], pair: tuple[str, str]) -> Sequence[str]:
+    start, end = sorted(map(tokens.index, pair))
+    return tokens[start + 1 : end]
+
+
+def _is_coordination(tokens: Sequence[str]) -> bool:
+    return not _COORDINATION.isdisjoint(tokens) and _PREPOSITIONS.keys().isdisjoint(tokens)
+
+
+def _is_same_frame(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Whether two texts are one sentence with exchanged words."""
+    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
+        return False
+    moved = [place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
+    return moved[-1] - moved[0] > 1 and _COORDINATION.isdisjoint(ours[moved[0] : moved[-1]])
+
+
+def _frame(tokens: Sequence[str]) -> list[str]:
+    return ["" if _is_content(token) else token for token in tokens]

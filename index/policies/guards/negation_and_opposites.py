@@ -1,0 +1,66 @@
+"""Negation and opposites."""
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+
+from kvproxy.index.policies.guards import word_lists
+from kvproxy.index.policies.guards.tokenization import base_forms, words
+
+_WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
+
+
+@cache
+def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
+    """Read the opposites of each word from a file of this folder.
+
+    The file is `opposites.txt`, or `antonyms.txt` with further pairs of WordNet.
+    """
+    table: dict[str, set[str]] = {}
+    for line in (Path(__file__).parent / name).read_text().splitlines():
+        if not line.startswith("#"):
+            one, other = line.split()
+            table.setdefault(one, set()).add(other)
+            table.setdefault(other, set()).add(one)
+    return {word: frozenset(are_opposites) for word, are_opposites in table.items()}
+
+
+def negation_differs(question: str, cached_question: str) -> bool:
+    """Whether one text is negated and the other is not: `does it work` and `does it not work`."""
+    return bool(word_lists.NEGATION & set(words(question))) != bool(word_lists.NEGATION & set(words(cached_question)))
+
+
+def are_opposites(question: str, cached_question: str) -> bool:
+    """Whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
+    `irregular`.
+    """
+    ours, theirs = set(words(question)), set(words(cached_question))
+    ours, theirs = ours - theirs, theirs - ours
+    return (
+        _has_opposite(ours, theirs)
+        or _has_opposite(theirs, ours)
+        or _differs_in_weak_opposite(question, cached_question)
+    )
+
+
+def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
+    forms = {form for word in theirs for form in base_forms(word)}
+    return any(not forms.isdisjoint(_opposites_of(form)) for word in ours for form in base_forms(word))
+
+
+@lru_cache(maxsize=8192)
+def _opposites_of(word: str) -> frozenset[str]:
+    found = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
+    found |= {
+        word.removeprefix(no) for no in word_lists.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
+    }
+    found |= {word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)}
+    return frozenset(
+        found | {low + word.removeprefix(high) for high, low in word_lists.PREFIX_PAIRS if word.startswith(high)}
+    )
+
+
+def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:
+    ours, theirs = words(question), words(cached_question)
+    changed = [{one, other} for one, other in zip(ours, theirs, strict=False) if one != other]
+    return len(ours) == len(theirs) and len(changed) == 1 and changed[0] in _WEAK_OPPOSITES

@@ -1,0 +1,68 @@
+"""Quotations, code, and signs, which must be equal literally."""
+
+import re
+import unicodedata
+
+from kvproxy.index.policies.guards.tokenization import of_text, words
+
+_QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
+_PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
+_CODE = re.compile(
+    r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
+    r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
+)
+_OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
+_SIGNS = ("Sm", "So")
+
+
+def quotes_differ(question: str, cached_question: str) -> bool:
+    """Whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed" mean`."""
+    return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
+
+
+def _quotes_more(text: str, other: str) -> bool:
+    spaced = _space_tokens(other)
+    return any(_space_tokens(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
+
+
+@of_text
+def _space_tokens(text: str) -> str:
+    """Return the tokens of a text with a space around each, so that a phrase is a substring."""
+    return f" {' '.join(_PIECE.findall(text.lower()))} "
+
+
+def code_differs(question: str, cached_question: str) -> bool:
+    """Whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
+    ours, theirs = _code(question), _code(cached_question)
+    # A brand such as iPhone appears in any case; an identifier does not.
+    return any(code.lower() not in words(cached_question) for code in ours - theirs) or any(
+        code.lower() not in words(question) for code in theirs - ours
+    )
+
+
+@of_text
+def _code(text: str) -> set[str]:
+    return {code.strip("`") for code in _CODE.findall(text)}
+
+
+def signs_differ(question: str, cached_question: str) -> bool:
+    """Whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
+    ours, theirs = _signs(question), _signs(cached_question)
+    if ours - theirs and theirs - ours:
+        return True
+    one_runs, other_runs = set(_OPERATOR.findall(question)), set(_OPERATOR.findall(cached_question))
+    if {run[0] for run in one_runs - other_runs} & {run[0] for run in other_runs - one_runs}:
+        return True
+    one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached_question))
+    return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
+
+
+@of_text
+def _signs(text: str) -> set[str]:
+    return {
+        sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS
+    }
+
+
+def _bare(word: str) -> str:
+    return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

@@ -1,0 +1,50 @@
+"""Opens a response store: a file, or a PostgreSQL database."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.database import Database
+from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.row_codec import EntryCipher
+from kvproxy.index.store.sqlite.database import SqliteDatabase
+from kvproxy.index.store.sqlite.store import SqliteStore
+from kvproxy.index.store.store import Store
+from kvproxy.index.store.store_types import Capacity
+
+_SCHEMES = ("postgresql://", "postgres://")
+
+
+def is_url(where: str) -> bool:
+    return where.startswith(_SCHEMES)
+
+
+def open_store(
+    where: str | Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    capacity: Capacity = Capacity(),
+    cipher: EntryCipher | None = None,
+) -> Store:
+    """Open a store; raises a CacheStoreError.
+
+    Args:
+        where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        cipher: None stores the texts without encryption.
+    """
+    if is_url(str(where)):
+        return Store(_open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+
+
+def open_observations(where: str | Path) -> Observations:
+    return Observations(_open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
+
+
+def _open_postgres(url: str) -> Database:
+    try:
+        from kvproxy.index.store.postgres.database import PostgresDatabase
+    except ImportError:
+        raise CacheStoreError("a store in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None
+    return PostgresDatabase(url)

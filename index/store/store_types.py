@@ -1,0 +1,138 @@
+"""Arguments and results of the response store."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from kvproxy.index.entry import Entry, Freshness
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFilter:
+    """Conditions on entries; None matches all entries.
+
+    Attributes:
+        namespace, key: the digest begins with this text.
+        prompt: the prompt begins with this text.
+        search: the prompt contains this text, ignoring case.
+        older_than: age in seconds.
+    """
+
+    namespace: str | None = None
+    key: str | None = None
+    model: str | None = None
+    tag: str | None = None
+    prompt: str | None = None
+    search: str | None = None
+    older_than: float | None = None
+    tenant: str | None = None
+
+    def __str__(self) -> str:
+        """Return one line for the log, without the words of `prompt` and `search`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        hidden = ("prompt", "search")
+        parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
+        return ", ".join(parts) or "all"
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """An entry in the order of eviction.
+
+    Attributes:
+        reason: why it has this place; `low priority` if the eviction policy decides.
+    """
+
+    entry: Entry
+    reason: Literal["expired", "low priority", "pinned"]
+    priority: float
+    bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        return self.entry.summary() | {"reason": self.reason, "priority": self.priority, "bytes": self.bytes}
+
+
+ALL_ENTRIES = EntryFilter()
+UsageKey = Literal["tenant", "model", "endpoint", "tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUsage:
+    name: str
+    entries: int
+    bytes: int
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """An entry to store, with the vector of its prompt (`[dim]` float32) and the embedder's name."""
+
+    entry: Entry
+    vector: np.ndarray | None = None
+    embedder: str = ""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that count against a capacity: request, response, prompt, and vector."""
+        entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
+        return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQuestion:
+    """The part of an entry that decides whether it answers a similar question."""
+
+    id: str
+    namespace: str
+    prompt: str
+    freshness: Freshness
+    answer: str = ""
+
+
+RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedEntry:
+    """An entry that was removed, or that was too large to store.
+
+    Attributes:
+        numbers: of its vectors.
+        reason: None if the entry is larger than the capacity.
+    """
+
+    id: str
+    namespace: str
+    numbers: tuple[int, ...] = ()
+    key: str = ""
+    reason: RemovalReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The effect of a write.
+
+    Attributes:
+        numbers: of the new vectors, one for each entry; None without a vector. Numbers rise and are never reused.
+        removed: the replaced and evicted entries, and new entries that are not stored.
+    """
+
+    numbers: tuple[int | None, ...]
+    removed: tuple[RemovedEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The maximum size of a store; None is unlimited.
+
+    Attributes:
+        bytes: see `NewEntry.size`.
+        tenant_limit: returns a tenant's limit in bytes. The writing thread calls it.
+    """
+
+    entries: int | None = None
+    bytes: int | None = None
+    tenant_limit: Callable[[str], int | None] | None = None

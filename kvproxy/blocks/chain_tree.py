@@ -1,0 +1,79 @@
+"""Cached chains as a tree that forks at the first different block."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.row_types import BlockRow
+
+_MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    name: str
+    hash: str
+    parent: str | None
+    in_use: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Consecutive cached blocks without a fork.
+
+    Attributes:
+        end: hash of the last block.
+        below: number of blocks in all branches that follow.
+        leaves: number of chains through this branch.
+        held: number of blocks in use, in this branch and below.
+    """
+
+    end: str
+    blocks: int
+    names: tuple[str, ...]
+    below: int
+    leaves: int
+    held: int
+    text: str = ""
+
+
+def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
+    group = manager.main.group_id
+    return [
+        TreeNode(str(block.id), block.hash.hex(), block.parent.hex() if block.parent else None, block.ref_count > 0)
+        for block in manager.pool.blocks
+        if block.hash is not None and block.group == group
+    ]
+
+
+def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
+    """Return the nodes of mirrored blocks; copies share a node."""
+    by_hash = {row.hash: row for row in rows if row.hash is not None}
+    return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
+
+
+def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    """Return a page of the branches below a block, or of the roots, and their total number."""
+    children: dict[str | None, list[TreeNode]] = {}
+    by_hash = {node.hash: node for node in nodes}
+    for node in by_hash.values():
+        # A chain whose first blocks were evicted starts at its first cached block.
+        children.setdefault(node.parent if node.parent in by_hash else None, []).append(node)
+    found = [_branch(children, node) for node in children.get(parent, [])]
+    found.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)
+    return found[start : start + limit], len(found)
+
+
+def _branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> Branch:
+    run = [node]
+    while len(following := children.get(run[-1].hash, [])) == 1:
+        run.append(following[0])
+    below = leaves = 0
+    in_use = sum(each.in_use for each in run)
+    stack = list(children.get(run[-1].hash, []))
+    while stack:
+        each = stack.pop()
+        following = children.get(each.hash, [])
+        below, leaves, in_use = below + 1, leaves + (not following), in_use + each.in_use
+        stack.extend(following)
+    return Branch(run[-1].hash, len(run), tuple(each.name for each in run[:_MAX_NAMES]), below, leaves or 1, in_use)

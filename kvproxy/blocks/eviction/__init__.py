@@ -1,0 +1,30 @@
+"""Eviction policies other than LRU, and the free queues that apply them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy
+from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
+from kvproxy.blocks.eviction.policy_queue import PolicyQueue
+from kvproxy.blocks.eviction.priority_queue import PriorityQueue
+from kvproxy.blocks.eviction.s3fifo import S3FIFO
+
+POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO}
+
+__all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
+
+
+def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
+    if policy == "lru":
+        return FreeKVCacheBlockQueue(blocks)
+    if policy not in POLICIES:
+        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(POLICIES)}")
+    return PolicyQueue(POLICIES[policy](capacity), blocks)
+
+
+def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[KVCacheBlock]], FreeQueue]:
+    """Return a function that creates a free queue from the blocks of a pool."""
+    if priorities:
+        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
+    return lambda blocks: make_queue(policy, blocks, capacity)

@@ -1,0 +1,116 @@
+"""A free queue that follows an eviction policy."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy
+
+GroupHash = tuple[int | None, bytes]
+
+
+class PolicyQueue:
+    """A `FreeQueue` whose policy selects the next cached block.
+
+    Uncached blocks are evicted first, then duplicates of other idle blocks. A block is skipped while an idle child is cached,
+    because lookups reach the child only through its parent.
+    """
+
+    def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:
+        self.num_free_blocks = 0
+        self._policy = policy
+        self._unordered: OrderedDict[int, KVCacheBlock] = OrderedDict()  # uncached blocks and duplicates, by id
+        self._cached: dict[GroupHash, KVCacheBlock] = {}
+        self._num_children: dict[GroupHash, int] = {}
+        self.append_n(list(blocks))
+
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        if count > self.num_free_blocks:
+            raise RuntimeError(f"cannot take {count} blocks: {self.num_free_blocks} are free")
+        popped = []
+        for _ in range(count):
+            if self._unordered:
+                popped.append(self._unordered.popitem(last=False)[1])
+            else:
+                popped.append(self._forget(_pop_leaf(self._policy, self._num_children)))
+        self.num_free_blocks -= count
+        return popped
+
+    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        for block in blocks:
+            self._remove(block)
+        self.num_free_blocks -= len(blocks)
+
+    def _remove(self, block: KVCacheBlock) -> None:
+        ordered: KVCacheBlock | None = block
+        if self._unordered.pop(block.id, None) is not None:
+            # The hit counts for the content: the copy in the policy's order becomes a duplicate.
+            ordered = self._cached.get(_key(block)) if block.hash is not None else None
+            if ordered is not None:
+                self._unordered[ordered.id] = ordered
+        elif block.hash is None or self._cached.get(_key(block)) is not block:
+            raise RuntimeError(f"{block!r} is not in the free queue")
+        if ordered is not None:
+            self._policy.remove(_key(block))
+            self._forget(_key(block))
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        for block in blocks:
+            if block.hash is None or _key(block) in self._cached:
+                self._unordered[block.id] = block
+                continue
+            self._cached[_key(block)] = block
+            self._policy.add(_key(block))
+            parent = _parent_key(block)
+            if parent is not None:
+                self._num_children[parent] = self._num_children.get(parent, 0) + 1
+        self.num_free_blocks += len(blocks)
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        for block in reversed(blocks):
+            self._unordered[block.id] = block
+            self._unordered.move_to_end(block.id, last=False)
+        self.num_free_blocks += len(blocks)
+
+    def _forget(self, key: GroupHash) -> KVCacheBlock:
+        block = self._cached.pop(key)
+        _remove_child(self._num_children, _parent_key(block))
+        return block
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        """Yield blocks in eviction order, as if no block were added or hit meanwhile. Copies the policy's state."""
+        yield from list(self._unordered.values())
+        policy, num_children, cached = copy.deepcopy(self._policy), dict(self._num_children), dict(self._cached)
+        for _ in range(len(cached)):
+            block = cached[_pop_leaf(policy, num_children)]
+            _remove_child(num_children, _parent_key(block))
+            yield block
+
+
+def _pop_leaf(policy: EvictionPolicy[GroupHash], num_children: dict[GroupHash, int]) -> GroupHash:
+    skipped = []
+    key = policy.pop()
+    while key in num_children:
+        skipped.append(key)
+        key = policy.pop()
+    for parent in reversed(skipped):
+        policy.restore(parent)
+    return key
+
+
+def _remove_child(num_children: dict[GroupHash, int], parent: GroupHash | None) -> None:
+    if parent is None:
+        return
+    num_children[parent] -= 1
+    if not num_children[parent]:
+        del num_children[parent]
+
+
+def _key(block: KVCacheBlock) -> GroupHash:
+    assert block.hash is not None
+    return block.group, block.hash
+
+
+def _parent_key(block: KVCacheBlock) -> GroupHash | None:
+    return None if block.parent is None else (block.group, block.parent)

@@ -1,0 +1,179 @@
+"""Views of the embedded engine's block cache for admin routes and commands."""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from kvproxy.blocks.block import KVCacheBlock
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.row_types import (
+    BlockContent,
+    BlockRow,
+    BlockState,
+    ChainRow,
+    Divergence,
+    GroupMatch,
+    GroupStats,
+    PoolReport,
+    PrefixMatch,
+)
+from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCacheManager
+
+
+def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
+    return _block_rows(manager, manager.pool.blocks)
+
+
+def list_free_blocks(manager: KVCacheManager) -> list[BlockRow]:
+    return _block_rows(manager, manager.pool.free_queue)
+
+
+def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list[BlockRow]:
+    null = manager.pool.null_block
+    requests: dict[int, list[str]] = {}
+    groups: dict[int, int | None] = {}
+    for group in manager.groups:
+        for request_id, table in group.tables.items():
+            for block in table:
+                if block is not null:
+                    requests.setdefault(block.id, []).append(request_id)
+                    groups[block.id] = group.group_id
+    return [
+        BlockRow(
+            block.id,
+            block_state(block, null, requests),
+            block.ref_count,
+            _hex(block.hash),
+            _hex(block.parent),
+            block.hash is not None,
+            0 if block.hash is None else manager.block_size,
+            block.last_accessed,
+            block.priority,
+            tuple(requests.get(block.id, ())),
+            groups.get(block.id) if block.group is None else block.group,
+        )
+        for block in blocks
+    ]
+
+
+def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[int]) -> BlockState:
+    if block is null:
+        return "null"
+    if block.ref_count:
+        return "used" if block.id in in_tables else "pinned"
+    return "free" if block.hash is None else "cached"
+
+
+def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
+    if not 0 <= id < manager.pool.num_blocks:
+        return None
+    block = manager.pool.blocks[id]
+    (row,) = _block_rows(manager, [block])
+    return BlockContent(row, block.tokens(manager.block_size))
+
+
+def list_chains(manager: KVCacheManager) -> list[ChainRow]:
+    """Return the cached chains of the main group, most recently used first."""
+    group = manager.main.group_id
+    cached = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
+    parents = {block.parent for block in cached.values()}
+    chains = [_chain_row(manager, cached, leaf) for digest, leaf in cached.items() if digest not in parents]
+    return sorted(chains, key=lambda chain: -(chain.last_accessed or 0))
+
+
+def _chain_row(manager: KVCacheManager, cached: dict[bytes, KVCacheBlock], leaf: KVCacheBlock) -> ChainRow:
+    blocks: list[KVCacheBlock] = []
+    block: KVCacheBlock | None = leaf
+    while block is not None:
+        blocks.append(block)
+        block = None if block.parent is None else cached.get(block.parent)
+    blocks.reverse()
+    return ChainRow(
+        leaf=_hex(leaf.hash),
+        blocks=tuple(block.id for block in blocks),
+        num_blocks=len(blocks),
+        num_tokens=len(blocks) * manager.block_size,
+        complete=blocks[0].parent is None,
+        in_use=sum(1 for block in blocks if block.ref_count),
+        last_accessed=leaf.last_accessed,
+        first_tokens=blocks[0].tokens(manager.block_size),
+    )
+
+
+def report_pool(manager: KVCacheManager) -> PoolReport:
+    pool, null = manager.pool, manager.pool.null_block
+    in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
+    return PoolReport(
+        **asdict(manager.stats()),
+        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in in_tables),
+        residency=pool.residency.stats() if pool.residency is not None else None,
+        groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
+    )
+
+
+def find_chain(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
+    """Return a request that reuses the chain to the block whose hash starts with `prefix`."""
+    for block in manager.pool.blocks:
+        if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):
+            request, start = block.source
+            # A lookup leaves one token to compute, so add one.
+            tokens = [*request.tokens[: start + manager.block_size], 0]
+            return CacheRequest("chain", tokens, salt=request.salt, lora=request.lora, mm=request.mm)
+    return None
+
+
+def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
+    computed = manager.get_computed_blocks(request)
+    null = manager.pool.null_block
+    ids = tuple(block.id for hit in computed.groups for block in hit if block is not null)
+    groups = tuple(_group_match(manager, group, request) for group in _reported_groups(manager))
+    return PrefixMatch(request.num_tokens, computed.num_tokens, ids, _divergence(manager, request), groups)
+
+
+def _reported_groups(manager: KVCacheManager) -> Sequence[SingleTypeKVCacheManager]:
+    groups = manager.groups
+    return () if len(groups) == 1 and groups[0].spec.kind == "full" else groups
+
+
+def _group_hashes(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> Sequence[bytes]:
+    return group.group_hashes(request.update_hashes(manager.hasher, manager.hash_block_size))
+
+
+def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> GroupMatch:
+    max_blocks = (request.num_tokens - 1) // group.block_size
+    found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
+    kind = PUBLISHED_KINDS[group.spec.kind]
+    return GroupMatch(group.group_id or 0, kind, group.spec.reach, len(found) * group.block_size)
+
+
+def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> GroupStats:
+    null = manager.pool.null_block
+    used = {block.id for table in group.tables.values() for block in table if block is not null}
+    cached = sum(
+        1
+        for block in manager.pool.blocks
+        if block.hash is not None and not block.ref_count and block.group == group.group_id
+    )
+    return GroupStats(group.group_id or 0, PUBLISHED_KINDS[group.spec.kind], group.spec.reach, len(used), cached)
+
+
+def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:
+    group = manager.main
+    hashes = _group_hashes(manager, group, request)
+    num_cached = 0
+    while num_cached < len(hashes) and group.get_cached_block(hashes[num_cached]) is not None:
+        num_cached += 1
+    parent = hashes[num_cached - 1] if num_cached else None
+    size = group.block_size
+
+    def children() -> Iterator[Sequence[int]]:
+        for block in manager.pool.blocks:
+            if block.hash is not None and block.group == group.group_id and block.parent == parent:
+                yield block.tokens(size) or ()
+
+    return find_divergence(request.tokens, num_cached * size, size, children())
+
+
+def _hex(digest: bytes | None) -> str | None:
+    return None if digest is None else digest.hex()

@@ -1,0 +1,121 @@
+"""All checks of `kvproxy doctor`. A check returns its result, or raises an error with the fix."""
+
+import functools
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+from kvproxy.checks.configured_store import open_configured_store, store_exists
+from kvproxy.checks.encryption_and_weights import check_encryption, check_weights
+from kvproxy.checks.servers import check_proxy, check_upstream
+from kvproxy.errors import KvproxyError
+from kvproxy.index.private_files import is_accessible_to_others
+from kvproxy.settings import Settings, UpstreamServer
+
+Check = Callable[[], str]
+
+
+def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
+    engine: list[tuple[str, Check]]
+    if settings.servers:
+        engine = [("upstream", functools.partial(_upstream, server, settings)) for server in settings.servers]
+    else:
+        engine = [("torch", _torch), ("model", lambda: _model(settings)), *_tiers(settings)]
+    return [
+        ("python", _python),
+        ("faiss", _faiss),
+        ("data", lambda: _data(settings)),
+        ("store", lambda: _store(settings)),
+        ("encryption", lambda: check_encryption(settings)),
+        ("weights", check_weights),
+        *engine,
+        ("proxy", lambda: check_proxy(url, token)),
+    ]
+
+
+def _upstream(server: UpstreamServer, settings: Settings) -> str:
+    return str(check_upstream(server, settings))
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _torch() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return f"{torch.__version__} on {device}"
+
+
+def _faiss() -> str:
+    found = {}
+    for name in ("faiss-cpu", "faiss-gpu-cu12"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise KvproxyError("faiss-cpu and faiss-gpu-cu12 overwrite each other: uninstall both, then install one again")
+    import faiss
+
+    return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
+
+
+def _data(settings: Settings) -> str:
+    try:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = settings.data / ".doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
+    for path in (settings.data, *settings.data.glob("*")):
+        if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
+            raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {path}")
+    return f"{settings.data}, private"
+
+
+def _store(settings: Settings) -> str:
+    if not store_exists(settings):
+        return f"{settings.store_path} (does not exist yet)"
+    if is_accessible_to_others(settings.store_path):
+        raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
+    with open_configured_store(settings) as store:
+        return f"{store.name}, {store.check():,} responses"
+
+
+def _model(settings: Settings) -> str:
+    from kvproxy.demo import DEMO, verified_model_path
+
+    if settings.model == DEMO:
+        weights = verified_model_path() / "model.safetensors"
+        return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
+    from kvproxy.engine.models.loader import load_model
+
+    loaded = load_model(settings.model)
+    return f"{settings.model}, up to {loaded.max_model_len} tokens"
+
+
+def _tiers(settings: Settings) -> list[tuple[str, Check]]:
+    from kvproxy.tiers import checks
+
+    tiers, engine = settings.tiers, settings.engine
+    if not tiers.enabled:
+        return []
+    host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
+    found: list[tuple[str, Check]] = [
+        (
+            "chunks",
+            lambda: checks.check_chunks(
+                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, is_persistent=is_persistent
+            ),
+        )
+    ]
+    if host is not None:
+        found.append(("host tier", lambda: checks.check_host(host)))
+    if disk is not None:
+        found.append(("disk tier", lambda: checks.check_disk(disk, tiers.disk_size)))
+    if tiers.redis is not None:
+        found.append(("redis tier", lambda: checks.check_redis(tiers)))
+    return found

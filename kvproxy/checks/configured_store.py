@@ -1,0 +1,35 @@
+"""Opens the configured response store without a proxy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvproxy.encryption import load_cipher
+from kvproxy.errors import KvproxyError
+from kvproxy.settings import Settings
+
+if TYPE_CHECKING:
+    from kvproxy.index.store import Store
+
+
+def store_exists(settings: Settings) -> bool:
+    """Whether the configured store exists; a database server counts as existing."""
+    from kvproxy.index.store.open_store import is_url
+
+    return is_url(settings.store_where) or settings.store_path.is_file()
+
+
+@contextmanager
+def open_configured_store(settings: Settings) -> "Iterator[Store]":
+    """Open the store. Raises KvproxyError if it is damaged or unreachable."""
+    from kvproxy.index.errors import CacheStoreError
+    from kvproxy.index.store import open_store
+
+    try:
+        store = open_store(settings.store_where, cipher=load_cipher(settings.encryption))
+        try:
+            yield store
+        finally:
+            store.close()
+    except CacheStoreError as error:
+        raise KvproxyError(str(error)) from None

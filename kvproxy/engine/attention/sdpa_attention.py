@@ -1,0 +1,164 @@
+"""Attention by `scaled_dot_product_attention` over gathered blocks, for every device and dtype."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kvproxy.engine.attention.eager_attention import eager_attention, eager_causal_attention
+from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
+from kvproxy.engine.kernels.packed_linear import can_pack
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
+from kvproxy.engine.worker.host_device_copies import upload
+from kvproxy.engine.worker.kv_pool import KVPool
+
+_MAX_RUN = 256
+"""Most rows of a run if attention is limited."""
+_MIN_PRODUCT_SCORES = 4096
+"""From this number of scores on, matrix products use a CPU's bfloat16 instructions, unlike SDPA: three times as fast."""
+
+
+class SdpaPrefill:
+    """Computes a span in one call, or in several runs of tokens if the attention is limited."""
+
+    name = "sdpa"
+
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
+        runs: list[_Run] = []
+        begin = 0
+        for span in spans:
+            runs += _runs(span, begin, pool, group)
+            begin += len(span.tokens)
+        dtype = pool.data.dtype
+        return _PrefillRuns(tuple(runs), dtype == torch.bfloat16 and can_pack(pool.data.device, dtype))
+
+
+class SdpaDecode:
+    name = "sdpa"
+    supports_capture = False
+
+    def prepare(
+        self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
+    ) -> AttentionOp:
+        size = pool.block_size
+        positions = torch.arange(table.shape[1] * size, device=table.device)[None]
+        visible = positions < lengths[:, None]
+        if group.kind != "full" and table.shape[1] * size > group.reach:
+            first = group.first_visible(lengths - 1)
+            # Start each row's table at its first visible block.
+            width = min(table.shape[1], -(-group.reach // size) + 1)
+            blocks = (first // size)[:, None] + torch.arange(width, device=table.device)[None]
+            table = table.gather(1, blocks.clamp(max=table.shape[1] - 1))
+            positions = (blocks[:, :, None] * size + torch.arange(size, device=table.device)).flatten(1)
+            visible = (positions < lengths[:, None]) & (positions >= first[:, None])
+        return _DecodeRows(table, _additive_mask(visible, pool.data.dtype)[:, None, None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive tokens of one sequence that one call computes.
+
+    Attributes:
+        keys: slice of the step's own keys if the sequence has no earlier tokens, otherwise of the tokens in `blocks`.
+        mask: added to the scores; None for causal attention.
+    """
+
+    rows: slice
+    keys: slice
+    blocks: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
+    device, size = pool.data.device, pool.block_size
+    runs = []
+    for first, start, end in group.split_runs(span.start, span.end, _MAX_RUN):
+        rows = slice(begin + start - span.start, begin + end - span.start)
+        mask = None
+        if first < start or first < group.first_visible(end - 1):
+            at = torch.arange(start, end, device=device)[:, None]
+            keys = torch.arange(first, end, device=device)[None]
+            mask = _additive_mask((keys <= at) & (keys >= group.first_visible(at)), pool.data.dtype)
+        if span.start:
+            table = span.block_tables[group.index][first // size : -(-end // size)]
+            visible = slice(first % size, end - first // size * size)
+            runs.append(_Run(rows, visible, upload(table, device), mask))
+        else:
+            runs.append(_Run(rows, slice(begin + first, begin + end), None, mask))
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRuns:
+    runs: tuple[_Run, ...]
+    prefer_products: bool
+
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+        output = torch.empty_like(query)
+        for run in self.runs:
+            parts = new if run.blocks is None else _gather(cached, run.blocks)
+            key, value = (part[run.keys] for part in parts)
+            rows = query[run.rows]
+            is_large = self.prefer_products and len(rows) * len(key) >= _MIN_PRODUCT_SCORES
+            attend = _sdpa if scores.is_plain and not is_large else eager_causal_attention
+            output[run.rows] = attend(rows, key, value, run.mask, scores)
+        return output
+
+
+def _gather(cached: KV, blocks: torch.Tensor) -> KV:
+    keys, values = cached
+    return keys.index_select(0, blocks).flatten(0, 1), values.index_select(0, blocks).flatten(0, 1)
+
+
+def _sdpa(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
+) -> torch.Tensor:
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and query.is_cuda:
+        # With grouped heads, SDPA falls back to a kernel that materializes all scores.
+        key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
+        group = 1
+    # is_causal aligns the first query with the first key: correct only without a past.
+    output = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scores.scaling,
+        enable_gqa=group > 1,
+    )
+    return output[0].transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRows:
+    """Attention of one row per sequence.
+
+    Attributes:
+        mask: `[rows, 1, 1, keys]`, 0 for visible keys and -inf for hidden ones.
+    """
+
+    table: torch.Tensor
+    mask: torch.Tensor
+
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+        rows, heads, head_dim = query.shape
+        kv_heads = cached[0].shape[2]
+        blocks = self.table.flatten()
+        key, value = (
+            part.index_select(0, blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2) for part in cached
+        )
+        # Query heads that share a key head become rows of one product.
+        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        if scores.is_plain:
+            output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
+        else:
+            output = eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
+        return output.reshape(rows, heads, head_dim)
+
+
+def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -1,0 +1,143 @@
+"""Prefill by FlashAttention through `torch.nn.attention.varlen`: one call for all prompts of a step.
+
+FlashAttention 2's paged mode requires blocks of multiples of 256 tokens, so each layer gathers its cached keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kvproxy.engine.attention.interface import KV, NO_FEATURES, AttentionFeatures, AttentionOp, ScoreOptions
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.scheduler.scheduler_output import TokenSpan
+from kvproxy.engine.worker.host_device_copies import upload
+from kvproxy.engine.worker.kv_pool import KVPool
+
+
+class PackedAttention(Protocol):
+    """Causal attention of packed sequences whose queries are their last tokens."""
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: "PackedLayout", scores: ScoreOptions
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Boundaries of sequences in packed tensors.
+
+    Attributes:
+        query_ends, key_ends: `[sequences + 1]` int32, cumulative lengths from 0.
+        window: tokens that a query sees, itself included; None for all.
+    """
+
+    query_ends: torch.Tensor
+    key_ends: torch.Tensor
+    max_query_len: int
+    max_key_len: int
+    window: int | None = None
+
+
+class VarlenPrefill:
+    name = "varlen"
+
+    def __init__(self, attend: PackedAttention | None = None) -> None:
+        self._attend = attend or flash_attention
+
+    def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
+        device = pool.data.device
+        # Chunks become separate sequences; the kernel applies windows.
+        most = max(len(span.tokens) for span in spans)
+        runs = [(span, *run) for span in spans for run in group.split_runs(span.start, span.end, most)]
+        lengths = [end - start for _, _, start, end in runs]
+        contexts = [end - first for _, first, _, end in runs]
+        layout = PackedLayout(
+            upload([0, *accumulate(lengths)], device, np.int32),
+            upload([0, *accumulate(contexts)], device, np.int32),
+            max(lengths),
+            max(contexts),
+            group.reach if group.kind == "sliding_window" else None,
+        )
+        has_past = any(first < start for _, first, start, _ in runs)
+        slots = upload(_visible_slots(runs, pool.block_size, group.index), device) if has_past else None
+        return _PackedRows(layout, slots, self._attend)
+
+
+def _visible_slots(
+    runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int
+) -> "np.ndarray[Any, Any]":
+    offsets = np.arange(block_size)
+    parts = []
+    for span, first, _, end in runs:
+        begin = first // block_size
+        table = np.asarray(span.block_tables[group][begin : -(-end // block_size)])[:, None]
+        parts.append((table * block_size + offsets).ravel()[first - begin * block_size : end - begin * block_size])
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedRows:
+    layout: PackedLayout
+    slots: torch.Tensor | None
+    attend: PackedAttention
+
+    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+        key, value = new
+        if self.slots is not None:
+            key, value = (part.flatten(0, 1).index_select(0, self.slots) for part in cached)
+        return self.attend(query, key, value, self.layout, scores)
+
+
+def unsupported_reason(
+    device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures = NO_FEATURES
+) -> str | None:
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or newer"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    if head_dim % 8 or head_dim > 256:
+        return f"its heads are multiples of 8 wide, up to 256, and this model's are {head_dim}"
+    if features.softcap:
+        return "it does not support this model's softcap"
+    return None
+
+
+def flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout, scores: ScoreOptions
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    left = -1 if layout.window is None else layout.window - 1
+    found = varlen_attn(
+        query,
+        key,
+        value,
+        layout.query_ends,
+        layout.key_ends,
+        layout.max_query_len,
+        layout.max_key_len,
+        return_aux=None if scores.sinks is None else AuxRequest(lse=True),
+        scale=scores.scaling,
+        window_size=(left, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if scores.sinks is None:
+        assert isinstance(found, torch.Tensor)
+        return found
+    output, logsums = found
+    return apply_sinks(output, logsums.transpose(0, 1), scores.sinks)
+
+
+def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Add sinks, `[heads]`, to an output, `[rows, heads, head_dim]`.
+
+    `logsums` is the log-sum-exp of each row's scores, `[rows, heads]`.
+    """
+    share = torch.sigmoid(logsums.float() - sinks.float())
+    return (output.float() * share[..., None]).to(output.dtype)

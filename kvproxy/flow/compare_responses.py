@@ -1,0 +1,196 @@
+"""Compares fresh responses with cached ones of similar questions, so that the policy learns.
+
+Comparisons run one after the other. Their queue is bounded: further comparisons are dropped.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kvproxy.apis import APIS, by_name
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import Json, JsonObject, dumps, loads
+from kvproxy.backends.protocol import Backend
+from kvproxy.errors import KvproxyError
+from kvproxy.flow.backend_response import ask
+from kvproxy.index.entry import Entry
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.policies.learned.answer_classes import digest
+from kvproxy.index.search.lookup_result import Lookup
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.settings import CacheSettings
+
+_INSTRUCTION = (
+    "You compare two answers to the same question. Reply with one word: SAME if a reader learns the same from both,"
+    " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
+)
+# Credentials, and API versions.
+_PASSED_HEADERS = (
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "openai-organization",
+    "openai-project",
+    "anthropic-version",
+)
+_MOST_TOKENS = 200
+_LARGEST = 2**20
+
+
+Judge = Callable[[ApiRequest, str, str, str], Awaitable[bool | None]]
+"""Decides whether a cached response would have served a request; None if undecided.
+
+Arguments: the request, its question, and the texts of the cached and of the fresh response.
+"""
+
+
+def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
+    """Create the configured judge; None if comparisons are disabled.
+
+    It compares texts, compares embeddings, or asks the model.
+    """
+    if settings.judge == "none":
+        return None
+
+    async def judge(request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+        if digest(cached) == digest(fresh):
+            return True
+        if settings.judge == "model":
+            return await ask_model(backend, request, question, cached, fresh)
+        return settings.judge != "equality" and await semantic.similarity(cached, fresh) >= settings.judge_similarity
+
+    return judge
+
+
+async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+    """Ask the model whether two answers are equivalent; None if it gives no verdict."""
+    asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+    try:
+        whole = await ask(backend, _judge_request(request, asked), _LARGEST)
+    except KvproxyError:
+        return None
+    said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
+    words = re.findall(r"\b(SAME|DIFFERENT)\b", said.upper())
+    # A reasoning model states its decision last.
+    return words[-1] == "SAME" if words else None
+
+
+def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
+    body: JsonObject = {"model": request.model, "temperature": 0}
+    turn: list[Json] = [{"role": "user", "content": asked}]
+    match request.api.name:
+        case "messages":
+            body |= {"system": _INSTRUCTION, "messages": turn, "max_tokens": _MOST_TOKENS}
+        case "responses":
+            body |= {"instructions": _INSTRUCTION, "input": asked, "max_output_tokens": _MOST_TOKENS}
+        case _:
+            body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MOST_TOKENS}
+    headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
+    headers["content-type"] = "application/json"
+    api = request.api if request.api.name in ("messages", "responses") else APIS["chat"]
+    return ApiRequest(api, body, dumps(body), headers, request.tenant, f"{request.request_id}-judge")
+
+
+def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
+    """Return the text of a stored response; None if it has no text, or several."""
+    api = by_name(endpoint)
+    try:
+        whole = loads(response)
+    except ValueError:
+        return None
+    text = api.output_text(whole) if api is not None and isinstance(whole, dict) else None
+    return text if text and text.strip() else None
+
+
+_WAITING = 64
+_log = logging.getLogger("kvproxy")
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    request: ApiRequest
+    lookup: Lookup
+    fresh: Entry
+
+
+class ResponseComparer:
+    """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
+
+    def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
+        self._semantic = semantic
+        self._judge = judge
+        self._shadow = shadow
+        self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self._is_comparing = False
+        self.counts: Counter[str] = Counter()
+        """By result: right, wrong, undecided, dropped."""
+
+    def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
+        """Queue the comparison of a fresh response with its question's neighbours."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        try:
+            self._queue.put_nowait(_Comparison(request, lookup, fresh))
+        except asyncio.QueueFull:
+            self.counts["dropped"] += 1
+
+    async def wait_until_idle(self) -> None:
+        await self._queue.join()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._queue.empty() and not self._is_comparing
+
+    async def close(self) -> None:
+        """Stop the comparisons, and drop the waiting ones."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _work(self) -> None:
+        while True:
+            comparison = await self._queue.get()
+            self._is_comparing = True
+            try:
+                result = await self._observe(comparison)
+                if comparison.lookup.observation is not None:
+                    self.counts[result] += 1
+            except CacheStoreError as error:
+                _log.error("an observation was not stored: %s", error)
+            except Exception as error:
+                # One failed comparison must not end the task.
+                _log.error("an answer could not be compared", exc_info=error)
+            finally:
+                self._queue.task_done()
+                self._is_comparing = False
+
+    async def _observe(self, comparison: _Comparison) -> str:
+        fresh, learning = comparison.fresh, self._semantic.learning
+        said = answer_text(fresh.response, fresh.endpoint)
+        if said is None or learning is None:
+            return "undecided"
+
+        async def same(id: str) -> bool | None:
+            entry = await self._semantic.entry(id)
+            cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
+            if cached is None:
+                return None
+            return await self._judge(comparison.request, fresh.prompt, cached, said)
+
+        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=self._shadow)
+        if learned is None:
+            return "undecided"
+        return "right" if learned.right else "wrong"
+
+
+def make_response_comparer(
+    semantic: SemanticCache, backend: Backend, settings: CacheSettings
+) -> ResponseComparer | None:
+    judge = make_judge(semantic, backend, settings)
+    return None if judge is None else ResponseComparer(semantic, judge, shadow=settings.shadow)

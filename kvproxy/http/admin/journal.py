@@ -1,0 +1,229 @@
+"""The journal: records, live events, explanations, and savings."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal, TypeVar, get_args
+
+import orjson
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.flow.explain import texts
+from kvproxy.http.admin.replies import fields_of, number, reply, seconds
+from kvproxy.http.services import Services, services
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.miss_explanation import MissExplanation, explain_record
+from kvproxy.journal.miss_sentences import explain_in_sentences
+from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
+from kvproxy.journal.record import Layer, Record
+from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
+from kvproxy.journal.savings import By, first_day, savings_report
+from kvproxy.journal.sessions.session_reader import SessionReader, tree
+
+_MOST = 1_000
+_MAX_LIVE = 200
+"""Most records in an event, which reports whether older ones were dropped."""
+_MAX_SPANS = 1_000
+_POLL_SECONDS = 0.5  # The journal is written twice a second.
+_KEEPALIVE_SECONDS = 10.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestExplanation:
+    explained: MissExplanation
+    question: str | None
+    stored_question: str | None
+    meaning: str
+    sentences: list[str]
+
+
+def _query(query: QueryParams) -> Query:
+    layer = query.get("layer") or None
+    if layer is not None and layer not in get_args(Layer):
+        raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
+    check_reason(query.get("reason"))
+    since, before, after = query.get("since"), query.get("before"), query.get("after")
+    return Query(
+        since=None if not since else _end_time(query) - seconds(since, "since"),
+        until=None if not query.get("until") else _end_time(query),
+        layer=layer,
+        reason=query.get("reason") or None,
+        tenant=query.get("tenant") or None,
+        model=query.get("model") or None,
+        after=None if not after else int(number(after, "after")),
+        before=None if not before else int(number(before, "before")),
+        judged=query.get("judged") == "true",
+        limit=min(_MOST, int(number(query.get("limit", "100"), "limit")) or _MOST),
+    )
+
+
+def _end_time(query: QueryParams) -> float:
+    text = query.get("until")
+    return number(text, "until") if text else time.time()
+
+
+async def _read(app: Services, work: Callable[[Reader], T]) -> T:
+    def read() -> T:
+        with contextlib.closing(app.answerer.journal.reader()) as reader:
+            return work(reader)
+
+    return await asyncio.to_thread(read)
+
+
+def _rows(app: Services, records: list[Record]) -> list[RecordWithTexts]:
+    ids, prompts = entry_ids(records), {}
+    # Records are useful even if the store is unavailable.
+    with contextlib.suppress(CacheStoreError):
+        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
+    return with_questions(records, prompts, app.answerer.journal.question)
+
+
+def _flat(row: RecordWithTexts) -> dict[str, object]:
+    return {**fields_of(row.record), "question": row.question, "stored_question": row.stored_question}
+
+
+async def log(request: Request) -> Response:
+    """List matching records, newest first; `before` continues a listing."""
+    app, query = services(request), _query(request.query_params)
+    rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
+    return reply([_flat(row) for row in rows])
+
+
+async def live(request: Request) -> Response:
+    """Stream new records as events, after the record number `after`, or from now on.
+
+    The first event, `hello`, has the number of the last record; each `records` event has newer ones. The stream ends when the
+    proxy stops.
+    """
+    app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
+    newest = await _read(app, lambda reader: reader.newest())
+    last = newest if query.after is None else min(query.after, newest)
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
+
+
+async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
+    yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
+    last_sent = time.monotonic()
+    while not app.lifetimes.stopping:
+
+        def new(reader: Reader, last: int = last) -> tuple[list[RecordWithTexts], int]:
+            newest = reader.newest()
+            fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
+            return _rows(app, fresh), newest
+
+        rows, last = await _read(app, new)
+        if rows:
+            last_sent = time.monotonic()
+            event = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
+            yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(event))
+        elif time.monotonic() - last_sent > _KEEPALIVE_SECONDS:
+            last_sent = time.monotonic()
+            yield b": still here\n\n"
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def series(request: Request) -> Response:
+    """Count and time requests in each `step` of the time `since` before `until`."""
+    query = request.query_params
+    step = seconds(query.get("step", "60"), "step")
+    since = seconds(query.get("since", "3600"), "since")
+    by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
+    if step < 1 or since / step > _MAX_SPANS:
+        raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
+    # Multiples of the step, so that consecutive requests have the same spans.
+    spans = max(1, round(since / step))
+    start = (math.ceil(_end_time(query) / step) - spans) * step
+    return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
+
+
+async def reasons(request: Request) -> Response:
+    """List the sentence of each reason."""
+    return reply(REASONS)
+
+
+async def explain(request: Request) -> Response:
+    """Explain a request by its id, the beginning of its id, or its number."""
+    app, name = services(request), request.path_params["id"]
+
+    def read_explanation(reader: Reader) -> RequestExplanation:
+        record = reader.find(name)
+        found = explain_record(reader, record, texts(reader, app.answerer.store))
+        (row,) = _rows(app, [record])
+        return RequestExplanation(
+            found,
+            row.question,
+            row.stored_question,
+            meaning_of(record.reason),
+            explain_in_sentences(found, _format_time),
+        )
+
+    return reply(await _read(app, read_explanation))
+
+
+def _format_time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def saved(request: Request) -> Response:
+    """Report savings by layer, tenant, model, tag, or day."""
+    app, query = services(request), request.query_params
+    by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
+    if by is None:
+        raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
+    since = query.get("since")
+    age = seconds(since, "since") if since else None
+    counts = await asyncio.to_thread(app.answerer.store.observations.summary)
+    journal, cache = app.settings.journal, app.settings.cache
+    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
+
+
+async def sessions(request: Request) -> Response:
+    """List sessions of the last `since` seconds with at least `turns` turns, newest first."""
+    query = request.query_params
+    since, limit = query.get("since"), int(number(query.get("limit", "100"), "limit"))
+    start = None if not since else time.time() - seconds(since, "since")
+    least = int(number(query.get("turns", "1"), "turns"))
+    return reply(await _read_sessions(request, lambda found: found.sessions(min(_MOST, limit), start, least)))
+
+
+async def turns(request: Request) -> Response:
+    """List the turns of a session and of its sub-agents as a tree; its id, its name, or a request names it."""
+    name = request.path_params["id"]
+    return reply(await _read_sessions(request, lambda found: tree(found.turns(name))))
+
+
+async def ledger(request: Request) -> Response:
+    """Sum the reused prompt tokens, and the lost ones by cause."""
+    since = request.query_params.get("since")
+    day = first_day(seconds(since, "since") if since else None)
+    currency = services(request).settings.journal.currency
+    return reply(await _read_sessions(request, lambda found: found.ledger(currency, day)))
+
+
+async def _read_sessions(request: Request, work: Callable[[SessionReader], T]) -> T:
+    app = services(request)
+    return await _read(app, lambda reader: work(SessionReader(reader, app.settings.journal.prices)))
+
+
+ROUTES = [
+    Route("/log", log, methods=["GET"]),
+    Route("/log/live", live, methods=["GET"]),
+    Route("/log/series", series, methods=["GET"]),
+    Route("/log/reasons", reasons, methods=["GET"]),
+    Route("/log/{id}", explain, methods=["GET"]),
+    Route("/savings", saved, methods=["GET"]),
+    Route("/savings/ledger", ledger, methods=["GET"]),
+    Route("/sessions", sessions, methods=["GET"]),
+    Route("/sessions/{id}", turns, methods=["GET"]),
+]

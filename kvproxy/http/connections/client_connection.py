@@ -1,0 +1,326 @@
+"""One client's connection: uvicorn's protocol, with limits for slow or large heads and for clients that do not read.
+
+The server checks the times of all connections periodically, instead of a timer for each.
+"""
+
+import asyncio
+import fcntl
+import termios
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.json import dumps
+from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
+from kvproxy.http.connections import framing
+from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
+from kvproxy.http.error_responses import error_response
+from kvproxy.settings.limits import LimitSettings
+
+MOST_PIPELINED = 32
+"""Requests that may wait for a response in progress on one connection."""
+_SPARE = 256
+"""Connections beyond the limit that receive an error. Further ones are closed immediately."""
+_NO_CONTENT = 204
+_LINGER_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _UnreadBytes:
+    """Bytes that a client has not read, and since when."""
+
+    bytes: int
+    since: float
+
+
+class _LingeringTransport:
+    """A transport that can join a head with its body, and can keep reading for two seconds after its last bytes.
+
+    Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._ended = False
+        self._head = b""
+        self.linger = False
+        self.joins_next = False
+        """Whether the next bytes are written together with those after them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self.joins_next:
+            self.joins_next, self._head = False, data
+        elif not self._ended:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._ended or self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.linger or not self._transport.can_write_eof() or self._transport.is_closing():
+            self._transport.close()
+        elif not self._ended:
+            self._ended = True
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.close)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A client's connection with limits. On connections beyond the limit, `full` replaces the app."""
+
+    def __init__(
+        self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], full: ASGIApp, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._full = full
+        self._limits = limits
+        self._limited = limited
+        self._in_head = False
+        self._head_since: float | None = None
+        self._steps = 0  # Heads begun and ended, and parts of bodies.
+        self._raw = 0  # Bytes since the last step.
+        self._refusal: KvproxyError | None = None
+        self._unread: _UnreadBytes | None = None
+        self._offered_upgrade = False
+        self._deaf = False
+        self._running: RequestResponseCycle | None = None
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._lingering = _LingeringTransport(transport)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
+        self._head_since = self.loop.time()
+        if len(self.connections) > self._limits.connections:
+            self._limited("connections")
+            self.app = self._full
+            if len(self.connections) > self._limits.connections + _SPARE:
+                self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            # A closing connection discards what still arrives.
+            return
+        steps = self._steps
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head or not self._is_answering:
+            # Also for bytes that begin no request: they ended uvicorn's keep-alive timeout.
+            self._head_since = self._head_since or self.loop.time()
+        # The parser buffers incomplete headers, trailers, and chunk sizes.
+        self._raw = self._raw + len(data) if steps == self._steps else 0
+        if self._raw > self._limits.header_bytes:
+            self._refuse(self._too_large())
+
+    def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+                    self._ignore_upgrade()
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+
+    def _ignore_upgrade(self) -> None:
+        head = framing.head_without_upgrade(
+            self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(head)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._offered_upgrade = False
+        self._steps += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers must not become headers.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        if self._offered_upgrade:
+            return
+        self.cycle.waiting_for_100_continue = False
+        super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._steps += 1
+        super().on_body(body)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_since = False, None
+        self._steps += 1
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
+            self._refusal = self._too_large()
+        elif len(self.headers) > self._limits.headers:
+            message = f"more than {self._limits.headers} headers: see the setting limits.headers"
+            self._refusal = HeadersTooLarge(message, limit="headers")
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
+        else:
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            self._refusal = framing.refuse(method, version, self.url, self.headers)
+        if self._refusal is not None:
+            # Ends the parsing.
+            raise self._refusal
+        self._offered_upgrade = self.parser.should_upgrade()
+        if not self._offered_upgrade:
+            # RFC 9110 (10.1.1): ignore the expectation of an HTTP/1.0 client.
+            self.expect_100_continue = self.expect_100_continue and self.parser.get_http_version() != "1.0"
+            super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
+        super()._start_asgi_task(cycle, partial(_close_after_incomplete, app, cycle, self._lingering))
+
+    def _too_large(self) -> HeadersTooLarge:
+        most = self._limits.header_bytes
+        return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
+
+    def _refuse(self, error: KvproxyError) -> None:
+        if error.limit is not None:
+            self._limited(error.limit)
+        running = self._running
+        if running is not None and not running.response_complete:
+            if not running.more_body:
+                # The error is in a successor of the request in progress.
+                self._end_after_complete_requests(running)
+                return
+            if running.response_started:
+                # A second response inside of another would be taken for a part of it.
+                self.transport.abort()
+                return
+            running.disconnected = True
+            running.message_event.set()
+        body = dumps(openai_error(error))
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + headers + body)
+        self._lingering.linger = True
+        self.transport.close()
+
+    def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
+        self._deaf = True
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
+        last = self.pipeline[0][0] if self.pipeline else running
+        last.keep_alive = False
+        self._lingering.linger = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn notifies the last request only, which may be a successor.
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def _on_timeout(self) -> None:
+        if not self._in_head:
+            self._limited("header_seconds")
+            self.transport.close()
+            return
+        seconds = self._limits.header_seconds
+        message = f"the headers did not arrive within {seconds:g} s: see the setting limits.header_seconds"
+        self._refuse(RequestTooSlow(message, limit="header_seconds"))
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._limited("idle_seconds")
+        super().timeout_keep_alive_handler()
+
+    def resume_writing(self) -> None:
+        self._unread = None
+        super().resume_writing()
+
+    def check(self, now: float) -> None:
+        """Close the connection if its client is too slow; `now` is the event loop's time."""
+        late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
+        if late and not self.transport.is_closing():
+            self._head_since = None
+            self._on_timeout()
+        # Writing is paused, so the buffer can only shrink.
+        still = self.flow.write_paused or not self._is_answering or self.transport.is_closing()
+        unsent = self.transport.get_write_buffer_size() if still else 0
+        waiting = unsent + self._in_kernel() if unsent else 0
+        if waiting == 0:
+            self._unread = None
+        elif self._unread is None or waiting < self._unread.bytes:
+            self._unread = _UnreadBytes(waiting, now)
+        elif now - self._unread.since > self._limits.stalled_seconds:
+            self._limited("stalled_seconds")
+            self.transport.abort()
+
+    def _in_kernel(self) -> int:
+        held = array("i", [0])
+        try:
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)
+        except OSError:
+            # The socket is closed, or the system does not support this.
+            return 0
+        return held[0]
+
+
+async def _close_after_incomplete(
+    app: ASGIApp,
+    cycle: RequestResponseCycle,
+    transport: _LingeringTransport,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    unframed = bodiless = False
+
+    async def framed(message: Message) -> None:
+        nonlocal unframed, bodiless
+        if message["type"] == "http.response.start":
+            if cycle.more_body:
+                cycle.keep_alive = False
+                transport.linger = True
+            headers = message["headers"]
+            bodiless = message["status"] in BODILESS
+            if message["status"] == _NO_CONTENT:
+                # RFC 9110 (8.6) forbids a length there.
+                headers = [header for header in headers if header[0] != b"content-length"]
+                message = {**message, "headers": headers}
+            unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
+            if unframed:
+                cycle.chunked_encoding = False
+            transport.joins_next = message.get(JOINS_BODY, False) and not bodiless
+        elif bodiless:
+            message = {**message, "body": b""}
+            cycle.expected_content_length = 0
+        elif unframed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, framed)
+
+
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    """Responds on connections beyond the limit."""
+    message = "too many connections are open: try again, or raise the setting limits.connections"
+    response = error_response(Overloaded(message, retry_after=1.0))
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,172 @@
+"""ASGI responses that end as soon as their client disconnects."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvproxy.apis.api import openai_error
+from kvproxy.apis.sse import event
+from kvproxy.errors import KvproxyError, UpstreamProtocolError
+from kvproxy.http.connections.request_deadlines import Lifetime
+
+T = TypeVar("T")
+Headers = list[tuple[str, str]]
+BODILESS = (204, 304)
+JOINS_BODY = "kvproxy.joins_body"
+"""In the start of a response: its head is written together with its body, in one system call."""
+_log = logging.getLogger("kvproxy")
+
+
+async def cancel_on_disconnect(
+    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
+) -> T:
+    """Await `work`; cancel it when the client disconnects or the deadline passes.
+
+    Args:
+        upload_done: see `RelayResponse`.
+
+    Raises:
+        ClientDisconnect, DeadlineExceeded, or ShuttingDown.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    cancelled, stopped, over = me.cancelling(), False, False
+
+    def stop(why: "asyncio.Future[Any]") -> None:
+        nonlocal stopped
+        if not why.cancelled():
+            why.exception()
+        if not stopped and not over:
+            stopped = me.cancel()
+
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, upload_done))
+    with lifetime.over() as end:
+        disconnected.add_done_callback(stop)
+        end.add_done_callback(stop)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not stopped or me.cancelling() > cancelled + 1:
+                raise
+            raise (ClientDisconnect() if disconnected.done() else end.result()) from None
+        finally:
+            over = True
+            disconnected.cancel()
+            if stopped:
+                me.uncancel()
+
+
+async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None = None) -> None:
+    if upload_done is not None:
+        await upload_done.wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class RelayResponse(Response):
+    """Sends the chunks of a body.
+
+    If the upstream's response breaks off, close the connection before the end of the body. Other errors become the last event
+    of a stream, or close the connection.
+
+    Args:
+        close: called once, whatever happens.
+        error_event: encodes an error as the last event of a stream.
+        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        status: int,
+        headers: Headers,
+        close: Callable[[], Any],
+        lifetime: Lifetime,
+        error_event: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
+        upload_done: asyncio.Event | None = None,
+    ) -> None:
+        self.status_code = status
+        self.background = None
+        self.raw_headers = encode(headers)
+        self._chunks = chunks
+        self._close = close
+        self._lifetime = lifetime
+        self._error_event = error_event if is_stream(headers) else None
+        self._upload_done = upload_done
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._upload_done))
+        error: KvproxyError | None = None
+        try:
+            with self._lifetime.over() as end:
+                await asyncio.wait((sending, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            elif end.done():
+                error = end.result()
+        finally:
+            for task in (sending, disconnected):
+                task.cancel()
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
+            closing = self._close()
+            if closing is not None:
+                await closing
+        if error is not None and self._begun:
+            await self._fail(send, error)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begun = True
+        try:
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except UpstreamProtocolError as error:
+            # Without the last chunk, the server closes the connection.
+            _log.warning("%s", error)
+            return
+        except KvproxyError as error:
+            await self._fail(send, error)
+            return
+        finally:
+            close = getattr(self._chunks, "aclose", None)
+            if close is not None:
+                await close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: KvproxyError) -> None:
+        if self._error_event is None:
+            _log.warning("a response was interrupted: %s", error)
+            return
+        await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
+
+
+def is_stream(headers: Headers) -> bool:
+    """Whether a response is server-sent events."""
+    return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
+
+
+class WholeResponse(Response):
+    """Sends a whole body, joined with the head."""
+
+    def __init__(self, body: bytes, status: int, headers: Headers) -> None:
+        super().__init__(body, status)
+        self.raw_headers = encode(headers)
+        if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
+            self.raw_headers.append((b"content-length", str(len(body)).encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start | {JOINS_BODY: True})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Convert headers to ASGI's form."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

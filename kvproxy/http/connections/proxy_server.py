@@ -1,0 +1,153 @@
+"""uvicorn's server with timeouts for slow connections and a graceful shutdown."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from kvproxy.errors import ShuttingDown
+from kvproxy.http.connections.client_connection import LimitedProtocol
+from kvproxy.http.connections.request_deadlines import Lifetimes
+from kvproxy.settings.limits import LimitSettings
+
+_CHECK_SECONDS = 1.0
+"""Seconds between checks of all connections; a shorter limit shortens it."""
+_ERROR_SECONDS = 1.0
+"""Seconds for clients to read the error that ended their requests."""
+_UNSENT_BYTES = 128 * 1024
+"""Unsent bytes per client in the kernel."""
+_log = logging.getLogger("kvproxy")
+# Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
+# requests that end at the shutdown.
+_NOISE = (
+    "without completing response",
+    "Invalid HTTP request",
+    "Unsupported upgrade request",
+    "timeout graceful shutdown",
+)
+
+
+class ProxyServer(uvicorn.Server):
+    """Serves the app until a signal.
+
+    Args:
+        lifetimes: requests in flight; they end after the drain time.
+        limited: called with the name of each limit that is reached.
+        full: responds on connections beyond the limit.
+        reload: called on SIGHUP.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        limits: LimitSettings,
+        lifetimes: Lifetimes,
+        limited: Callable[[str], None],
+        full: ASGIApp,
+        reload: Callable[[], None] = lambda: None,
+    ) -> None:
+        protocol = functools.partial(LimitedProtocol, limits=limits, limited=limited, full=full)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast("type[asyncio.Protocol]", protocol),
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                # The exchange middleware adds a missing date.
+                date_header=False,
+                timeout_keep_alive=cast("int", limits.idle_seconds),
+                # A task that still runs after this is stuck.
+                timeout_graceful_shutdown=int(limits.drain_seconds + 10 * _ERROR_SECONDS),
+            )
+        )
+        logging.getLogger("uvicorn.error").addFilter(_is_relevant)
+        self._limits = limits
+        self._lifetimes = lifetimes
+        self._limited = limited
+        self._reload = reload
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in sockets or []:
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                # Connections inherit it. The kernel would buffer megabytes for each client that does not read.
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        await super().startup(sockets)
+
+    async def main_loop(self) -> None:
+        looking = asyncio.create_task(self._check_connections())
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            await super().main_loop()
+        finally:
+            looking.cancel()
+
+    async def _check_connections(self) -> None:
+        pause = min(_CHECK_SECONDS, self._limits.header_seconds / 4, self._limits.stalled_seconds / 4)
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pause)
+            for connection in self._connections():
+                connection.check(loop.time())
+
+    def _connections(self) -> list[LimitedProtocol]:
+        return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for requests in flight during the drain time, then end them with an error, and abort the connections."""
+        self._lifetimes.stopping = True
+        loop = asyncio.get_running_loop()
+        ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
+        cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._abort_connections)
+        try:
+            await super().shutdown(sockets)
+            if self.force_exit:
+                await self._stop_at_once()
+        finally:
+            ends.cancel()
+            cuts.cancel()
+
+    async def _stop_at_once(self) -> None:
+        self._abort_connections()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)
+        await self.lifespan.shutdown()
+
+    def _end_requests(self) -> None:
+        if count := len(self._connections()):
+            _log.warning("the drain time is over: ending %s connections with requests", count)
+        self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
+
+    def _abort_connections(self) -> None:
+        for connection in self._connections():
+            connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals like uvicorn, but do not raise them again, so that SIGTERM and Ctrl-C exit with code 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _is_relevant(record: logging.LogRecord) -> bool:
+    return not any(noise in str(record.msg) for noise in _NOISE)

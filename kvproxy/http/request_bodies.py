@@ -1,0 +1,153 @@
+"""Request bodies: read with a limit; large ones are parsed in a thread."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from kvproxy.apis.api import Api
+from kvproxy.apis.api_request import ApiRequest, parse_body
+from kvproxy.apis.json import JsonMap, JsonObject, dumps
+from kvproxy.apis.litellm_switches import FIELD, apply_switches
+from kvproxy.apis.request_directives import read_control
+from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
+from kvproxy.flow.cache_keys import tenant_of
+from kvproxy.http.body_budget import Reservation
+from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.settings import Settings
+
+_SLOW_BYTES = 64 * 1024
+
+
+async def read_body(
+    request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
+) -> bytes:
+    """Read a body.
+
+    Args:
+        limit: most bytes.
+        seconds: timeout for the whole body.
+        reservation: the request's share of the budget for bodies.
+
+    Raises:
+        RequestTooLarge: the body has too many bytes or items. The rest of it is not read.
+        RequestTooSlow: the body did not arrive in time.
+        Overloaded: the budget is used up.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, limit, reservation)
+    except TimeoutError:
+        raise RequestTooSlow(
+            f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
+        ) from None
+
+
+async def _read(request: Request, limit: int, reservation: Reservation | None) -> bytes:
+    parts, size = [], 0
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
+        raise _too_large(limit)
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        if reservation is not None:
+            reservation.add_bytes(len(part))
+        parts.append(part)
+    raw = b"".join(parts)
+    if reservation is not None:
+        reservation.add_items(raw)
+    return raw
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
+
+
+async def parse_in_thread(raw: bytes) -> JsonObject:
+    """Parse a body, a large one in a thread. Raises InvalidRequest."""
+    return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
+
+
+async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
+    """Parse a request to a cached API. The settings name the headers that identify users.
+
+    Args:
+        check: reject invalid requests; False leaves this to the upstream.
+
+    Raises:
+        InvalidRequest: the body is not a JSON object, fails the check, or a header is invalid.
+    """
+    if len(raw) > _SLOW_BYTES:
+        body = await asyncio.to_thread(_checked, raw, api, check)
+    else:
+        body = _checked(raw, api, check)
+    headers = joined_headers(request)
+    exchange = exchange_of(request.scope)
+    client = exchange.client
+    tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
+    control = read_control(headers)
+    if FIELD in body:
+        given = body
+        body, control = apply_switches(given, control)
+        raw = raw if body is given else dumps(body)
+    return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
+
+
+def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
+    body = parse_body(raw)
+    if check:
+        api.check(body)
+    return body
+
+
+def joined_headers(request: Request) -> dict[str, str]:
+    """Join repeated headers by commas; names are in lower case."""
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def query_of(request: Request) -> str:
+    """Return the query without its question mark."""
+    query: bytes = request.scope["query_string"]
+    return query.decode("latin-1")
+
+
+def check_choices(body: JsonMap, most: int) -> None:
+    """Raise InvalidRequest if a request asks for more than `most` choices."""
+    for name in ("n", "best_of"):
+        asked = body.get(name)
+        if isinstance(asked, int | float) and asked > most:
+            raise InvalidRequest(
+                f"{name} is {most} at the most: see the setting limits.choices", param=name, limit="choices"
+            )
+
+
+async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body, then set `upload_done`.
+
+    Args:
+        seconds: timeout of each chunk.
+
+    Raises:
+        RequestTooSlow: a chunk did not arrive in time.
+    """
+    parts = request.stream()
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    chunk = await anext(parts, None)
+            except TimeoutError:
+                raise RequestTooSlow(
+                    f"no part of the body arrived for {seconds:g} s: see the setting limits.body_seconds"
+                ) from None
+            if chunk is None:
+                return
+            if chunk:
+                yield chunk
+    finally:
+        upload_done.set()

@@ -1,0 +1,119 @@
+"""Starts the server: data folder, socket, app."""
+
+import gc
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from kvproxy.client_keys import all_clients
+from kvproxy.data_folder import locked_folder
+from kvproxy.errors import SettingsError
+from kvproxy.http.access.host_names import is_loopback
+from kvproxy.http.app import create_app
+from kvproxy.http.connections.client_connection import refuse_connection
+from kvproxy.http.connections.proxy_server import ProxyServer
+from kvproxy.http.exchange_middleware import ExchangeMiddleware
+from kvproxy.http.hugging_face_hub import prefer_cached_models
+from kvproxy.http.services import Services, build
+from kvproxy.index.private_files import make_private_folder
+from kvproxy.settings import Settings
+from kvproxy.telemetry.process_log import log_to_stderr
+
+_GARBAGE = 200_000
+"""Threshold of the garbage collector. Python's default of 700 stops all requests for up to 0.1 s."""
+_OTHER_FILES = 512
+"""Descriptors for files and closing connections."""
+_log = logging.getLogger("kvproxy")
+
+
+def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
+    """Run the proxy until it is interrupted.
+
+    Args:
+        on_ready: called with the services and the URL when the port is open.
+
+    Raises:
+        SettingsError: the port is taken, or the store cannot be used.
+        ModelUnsupported: the model cannot be served.
+    """
+    # Prompts are private.
+    os.umask(0o077)
+    _make_data_private(settings)
+    log_to_stderr(settings.log)
+    _allow_descriptors(settings)
+    _require_clients(settings)
+    listener = _listen(settings.host, settings.port)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    with listener, locked_folder(settings.data, url):
+        prefer_cached_models(settings)
+        services = build(settings)
+        # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GARBAGE)
+        on_ready(services, url)
+        make_server(services).run(sockets=[listener])
+
+
+def make_server(services: Services) -> ProxyServer:
+    limits, limited = services.settings.limits, services.metrics.count_reached_limit
+    # Requests refused there have a record, too.
+    labelled = ExchangeMiddleware(refuse_connection, services.finish, services.settings.access.tenant_headers)
+    return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
+
+
+def _reload(services: Services) -> None:
+    try:
+        restart = services.rules.reload()
+    except SettingsError as error:
+        _log.error("the rules were not reloaded: %s", error.message)
+    else:
+        _log.info("%s rules are active", len(services.rules))
+        if restart:
+            _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
+
+
+def _make_data_private(settings: Settings) -> None:
+    try:
+        make_private_folder(settings.data)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot use the data folder {settings.data} ({error.strerror}): choose another with --data", param="data"
+        ) from None
+
+
+def _allow_descriptors(settings: Settings) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        if most < wanted:
+            _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)
+
+
+def _require_clients(settings: Settings) -> None:
+    if is_loopback(settings.host) or settings.access.open or all_clients(settings):
+        return
+    raise SettingsError(
+        f"on {settings.host} everybody who reaches this proxy could use it: kvproxy keys add NAME makes a client with a key;"
+        " --open serves everybody all the same"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Open the socket before slow imports, so that a port in use is reported immediately."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --port") from None
+    return listener

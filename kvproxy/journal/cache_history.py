@@ -1,0 +1,143 @@
+"""Earlier prompts and removed entries, which explain misses."""
+
+import sqlite3
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvproxy.index.store import RemovalReason
+from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.schema import short_key
+from kvproxy.journal.string_ids import StringIds
+
+_MAX_COMPARED = 50
+"""Earlier requests with the same question."""
+_MAX_CHANGES = 2
+"""With more differences it is another conversation."""
+_MAX_TOMBSTONES = 100_000
+_SLACK = 1.0  # Seconds between the creation of an entry and of its record.
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStored:
+    """An entry was stored.
+
+    Attributes:
+        time: of the commit, in seconds since the epoch.
+        request: the request id.
+    """
+
+    key: str
+    id: str
+    expires: float
+    time: float
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRemoved:
+    key: str
+    reason: RemovalReason | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """The prompt of an exact key.
+
+    Attributes:
+        entry, expires: id and expiry of the last stored response.
+        seconds: duration of the last computed response.
+    """
+
+    number: int
+    entry: str | None
+    expires: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The regions in which a request differs from an earlier one; `against` is the number of the earlier prompt."""
+
+    regions: tuple[str, ...]
+    against: int
+
+
+class History:
+    """The tables `prompts` and `tombstones`, in the writer's transaction. Methods may raise sqlite3.Error."""
+
+    def __init__(self, connection: sqlite3.Connection, strings: StringIds) -> None:
+        self._connection = connection
+        self._strings = strings
+
+    def prompt(self, key: bytes) -> PromptRecord | None:
+        sql = "select number, entry, expires, seconds from prompts where key = ?"
+        row = self._connection.execute(sql, [key]).fetchone()
+        return None if row is None else PromptRecord(*row)
+
+    def regions(self, number: int) -> Regions | None:
+        row = self._connection.execute("select regions, shape from prompts where number = ?", [number]).fetchone()
+        return None if row is None or row[0] is None else self._strings.regions(*row)
+
+    def add(self, key: bytes, regions: Regions, text: str | None, whole: bytes | None) -> int:
+        """Insert a prompt, and return its number."""
+        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
+        digests, shape = b"".join(regions.digests), self._strings.shape(regions)
+        row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, whole])
+        assert row.lastrowid is not None
+        sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
+        self._connection.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [row.lastrowid, sizes])
+        return row.lastrowid
+
+    def set_seconds(self, key: bytes, seconds: float) -> None:
+        self._connection.execute("update prompts set seconds = ? where key = ?", [seconds, key])
+
+    def set_entry(self, stored: ResponseStored) -> None:
+        key = short_key(stored.key)
+        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
+        sql = "update prompts set entry = ?, expires = ? where key = ?"
+        self._connection.execute(sql, [stored.id, stored.expires, key])
+
+    def set_last_records(self, records: Mapping[int | None, int]) -> None:
+        """Set the last record of each prompt: numbers of records, by the numbers of their prompts."""
+        sql = "update prompts set last = ? where number = ?"
+        self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
+
+    def add_removal(self, removal: ResponseRemoved) -> None:
+        sql = "insert or replace into tombstones (key, reason, time) values (?, ?, ?)"
+        self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
+
+    def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
+        """Return reason and time of an entry's removal; None if there was no entry."""
+        stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
+        if stone is not None and stone[1] <= now + _SLACK:
+            why, since = stone
+            if why == "expired" and known is not None and known.expires is not None:
+                # An entry that was expired by hand had a later time.
+                since = min(known.expires, since)
+            return str(why), since
+        if known is None or known.entry is None:
+            return None
+        # Housekeeping runs later, and other processes do not report removals.
+        is_expired = known.expires is not None and known.expires <= now + _SLACK
+        return ("expired", known.expires) if is_expired else ("removed", None)
+
+    def change(self, key: bytes, regions: Regions) -> Change | None:
+        """Compare a request with the most similar one that has the same question."""
+        if regions.question_digest is None:
+            return None
+        sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
+        best: Change | None = None
+        for number, digests, shape in self._connection.execute(
+            sql, [regions.question_digest, key, _MAX_COMPARED]
+        ).fetchall():
+            changed = regions.differing_regions(self._strings.regions(digests, shape))
+            if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
+                best = Change(tuple(changed), number)
+        return best
+
+    def prune(self) -> None:
+        """Delete the oldest tombstones."""
+        sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
+        self._connection.execute(sql, [_MAX_TOMBSTONES])

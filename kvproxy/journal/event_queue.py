@@ -1,0 +1,56 @@
+"""Events that wait for the journal's thread."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from kvproxy.exchange import Exchange
+from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+
+Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
+MAX_EXCHANGES = 20_000
+_MAX_BYTES = 64 * 2**20
+"""Of waiting requests."""
+
+
+class EventQueue:
+    """A bounded, thread-safe queue."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._exchanges = 0
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, exchange: Exchange) -> bool:
+        """Add a finished request; return False if the queue is full."""
+        size = _size(exchange)
+        with self._lock:
+            if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_BYTES:
+                return False
+            self._events.append(exchange)
+            self._exchanges += 1
+            self._bytes += size
+        return True
+
+    def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
+        """Add changes of the store, which are never dropped."""
+        with self._lock:
+            self._events.extend(changes)
+
+    def take(self, limit: int) -> list[Event]:
+        """Remove and return the oldest events."""
+        with self._lock:
+            events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
+            exchanges = [each for each in events if isinstance(each, Exchange)]
+            self._exchanges -= len(exchanges)
+            self._bytes -= sum(map(_size, exchanges))
+        return events
+
+
+def _size(exchange: Exchange) -> int:
+    return 0 if exchange.request is None else len(exchange.request.raw)

@@ -1,0 +1,79 @@
+"""The explanation of a miss as sentences."""
+
+from collections.abc import Callable, Iterator
+
+from kvproxy.journal.miss_explanation import Difference, MissExplanation
+from kvproxy.journal.reasons import meaning_of
+from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.session_reader import Turn
+
+
+def explain_in_sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
+    """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
+    record = found.record
+    said = [meaning_of(record.reason)]
+    if record.removed_at is not None:
+        said.append(f"It was removed at {moment(record.removed_at)}.")
+    if record.near is not None:
+        said.append(
+            f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
+            + (f" and a score of {record.score:.3f}" if record.score is not None else "")
+            + "."
+        )
+    if found.earlier is not None and found.differences and not record.reason.startswith("hit-"):
+        said.append(
+            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {moment(found.earlier.time)}:"
+        )
+        said += [f"- {_difference(each, found)}" for each in found.differences[:8]]
+        if len(found.differences) > 8:
+            said.append(f"- and {len(found.differences) - 8} more")
+    if record.prompt_tokens and record.reused_tokens is not None:
+        computed = record.prompt_tokens - record.reused_tokens
+        said.append(
+            f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
+            f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
+        )
+    if found.turn is not None:
+        said += list(_ledger(found.turn))
+    if found.divergence is not None and found.divergence.region is not None and not record.reason.startswith("hit-"):
+        said.append(
+            f"The longest common prefix is with request {found.divergence.earlier[:32]}, up to"
+            f" {_region_label(found.divergence.region)}."
+        )
+    return said
+
+
+def _ledger(turn: Turn) -> Iterator[str]:
+    pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
+    yield f"It is turn {turn.turn} of session {turn.session}{pause}."
+    for cause, tokens in turn.lost.items():
+        place = ""
+        if cause == "changed" and turn.region is not None:
+            place = f" The first change is in {_region_label(turn.region)}"
+            place += "." if turn.place is None else f", at character {turn.place:,}."
+        yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
+
+
+def _difference(difference: Difference, found: MissExplanation) -> str:
+    name, earlier, record = difference.region, found.earlier, found.record
+    if name == "tenant" and earlier is not None:
+        return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
+    if name == "model" and earlier is not None:
+        return f"another model was asked: {earlier.model} then, {record.model} now"
+    if difference.offset is None:
+        if difference.before is None and difference.after is None:
+            return f"{_region_label(name)} differs"
+        if difference.before is None:
+            return f"{_region_label(name)} is new: {difference.after!r}"
+        if difference.after is None:
+            return f"{_region_label(name)} is missing: it was {difference.before!r}"
+    return f"{_region_label(name)}, at character {difference.offset}: {difference.before!r} became {difference.after!r}"
+
+
+def _region_label(region: str) -> str:
+    if region in ("system", "instructions") or region.endswith((" system", " developer")):
+        return f"the system prompt ({region})"
+    if region.startswith(("messages[", "input[")):
+        place, _, role = region.partition(" ")
+        return f"{place} of the {role}" if role else place
+    return {"tools": "the tools", "prompt": "the prompt", "input": "the input"}.get(region, f"the field {region}")

@@ -1,0 +1,225 @@
+"""Writes events to the journal's file in batches, on the journal's thread."""
+
+import sqlite3
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.index.entry_redaction import Redactor
+from kvproxy.journal.cache_history import History, PromptRecord, ResponseRemoved, ResponseStored
+from kvproxy.journal.event_queue import Event
+from kvproxy.journal.reasons import reason_without_history
+from kvproxy.journal.record import Record, record_of
+from kvproxy.journal.request_regions import Regions, regions_of
+from kvproxy.journal.schema import INSERT, blob_of, row_of, short_key
+from kvproxy.journal.sessions.turn_writer import TurnWriter
+from kvproxy.journal.stored_texts import RecentQuestions, stored_text
+from kvproxy.journal.string_ids import StringIds
+from kvproxy.settings.journal import JournalSettings
+
+_MAX_CACHED_PROMPTS = 20_000
+"""In memory, so that a hit requires no read."""
+_MAX_WITHOUT_ENTRY = 4_096
+_PRUNE_BATCH = 5_000
+_MAX_NUMBER = 2**62
+_ADD_TO_TOTALS = (
+    "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
+    " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set"
+    " requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
+    " completion_tokens = completion_tokens + excluded.completion_tokens,"
+    " reused_tokens = reused_tokens + excluded.reused_tokens, saved_seconds = saved_seconds + excluded.saved_seconds"
+)
+
+_Totals = dict[tuple[str, str, str, str, str], list[float]]
+"""Requests, tokens, and saved seconds by day, tenant, model, layer, and tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """A stored entry, and the reason why no entry had been stored before."""
+
+    stored: ResponseStored
+    absence: tuple[str, float | None] | None
+
+
+class Writer:
+    """Writes records. If a method raises sqlite3.Error, its transaction is rolled back."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        settings: JournalSettings,
+        clock: Callable[[], float],
+        redact: Redactor | None = None,
+    ) -> None:
+        self._redact = redact
+        self.questions = RecentQuestions(redact)
+        self._connection = connection
+        self._settings = settings
+        self._clock = clock
+        self._strings = StringIds(connection)
+        self._history = History(connection, self._strings)
+        self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
+        self.curves = self._turns.curves
+        self._prompts: dict[str, PromptRecord] = {}
+        self._storages: dict[str, _Storage] = {}
+        # Numbers of records by key and request id. Their entries may be stored later.
+        self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Write all records in one transaction."""
+        try:
+            with self._connection:
+                self._connection.execute("begin immediate")
+                row = self._connection.execute("select max(number) from records").fetchone()
+                self._write(events, (row[0] or 0) + 1)
+        except BaseException:
+            self._strings.forget()
+            self._turns.forget()
+            self._prompts.clear()
+            self._without_entry.clear()
+            raise
+
+    def _write(self, events: Sequence[Event], number: int) -> None:
+        records: dict[int, Record] = {}
+        totals: _Totals = defaultdict(lambda: [0, 0, 0, 0, 0.0])
+        for event in events:
+            if isinstance(event, Exchange):
+                record = records[number] = record_of(event)
+                record.number = number
+                if event.key is not None:
+                    self._add_prompt(event, record, event.key)
+                self._add_to_totals(totals, event, record)
+                self.questions.add(event, record)
+                number += 1
+            else:
+                self._change(event, records)
+        self._history.set_last_records({record.prompt: number for number, record in records.items()})
+        self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
+        self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
+
+    def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
+        self._prompts.pop(change.key, None)
+        if isinstance(change, ResponseRemoved):
+            self._history.add_removal(change)
+            return
+        self._set_entry(change, records)
+        key = short_key(change.key)
+        # An entry is stored before its request ends, and the record requires the state before it.
+        absence = self._history.removal(key, self._history.prompt(key), change.time)
+        if len(self._storages) >= _MAX_CACHED_PROMPTS:
+            self._storages.clear()
+        self._storages[change.key] = _Storage(change, absence)
+        self._history.set_entry(change)
+
+    def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
+        number = self._without_entry.pop((stored.key, stored.request), None)
+        record = None if number is None else records.get(number)
+        if record is not None:
+            record.entry = stored.id
+        elif number is not None:
+            sql = "update records set entry = ? where number = ?"
+            self._connection.execute(sql, [blob_of(stored.id), number])
+
+    def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
+        key = cache_key.exact
+        prompt = self._prompts.get(key)
+        if prompt is not None and exchange.hit is not None:
+            record.prompt = prompt.number
+            return
+        short = short_key(key)
+        prompt, regions = self._history.prompt(short), regions_of(cache_key.parts, self._turns.contents.add)
+        if record.reason == "miss-new":
+            self._explain_miss(exchange, record, key, regions, prompt)
+        if prompt is None:
+            text, whole = stored_text(exchange, self._settings.text, self._redact)
+            number = self._history.add(short, regions, text, whole)
+            prompt = PromptRecord(number, None, None, None)
+            storage = self._storages.get(key)
+            if storage is not None:
+                self._history.set_entry(storage.stored)
+                prompt = PromptRecord(prompt.number, storage.stored.id, storage.stored.expires, None)
+        if record.layer in ("forward", "prefix", "revalidated") and record.status == 200:
+            measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
+            # The shortest of several responses, so that savings are not overstated.
+            seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
+            self._history.set_seconds(short, seconds)
+            prompt = PromptRecord(prompt.number, prompt.entry, prompt.expires, seconds)
+        if len(self._prompts) >= _MAX_CACHED_PROMPTS:
+            self._prompts.clear()
+        self._prompts[key] = prompt
+        record.prompt = prompt.number
+        self._turns.add(exchange, record, regions)
+        if record.entry is None:
+            self._expect_entry(key, exchange, record)
+
+    def _explain_miss(
+        self, exchange: Exchange, record: Record, key: str, regions: Regions, prompt: PromptRecord | None
+    ) -> None:
+        storage = self._storages.get(key)
+        if storage is not None and storage.stored.time >= record.time:
+            absence = storage.absence
+        else:
+            absence = self._history.removal(short_key(key), prompt, record.time)
+        if absence is not None:
+            record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
+            return
+        change = self._history.change(short_key(key), regions)
+        if change is not None:
+            record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
+            return
+        computed = prompt is not None and prompt.seconds is not None
+        record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
+
+    def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
+        storage = self._storages.get(key)
+        if storage is not None and storage.stored.request == exchange.request_id:
+            record.entry = storage.stored.id
+            return
+        if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
+            self._without_entry.popitem(last=False)
+        self._without_entry[key, exchange.request_id] = record.number
+
+    def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
+        if record.layer == "revalidated":
+            return
+        day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
+        tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)
+        values = (1, *tokens, self._saved_seconds(exchange, record))
+        for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
+            sums = totals[day, record.tenant, record.model, record.layer, tag]
+            sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
+
+    def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
+        if exchange.hit is None:
+            return 0.0
+        key = exchange.hit.key
+        prompt = self._prompts.get(key) or self._history.prompt(short_key(key))
+        computed = prompt.seconds if prompt is not None else None
+        return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
+
+    def prune(self) -> int:
+        """Delete a batch of records beyond the retention; return their number."""
+        oldest = self._clock() - self._settings.retention
+        # Only the oldest are read, since a scan would block new records.
+        sql = (
+            "delete from records where number in (select number from (select number, time from records order by number"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
+        )
+        with self._connection:
+            self._connection.execute("begin immediate")
+            rows = self._connection.execute(sql, [_PRUNE_BATCH, self._settings.max_rows, oldest]).fetchall()
+            prompts = {prompt for (prompt,) in rows if prompt is not None}
+            (least,) = self._connection.execute(
+                "select coalesce(min(number), ?) from records", [_MAX_NUMBER]
+            ).fetchone()
+            unused = "delete from prompts where number = ? and last < ?"
+            self._connection.executemany(unused, [(each, least) for each in prompts])
+            self._connection.execute("delete from prompt_sizes where prompt not in (select number from prompts)")
+            self._history.prune()
+            self._turns.prune(least)
+        if rows:
+            self._prompts.clear()
+        return len(rows)

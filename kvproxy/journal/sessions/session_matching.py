@@ -1,0 +1,167 @@
+"""Finds the turn that a request continues, and the longest prefix that an earlier request sent."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvproxy.journal.sessions.prompt_chain import PromptChain
+
+_MAX_HASHES = 100_000
+_MAX_CONTENT_BYTES = 32 * 2**20
+_MAX_CONTENT = 256 * 1024
+"""Bytes of a region; a longer one is not kept."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(slots=True, eq=False)
+class KnownTurn:
+    """A request of a session.
+
+    Attributes:
+        parent: number of the turn that it continues.
+        prompt: number of its prompt in the journal.
+        time, ended: seconds since the epoch.
+        stored: prompt tokens in the provider's cache after it; None if the provider does not report them.
+        ttl: seconds until the provider drops its prefix.
+        answer: digests of the parts of its answer; None if unknown.
+        end: hash of its whole prompt.
+    """
+
+    number: int
+    session: int
+    turn: int
+    parent: int | None
+    prompt: int
+    time: float
+    ended: float
+    upstream: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    stored: int | None
+    ttl: float
+    answer: tuple[tuple[str, bytes], ...] | None
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrefix:
+    """The longest prefix of a prompt that an earlier request sent.
+
+    Attributes:
+        regions: its length.
+        tokens: measured if `is_exact`, else estimated from the nearest measured prefix.
+        turn: the last request that sent it.
+    """
+
+    regions: int
+    tokens: int
+    is_exact: bool
+    turn: KnownTurn
+
+
+class _Recent(OrderedDict[K, V], Generic[K, V]):
+    """The most recently set items."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > _MAX_HASHES:
+            self.popitem(last=False)
+
+
+class SessionIndex:
+    """The latest turns in memory, by the hashes of their prompts."""
+
+    def __init__(self) -> None:
+        self._prefixes: _Recent[int, KnownTurn] = _Recent()
+        self._tokens: _Recent[int, int] = _Recent()
+        self._conversations: _Recent[int, KnownTurn] = _Recent()
+        self._latest: _Recent[int, KnownTurn] = _Recent()
+        self._answers: _Recent[bytes, KnownTurn] = _Recent()
+        self._first_turns: _Recent[str, KnownTurn] = _Recent()
+        self._names: _Recent[str, KnownTurn] = _Recent()
+
+    def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
+        for end in range(len(chain.prefixes), 0, -1):
+            turn = self._prefixes.get(chain.prefixes[end - 1])
+            if turn is not None:
+                break
+        else:
+            return None
+        measured = next((count for count in range(end, 0, -1) if chain.prefixes[count - 1] in self._tokens), 0)
+        known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
+        tokens = min(prompt_tokens, chain.tokens_before(end, prompt_tokens, known))
+        return KnownPrefix(end, tokens, measured == end, turn)
+
+    def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
+        """Return the turn that a request continues, and the session; None for a new one.
+
+        The longest known conversation decides, then the latest known answer, since clients also change the first messages.
+        """
+        named = None if name is None else self._names.get(f"{scope} {name}")
+        found = self._continued(chain) if chain.has_answer else None
+        if name is not None and (named is None or (found is not None and found.session != named.session)):
+            found = None
+        if found is not None:
+            return found, found.session
+        return None, None if named is None else named.session
+
+    def _continued(self, chain: PromptChain) -> KnownTurn | None:
+        answers = chain.answers()
+        # A request that is sent again has the same parent as before, so the last region is left out. After several answers,
+        # the first turn alone would be a bad match.
+        start = chain.first if len(answers) == 1 else chain.first + 1
+        for key in reversed(chain.conversation[start:-1]):
+            if key is not None and key in self._conversations:
+                return self._conversations[key]
+        # The client changed its history.
+        for key in reversed(chain.prefixes[chain.first : -1]):
+            if key in self._prefixes:
+                return self._prefixes[key]
+        for index in reversed(answers):
+            if (turn := self._answers.get(chain.digests[index])) is not None:
+                return turn
+        first = chain.conversation[chain.first] if chain.first < len(chain.conversation) else None
+        return None if first is None else self._latest.get(first)
+
+    def first_turn(self, scope: str) -> KnownTurn | None:
+        """Return the latest turn that began a session or a sub-agent."""
+        return self._first_turns.get(scope)
+
+    def add(self, turn: KnownTurn, chain: PromptChain, scope: str, name: str | None) -> None:
+        for key in chain.prefixes:
+            self._prefixes[key] = turn
+        if chain.prefixes:
+            self._tokens[chain.prefixes[-1]] = turn.prompt_tokens
+        if chain.first < len(chain.names):
+            start, end = chain.conversation[chain.first], chain.conversation[-1]
+            if start is not None and end is not None:
+                self._conversations[end], self._latest[start] = turn, turn
+        if answers := chain.answers():
+            self._answers[chain.digests[answers[-1]]] = turn
+        if turn.parent is None:
+            self._first_turns[scope] = turn
+        if name is not None:
+            self._names[f"{scope} {name}"] = turn
+
+
+class RegionContents:
+    """The JSON of recent regions by digest, to find the first changed character. Limited to 32 MiB."""
+
+    def __init__(self) -> None:
+        self._contents: OrderedDict[bytes, bytes] = OrderedDict()
+        self._size = 0
+
+    def add(self, digest: bytes, content: bytes) -> None:
+        if digest in self._contents:
+            self._contents.move_to_end(digest)
+        elif len(content) <= _MAX_CONTENT:
+            self._contents[digest] = content
+            self._size += len(content)
+            while self._size > _MAX_CONTENT_BYTES:
+                self._size -= len(self._contents.popitem(last=False)[1])
+
+    def get(self, digest: bytes) -> bytes | None:
+        return self._contents.get(digest)

@@ -1,0 +1,329 @@
+"""Reads sessions and the ledger from the journal."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvproxy.errors import NotFound
+from kvproxy.journal.prices import MILLION, input_price, lost_price, storage_price
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.ledger import CAUSES, STORED
+from kvproxy.settings.journal import PriceSettings, price_of
+
+_TURNS = (
+    "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
+    " coalesce(r.total_ms, 0) / 1000.0, t.pause, coalesce(r.client, r.tenant), r.model, r.upstream, r.prompt_tokens,"
+    " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
+    f" t.place, {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
+)
+_PAUSES = (
+    "select t.pause, r.tenant, r.time - t.pause from turns t join requests r on r.number = t.number"
+    " where t.pause is not null and r.api = 'messages' and coalesce(r.tags, '') != 'keep-warm'"
+    " union all select 9e999, max(r.tenant), max(r.time) from turns t join requests r on r.number = t.number"
+    " where r.api = 'messages' group by t.session having max(r.time) < ?"
+    " order by 3 desc limit ?"
+)
+_MAX_PAUSES = 100_000
+_MAX_AGENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request of a session that reached the backend.
+
+    Attributes:
+        number: of its record.
+        parent: number of the turn that it continues; of a sub-agent's first turn, the turn that started the sub-agent.
+        name: the session's name from the client.
+        pause: seconds since the end of the parent's response.
+        reused_tokens: None if the backend did not report them.
+        region, place: the first changed region, and the index of its first changed character, if tokens were lost to `changed`.
+        lost: tokens by cause; with the reused tokens they add up to the prompt tokens.
+        cost: None without a price.
+    """
+
+    number: int
+    session: int
+    turn: int
+    parent: int | None
+    name: str | None
+    request_id: str
+    time: float
+    seconds: float
+    pause: float | None
+    client: str
+    model: str
+    upstream: str | None
+    prompt_tokens: int
+    reused_tokens: int | None
+    completion_tokens: int | None
+    written_5m: int | None
+    written_1h: int | None
+    region: str | None
+    place: int | None
+    lost: dict[str, int]
+    cost: float | None
+
+    def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
+        """The same turn with its cost."""
+        price = price_of(self.model, prices)
+        if price is None:
+            return self
+        written = (self.written_5m or 0, self.written_1h or 0)
+        paid = input_price(price, self.prompt_tokens, self.reused_tokens or 0, *written)
+        paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
+        return replace(self, cost=paid + (self.completion_tokens or 0) * price.output / MILLION)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """A turn in the tree of its session; `depth` counts the branches above it."""
+
+    depth: int
+    turn: Turn
+
+
+@dataclass(slots=True)
+class Session:
+    """The turns of a conversation.
+
+    Attributes:
+        id: number of its first record.
+        parent: number of the turn that started it, if it is a sub-agent's.
+        first, last: seconds since the epoch.
+        longest_pause: in seconds.
+        cost: None without a price for any model.
+    """
+
+    id: int
+    name: str | None
+    client: str
+    models: list[str]
+    upstreams: list[str]
+    parent: int | None
+    first: float
+    last: float
+    turns: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    completion_tokens: int = 0
+    longest_pause: float = 0.0
+    cost: float | None = None
+    lost: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """Tokens with one result: `reused`, or a cause of a loss.
+
+    Attributes:
+        share: of all prompt tokens.
+        cost: price above the price of reuse; None without a price, and for new text.
+    """
+
+    result: str
+    tokens: int
+    share: float
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """The results of all prompt tokens; they add up to `prompt_tokens`.
+
+    Attributes:
+        storage: price of stored tokens.
+    """
+
+    prompt_tokens: int
+    written_5m: int
+    written_1h: int
+    rows: list[LedgerRow]
+    currency: str
+    storage: float = 0.0
+
+
+class SessionReader:
+    """Reads sessions of a journal."""
+
+    def __init__(self, reader: Reader, prices: Mapping[str, PriceSettings]) -> None:
+        self._reader = reader
+        self._prices = prices
+        # A file of an older version has no turns until a proxy opens it.
+        self._has_turns = bool(reader.rows("select 1 from sqlite_master where name = 'turns'", []))
+
+    def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
+        """Return the sessions with the latest requests, newest first.
+
+        Args:
+            since: seconds since the epoch.
+        """
+        if not self._has_turns:
+            return []
+        first = 0 if since is None else self._reader.first_since(since)
+        sql = (
+            "select session from turns where session in (select session from turns where number >= ?) group by session"
+            " having count(*) >= ? order by max(number) desc limit ?"
+        )
+        ids = [row[0] for row in self._reader.rows(sql, [first, least_turns, limit])]
+        turns: dict[int, list[Turn]] = {id: [] for id in ids}
+        for turn in self._turns(f"t.session in ({', '.join('?' * len(ids))})", ids):
+            turns[turn.session].append(turn)
+        return [session_of(found) for found in turns.values() if found]
+
+    def turns(self, name: str) -> list[Turn]:
+        """Return the turns of a session and of its sub-agents, in their order.
+
+        Args:
+            name: id of the session or of a request, or the client's name of the session.
+
+        Raises:
+            NotFound: there is no such session.
+        """
+        sql = "select session from turns where session = ?1 or number = ?1 or name = (select number from names where name = ?1)"
+        rows = (
+            self._reader.rows(f"{sql} limit 1", [int(name) if name.isdecimal() and len(name) < 16 else name])
+            if self._has_turns
+            else []
+        )
+        if not rows:
+            record = self._reader.find(name) if self._has_turns else None
+            turn = None if record is None else self.turn(record.number)
+            if turn is None:
+                raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
+            rows = [(turn.session,)]
+        found: list[Turn] = []
+        ids = [rows[0][0]]
+        while ids and len(found) < _MAX_AGENTS * 1_000:
+            marks = ", ".join("?" * len(ids))
+            found += self._turns(f"t.session in ({marks})", ids)
+            known = {turn.session for turn in found}
+            sql = (
+                "select number from turns where session = number and parent in"
+                f" (select number from turns where session in ({marks}))"
+            )
+            ids = [row[0] for row in self._reader.rows(sql, ids) if row[0] not in known][:_MAX_AGENTS]
+        return sorted(found, key=lambda turn: turn.number)
+
+    def all_turns(self) -> list[Turn]:
+        """Return the turns of all sessions."""
+        return self._turns("?", [True])
+
+    def pauses(self, now: float) -> list[tuple[float, str, float]]:
+        """Return the latest pauses: seconds, tenant, and start. A session without a turn for an hour has ended."""
+        return [
+            (float(pause), tenant, begin)
+            for pause, tenant, begin in self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
+        ]
+
+    def turn(self, number: int) -> Turn | None:
+        """Return the turn of a record."""
+        return next(iter(self._turns("t.number = ?", [number])), None) if self._has_turns else None
+
+    def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
+        """Sum the results of all prompt tokens.
+
+        Args:
+            since: the first day that counts, as 2026-11-21.
+        """
+        sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
+        models: dict[str, Counter[str]] = {}
+        for model, result, tokens in self._reader.rows(sql, [since or ""]) if self._has_turns else []:
+            models.setdefault(model, Counter())[result] = tokens
+        return ledger_of(models, self._prices, currency)
+
+    def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
+        """Return group, model, tokens stored for five minutes and for one hour, and stored tokens times hours."""
+        sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in ("written_5m", "written_1h", STORED))
+        sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? group by 1, 2"
+        rows = self._reader.rows(sql, [since or ""]) if self._has_turns else []
+        return [(name, model, short, long, hours) for name, model, short, long, hours in rows if short or long or hours]
+
+    def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
+        rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []
+        return [self._turn(row) for row in rows]
+
+    def _turn(self, row: Sequence[Any]) -> Turn:
+        values, tokens = row[: -len(CAUSES)], row[-len(CAUSES) :]
+        lost = {cause: count for cause, count in zip(CAUSES, tokens, strict=True) if count}
+        return Turn(*(*values, lost, None)).with_cost(self._prices)
+
+
+def tree(turns: Sequence[Turn]) -> list[TreeRow]:
+    """Order turns as a tree, each branch before the turns that follow on the main line.
+
+    The continuation with the latest turn has the depth of its parent; each other branch is one level deeper.
+    """
+    numbers = {turn.number for turn in turns}
+    children: dict[int | None, list[Turn]] = {}
+    for turn in turns:
+        children.setdefault(turn.parent if turn.parent in numbers else None, []).append(turn)
+    latest: dict[int, int] = {}
+    for turn in sorted(turns, key=lambda each: -each.number):
+        latest[turn.number] = max([turn.number, *(latest[each.number] for each in children.get(turn.number, ()))])
+    rows = []
+    waiting = [(0, turn) for turn in reversed(children.get(None, []))]
+    while waiting:
+        depth, turn = waiting.pop()
+        rows.append(TreeRow(depth, turn))
+        following = children.get(turn.number, [])
+        own = [each for each in following if each.session == turn.session]
+        main = max(own, key=lambda each: latest[each.number], default=None)
+        waiting += [(depth, main)] if main is not None else []
+        waiting += [(depth + 1, each) for each in reversed(following) if each is not main]
+    return rows
+
+
+def ledger_of(
+    models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
+) -> LedgerReport:
+    """Sum tokens by model and result: `reused`, causes of losses, `written_5m`, `written_1h` and `stored`."""
+    storage = 0.0
+    tokens: Counter[str] = Counter()
+    costs: dict[str, float] = {}
+    for model, found in models.items():
+        tokens.update(found)
+        price = price_of(model, prices)
+        if price is None:
+            continue
+        counts = Counter(found)
+        total = sum(counts[result] for result in ("reused", *CAUSES))
+        storage += storage_price(price, counts[STORED])
+        above = lost_price(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
+        for cause in set(CAUSES) - {"new"}:
+            costs[cause] = costs.get(cause, 0.0) + above * counts[cause]
+    total = sum(tokens[result] for result in ("reused", *CAUSES))
+    rows = [
+        LedgerRow(result, tokens[result], tokens[result] / total, costs.get(result))
+        for result in ("reused", *CAUSES)
+        if tokens[result]
+    ]
+    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage)
+
+
+def session_of(turns: Sequence[Turn]) -> Session:
+    """Sum the turns of a session, in their order."""
+    first, last = turns[0], turns[-1]
+    found = Session(
+        id=first.session,
+        name=first.name,
+        client=last.client,
+        models=list(dict.fromkeys(turn.model for turn in turns)),
+        upstreams=list(dict.fromkeys(turn.upstream for turn in turns if turn.upstream is not None)),
+        parent=first.parent,
+        first=first.time,
+        last=last.time,
+        turns=len(turns),
+        prompt_tokens=sum(turn.prompt_tokens for turn in turns),
+        reused_tokens=sum(turn.reused_tokens or 0 for turn in turns),
+        completion_tokens=sum(turn.completion_tokens or 0 for turn in turns),
+        longest_pause=max((turn.pause or 0.0 for turn in turns), default=0.0),
+    )
+    lost: Counter[str] = Counter()
+    for turn in turns:
+        lost.update(turn.lost)
+        if turn.cost is not None:
+            found.cost = (found.cost or 0.0) + turn.cost
+    found.lost = {cause: lost[cause] for cause in CAUSES if lost[cause]}
+    return found

@@ -1,0 +1,318 @@
+"""Writes the turn of each request to the backend: its session, its parent, and the ledger of its prompt tokens."""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+
+from kvproxy.apis.json import Json, field, loads, objects
+from kvproxy.apis.message_parts import call_arguments, part_digests
+from kvproxy.apis.session_name import session_name
+from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.journal.cache_history import History
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
+from kvproxy.journal.record import Record
+from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, losses
+from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
+from kvproxy.journal.sessions.session_matching import KnownPrefix, KnownTurn, RegionContents, SessionIndex
+from kvproxy.journal.string_ids import StringIds
+from kvproxy.settings.journal import PriceSettings, price_of
+
+KEEP_WARM_TAG = "keep-warm"
+"""Of requests that the proxy sends itself, to keep a prefix in a provider's cache."""
+_HOUR = 3_600.0
+_MAX_RESTORED = 1_000
+_MAX_ROOTS = 4_096
+_MAX_CURVES = 64
+_LEAST_PROMPT = 20
+"""Characters of a sub-agent's prompt; a shorter text is not unique."""
+_COLUMNS = (
+    "number",
+    "session",
+    "turn",
+    "parent",
+    "name",
+    "pause",
+    "written_5m",
+    "written_1h",
+    "region",
+    "place",
+    *CAUSES,
+)
+_INSERT = f"insert into turns ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"
+_ADD_TOKENS = (
+    "insert into prompt_tokens (day, tenant, model, result, tokens) values (?, ?, ?, ?, ?)"
+    " on conflict (day, tenant, model, result) do update set tokens = tokens + excluded.tokens"
+)
+_LATEST = (
+    "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, coalesce(r.total_us, 0) / 1e6, u.name, r.prompt_tokens,"
+    " coalesce(r.completion_tokens, 0), r.reused_tokens, t.written_5m, t.written_1h, tenant.name, model.name, n.name"
+    " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
+    " join names model on model.number = r.model left join names u on u.number = r.upstream"
+    " left join names n on n.number = t.name where r.prompt is not null order by r.number desc limit ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The first region that differs from an earlier prompt.
+
+    Attributes:
+        region: None if the prompt only continues.
+        place: character of the difference in the region; None if unknown.
+        repeated: tokens after the difference that the earlier prompt had, too.
+    """
+
+    region: str | None = None
+    place: int | None = None
+    repeated: int = 0
+
+
+class TurnWriter:
+    """Assigns requests to sessions, in the writer's transaction. Methods may raise sqlite3.Error."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        strings: StringIds,
+        history: History,
+        prices: Mapping[str, PriceSettings],
+    ) -> None:
+        self.contents = RegionContents()
+        self._connection = connection
+        self._strings = strings
+        self._history = history
+        self._prices = prices
+        self._index = SessionIndex()
+        self._roots: OrderedDict[str, int] = OrderedDict()
+        self.curves: dict[str, LiveCurve] = {}
+        """Hit rates by pool size for the prompts of each upstream, in bytes."""
+        self._is_restored = False
+
+    def forget(self) -> None:
+        """Read the turns from the file again, since a rollback may have removed their rows."""
+        self._is_restored = False
+
+    def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
+        """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
+        if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
+            return
+        self._restore()
+        prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
+        name = session_name(exchange.request)
+        chain = chain_of(regions, tenant)
+        self._add_to_curve(chain, record, prompt_tokens)
+        price = price_of(record.model, self._prices) or PriceSettings()
+        parent, session = self._index.find_parent(chain, tenant, name)
+        known = self._index.find_longest_prefix(chain, prompt_tokens)
+        is_alike = known is not None and known.regions > chain.first
+        closest = known.turn if known is not None and is_alike else parent or self._index.first_turn(tenant)
+        change = self._change(chain, closest, record)
+        earlier, region = self._earlier(exchange, record, chain, known, price, change.repeated)
+        if region is not None:
+            change = _Change(region, None, change.repeated)
+        lost = losses(prompt_tokens, record.reused_tokens, earlier)
+        use = exchange.prefix or PrefixUse(0, 0)
+        turn = KnownTurn(
+            number=record.number,
+            session=session or record.number,
+            turn=1 if parent is None else parent.turn + 1,
+            parent=None if parent is None else parent.number,
+            prompt=record.prompt,
+            time=record.time,
+            ended=record.time + (record.total_ms or 0.0) / 1000,
+            upstream=record.upstream,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=record.completion_tokens or 0,
+            stored=_stored(use.cached_tokens, use.written_5m, use.written_1h),
+            ttl=_lifetime(use, known, price),
+            answer=exchange.answer_digests,
+            end=chain.prefixes[-1] if chain.prefixes else 0,
+        )
+        pause = None if parent is None else record.time - parent.ended
+        where = (change.region, change.place) if "changed" in lost else (None, None)
+        self._insert(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
+        written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
+        stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
+        self._sum(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
+        if record.tags == KEEP_WARM_TAG and known is not None:
+            # The next request continues the turn that it repeats.
+            known.turn.time = record.time
+            return
+        self._link_agents(chain, turn, known)
+        self._index.add(turn, chain, tenant, name)
+
+    def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
+        name = record.upstream or ""
+        if name not in self.curves and len(self.curves) < _MAX_CURVES:
+            self.curves[name] = LiveCurve()
+        if name in self.curves:
+            self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
+
+    def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
+        """Texts among the values are stored as ids."""
+        stored = [self._strings.number(value) if isinstance(value, str) else value for value in values]
+        row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
+        self._connection.execute(_INSERT, row)
+
+    def _sum(self, record: Record, tokens: Mapping[str, int | None]) -> None:
+        day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
+        rows = [(day, record.tenant, record.model, result, count) for result, count in tokens.items() if count]
+        self._connection.executemany(_ADD_TOKENS, rows)
+
+    def _earlier(
+        self,
+        exchange: Exchange,
+        record: Record,
+        chain: PromptChain,
+        known: KnownPrefix | None,
+        price: PriceSettings,
+        repeated: int,
+    ) -> tuple[EarlierPrefix, str | None]:
+        """Return the known prefix, and the region of an answer that the client changed."""
+        minimum = 0 if exchange.is_engine else price.least_cached_tokens
+        if known is None:
+            return EarlierPrefix(minimum=minimum, repeated=repeated), None
+        turn, answer, region = known.turn, 0, None
+        follows = turn.end == chain.prefixes[known.regions - 1] and known.regions in chain.answers()
+        if exchange.is_engine and follows:
+            answer = turn.completion_tokens
+            returned = part_digests(self._content(chain.digests[known.regions]))
+            if turn.answer is not None and returned != turn.answer:
+                region = chain.names[known.regions]
+                if {kind for kind, _ in turn.answer} - {kind for kind, _ in returned} == {"reasoning"}:
+                    region += " reasoning"
+                assert record.prompt_tokens is not None
+                start = (known.regions, known.tokens)
+                answer = chain.tokens_before(known.regions + 1, record.prompt_tokens, start) - known.tokens
+        return EarlierPrefix(
+            tokens=known.tokens,
+            is_exact=known.is_exact,
+            answer=answer,
+            answer_changed=region is not None,
+            stored=None if exchange.is_engine else turn.stored,
+            moved=turn.upstream != record.upstream,
+            expired=not exchange.is_engine and record.time - turn.time > turn.ttl,
+            diverges=not exchange.is_engine
+            and turn.stored is not None
+            and turn.end != chain.prefixes[known.regions - 1],
+            minimum=minimum,
+            repeated=repeated,
+            block=exchange.block_size,
+        ), region
+
+    def _change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _Change:
+        """Compare a prompt with an earlier one."""
+        regions = None if earlier is None else self._history.regions(earlier.prompt)
+        if regions is None or record.prompt_tokens is None:
+            return _Change()
+        other = chain_of(regions, record.tenant)
+        pairs = enumerate(zip(chain.digests, other.digests, strict=False))
+        shared = next((index for index, (one, two) in pairs if one != two), min(len(chain.names), len(other.names)))
+        if shared in (len(chain.names), len(other.names)):
+            return _Change()
+        sent, repeated = set(other.digests[shared:]), 0.0
+        place = None
+        for index in range(shared, len(chain.names)):
+            if chain.digests[index] in sent:
+                repeated += chain.sizes[index]
+        if chain.names[shared] in other.names and chain.digests[shared] not in sent:
+            before = other.digests[other.names.index(chain.names[shared])]
+            place, share = self._difference(before, chain.digests[shared])
+            repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
+        tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))
+        return _Change(chain.names[shared], place, tokens)
+
+    def _difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
+        """The first different character of two regions, and the share of the text after the change."""
+        if self.contents.get(before) is None or self.contents.get(after) is None:
+            return None, 0.0
+        old, new = comparable_texts(self._content(before), self._content(after))
+        start, end = common_prefix_and_suffix(old, new)
+        return start, end / max(1, len(new))
+
+    def _content(self, digest: bytes) -> Json:
+        content = self.contents.get(digest)
+        return None if content is None else loads(content)
+
+    def _link_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
+        """Set the parent of a sub-agent's first turn: the turn whose answer has the sub-agent's prompt."""
+        if turn.parent is None:
+            first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
+            for text in _message_texts(first):
+                self._roots[text] = turn.number
+                if len(self._roots) > _MAX_ROOTS:
+                    self._roots.popitem(last=False)
+            return
+        start = 0 if known is None else known.regions
+        for index in chain.answers():
+            for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
+                root = self._roots.pop(text.strip(), None)
+                if root is not None and root != turn.session:
+                    sql = "update turns set parent = ? where number = ? and parent is null"
+                    self._connection.execute(sql, [turn.parent, root])
+
+    def _restore(self) -> None:
+        """Read the latest turns from the file."""
+        if self._is_restored:
+            return
+        self._is_restored = True
+        self._index = SessionIndex()
+        for row in reversed(self._connection.execute(_LATEST, [_MAX_RESTORED]).fetchall()):
+            number, session, turn, parent, prompt, time, seconds, *rest = row
+            upstream, tokens, completion, reused, short, long, tenant, model, name = rest
+            regions = self._history.regions(prompt)
+            if regions is None or tokens is None:
+                continue
+            price = price_of(model, self._prices) or PriceSettings()
+            chain = chain_of(regions, tenant)
+            known = KnownTurn(
+                number=number,
+                session=session,
+                turn=turn,
+                parent=parent,
+                prompt=prompt,
+                time=time,
+                ended=time + seconds,
+                upstream=upstream,
+                prompt_tokens=tokens,
+                completion_tokens=completion,
+                stored=_stored(reused or 0, short, long),
+                ttl=_HOUR if long else price.ttl,
+                answer=None,
+                end=chain.prefixes[-1] if chain.prefixes else 0,
+            )
+            self._index.add(known, chain, tenant, name)
+
+    def prune(self, least: int) -> None:
+        """Delete turns before a record."""
+        self._connection.execute("delete from turns where number < ?", [least])
+
+
+def _is_turn(exchange: Exchange, record: Record) -> bool:
+    reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
+    return reached and record.status == 200 and bool(record.prompt_tokens)
+
+
+def _stored(reused: int, written_5m: int | None, written_1h: int | None) -> int | None:
+    """Tokens in the provider's cache after a request; None if it does not report them."""
+    return None if written_5m is None else reused + written_5m + (written_1h or 0)
+
+
+def _lifetime(use: PrefixUse, known: KnownPrefix | None, price: PriceSettings) -> float:
+    """Seconds until the provider drops the prefix. Reading keeps the lifetime of the stored prefix."""
+    if use.written_1h:
+        return _HOUR
+    return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl
+
+
+def _message_texts(message: Json) -> Iterator[str]:
+    content = field(message, "content")
+    texts = [content] if isinstance(content, str) else [block.get("text") for block in objects(content)]
+    for text in texts:
+        if isinstance(text, str) and len(text.strip()) >= _LEAST_PROMPT:
+            yield text.strip()

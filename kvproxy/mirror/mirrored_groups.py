@@ -1,0 +1,110 @@
+"""Mirrored pools as KV cache groups, for the same lookup as the embedded block cache."""
+
+from collections.abc import Sequence
+from math import gcd
+
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.single_type_manager import blocks_in_window, find_window_hit
+from kvproxy.mirror.event_decoder import Hash
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
+
+NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
+"""Replaces the blocks before a window."""
+_MAMBA_WINDOW = 2
+"""A state-space group needs the state at the end of the prefix only: the block before the next token."""
+
+
+class PromptHashes:
+    """A prompt's block hashes in one rank, for the smallest block size of all groups."""
+
+    def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
+        self.prompt = prompt
+        self.block_size = block_size
+        self.hashes = prompt.block_hashes(hasher, block_size)
+        self.aliases: dict[int, Hash] = {}
+        """The engine's hashes of small blocks by index, if it uses another algorithm; found by content."""
+
+    def find(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        """Return the pool's block that ends with small block `index`."""
+        block = pool.blocks.get(self.hashes.numbers[index]) or pool.blocks.get(self.hashes.digests[index])
+        if block is None and index in self.aliases:
+            block = pool.blocks.get(self.aliases[index])
+        return block
+
+    def has_computed_hash(self, pool: MirroredPool, index: int) -> bool:
+        return self.hashes.numbers[index] in pool.blocks or self.hashes.digests[index] in pool.blocks
+
+
+class MirroredGroup:
+    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before the first miss."""
+
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
+        self.pool = pool
+        self.block_size = pool.block_size
+        self._hashes = hashes
+        self._hashes_per_block = pool.block_size // hashes.block_size
+        self.cached_blocks = self._find_blocks()
+
+    def _find_blocks(self) -> list[MirroredBlock]:
+        found: list[MirroredBlock] = []
+        hashes = self._hashes
+        for index in range(self._hashes_per_block - 1, len(hashes.hashes.numbers), self._hashes_per_block):
+            block = hashes.find(self.pool, index)
+            if block is None:
+                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
+                block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
+                if block is None:
+                    break
+                hashes.aliases[index] = block.hash
+            found.append(block)
+        return found
+
+    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
+        return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        return self.cached_blocks[:max_blocks]
+
+
+class MirroredWindowGroup(MirroredGroup):
+    """A KV cache group with a sliding window, or with a state (Mamba) at the end of the prefix."""
+
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes, window: int) -> None:
+        super().__init__(pool, hashes)
+        self._window_blocks = blocks_in_window(window, pool.block_size)
+
+    def _find_blocks(self) -> list[MirroredBlock]:
+        return []
+
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        num_blocks = min(len(hashes), max_blocks)
+        return find_window_hit(
+            lambda index: self._hashes.find(self.pool, hashes[index]), num_blocks, self._window_blocks, NULL_BLOCK
+        )
+
+
+def make_groups(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+) -> tuple[list[MirroredGroup], PromptHashes]:
+    """Return the groups of one rank, those with full attention first.
+
+    Unknown attention types and chunked local attention count as full attention, so the lookup never finds more than the engine
+    reuses.
+    """
+    hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
+    windows = [(pool, attention_window(pool)) for pool in pools]
+    groups = [MirroredGroup(pool, hashes) for pool, window in windows if window is None]
+    groups += [MirroredWindowGroup(pool, hashes, window) for pool, window in windows if window is not None]
+    return groups, hashes
+
+
+def attention_window(pool: MirroredPool) -> int | None:
+    """Return the number of last tokens that the layers of a pool's group attend to; None for all."""
+    if pool.kind == "mamba":
+        return _MAMBA_WINDOW
+    return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None
+
+
+def hash_block_size(pools: Sequence[MirroredPool]) -> int:
+    return gcd(*(pool.block_size for pool in pools))

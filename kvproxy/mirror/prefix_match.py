@@ -1,0 +1,113 @@
+"""The cached prefix of a prompt in a mirrored engine.
+
+All functions read pools that events change: call them on the event loop.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.longest_prefix import find_longest_cache_hit
+from kvproxy.blocks.row_types import Divergence
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.mirrored_groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
+from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+_MAX_CHAINS = 4
+_MAX_CHAIN_TOKENS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorMatch:
+    """The cached prefix of a prompt.
+
+    Attributes:
+        blocks: cached blocks of the first KV cache group.
+        hashes_match: whether the engine's hashes equal ours; None if nothing matched.
+        divergence: the first difference from the closest cached chain.
+    """
+
+    matched_tokens: int
+    blocks: list[MirroredBlock]
+    digests: list[bytes]
+    hashes_match: bool | None
+    divergence: Divergence | None
+
+
+async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
+    """Compute a prompt's hashes in a thread, so that later lookups are fast."""
+    schemes = [scheme for mirror in mirrors for scheme in mirror.hash_schemes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(*scheme) for scheme in schemes])
+
+
+def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
+    """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
+    if not pools:
+        return MirrorMatch(0, [], [], None, None)
+    groups, hashes = make_groups(pools, prompt, hasher)
+    found, length = _find_longest_hit(groups, hashes)
+    blocks = [block for block in found if block is not NULL_BLOCK]
+    return MirrorMatch(
+        length,
+        blocks,
+        hashes.hashes.digests,
+        hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
+        _divergence(groups[0], prompt.tokens),
+    )
+
+
+def tokens_after(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+) -> tuple[int, list[list[int]], int] | None:
+    """Return the length of the cached prefix, the tokens of the cached chains after it, and the block size.
+
+    Each chain continues with its newest blocks. None if the first chain has the rest of the prompt, or if there is none.
+    """
+    groups, _ = make_groups(pools, prompt, hasher)
+    if not groups or isinstance(groups[0], MirroredWindowGroup):
+        return None
+    pool, cached = groups[0].pool, groups[0].cached_blocks
+    start = len(cached) * pool.block_size
+    rest, chains = prompt.tokens[start:], list[list[int]]()
+    children = pool.children(cached[-1].hash if cached else None)
+    for child in sorted(children, key=lambda each: (_shared(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
+        if list(child.tokens[: len(rest)]) == rest:
+            return None
+        chain: list[int] = []
+        block: MirroredBlock | None = child
+        while block is not None and len(block.tokens) == pool.block_size and len(chain) < _MAX_CHAIN_TOKENS:
+            chain += block.tokens
+            block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
+        if chain:
+            chains.append(chain)
+    return (start, chains[::-1], pool.block_size) if chains else None
+
+
+def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
+
+
+def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
+    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
+
+
+def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
+    indexes = range(len(hashes.hashes.numbers))
+    found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
+    return found[0], length
+
+
+def _divergence(group: MirroredGroup, tokens: list[int]) -> Divergence | None:
+    if isinstance(group, MirroredWindowGroup):
+        return None
+    cached, size = group.cached_blocks, group.block_size
+    children = group.pool.children(cached[-1].hash if cached else None)
+    return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))

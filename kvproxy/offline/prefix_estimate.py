@@ -1,0 +1,116 @@
+"""Estimates the reuse of a log's prompts by pool size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.codecs.codec import PromptInput
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES
+from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, lru_hits
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+
+_DEFAULT_SIZES = 8
+_POLICY = "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRequest:
+    """The tokens of a request.
+
+    Attributes:
+        response: tokens of the logged response, with which the next prompt of the conversation may continue.
+        salt: requests with different salts share no blocks.
+    """
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...] = ()
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPoint:
+    """A pool of `blocks` blocks reuses `reused` prompt tokens."""
+
+    blocks: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixEstimate:
+    """Estimated reuse of a log by the engine's prefix cache.
+
+    Attributes:
+        block_size: in tokens.
+        prompts, prompt_tokens: number of requests to the engine, and of their tokens.
+        endless: tokens that an unlimited pool reuses.
+        points: reuse by size of the pool.
+    """
+
+    block_size: int
+    prompts: int
+    prompt_tokens: int
+    endless: int
+    points: tuple[PrefixPoint, ...]
+
+    def share(self, reused: int) -> float:
+        return reused / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+async def tokenize_request(
+    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, response: str | None = None
+) -> TokenizedRequest:
+    """Tokenize a request and its response. Raises KvproxyError."""
+    prompt = await tokenizer.encode(form)
+    response_tokens = await tokenizer.encode_output(response) if response else ()
+    own = request.body.get("cache_salt")
+    salt = f"{request.tenant} {request.model} {own if isinstance(own, str) else ''}"
+    return TokenizedRequest(tuple(prompt), tuple(response_tokens), salt)
+
+
+def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[ChainRequest]:
+    hasher = BlockHasher(seed="")
+    ids: dict[bytes, int] = {}
+    chains = []
+    for each in requests:
+        request = CacheRequest("", [*each.prompt, *each.response], salt=each.salt)
+        blocks = tuple(ids.setdefault(name, len(ids)) for name in request.update_hashes(hasher, block_size))
+        reusable = max(0, len(each.prompt) - 1) // block_size
+        chains.append(ChainRequest(blocks, min(reusable, len(blocks)), bool(request.num_tokens % block_size)))
+    return chains
+
+
+def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]:
+    """Count the reused blocks of each request; a pool of None is unlimited."""
+    # One block is the null block, as in vLLM.
+    capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
+    cache = ChainCache(capacity, ONLINE_POLICIES[_POLICY](capacity))
+    return [cache.serve(chain) or 0 for chain in chains]
+
+
+def estimate_prefix_reuse(
+    requests: Sequence[TokenizedRequest],
+    block_size: int,
+    sizes: Sequence[int] | None,
+) -> PrefixEstimate:
+    """Compute the reuse of pools of several sizes.
+
+    Args:
+        sizes: in blocks; by default eight, from the longest request to all distinct blocks.
+    """
+    chains = block_chains(requests, block_size)
+    chosen = sorted(set(sizes)) if sizes else _default_sizes(chains)
+    # One block is the null block, as in vLLM.
+    *hits, endless = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
+    points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
+    tokens = sum(len(each.prompt) for each in requests)
+    return PrefixEstimate(block_size, len(requests), tokens, block_size * endless, tuple(points))
+
+
+def _default_sizes(chains: Sequence[ChainRequest]) -> list[int]:
+    most = len({block for chain in chains for block in chain.blocks}) + 2
+    least = max((len(chain.blocks) + 2 for chain in chains), default=2)
+    if most <= least:
+        return [least]
+    return sorted({round(least * (most / least) ** (step / (_DEFAULT_SIZES - 1))) for step in range(_DEFAULT_SIZES)})

@@ -1,0 +1,151 @@
+"""Hits of one pool size and one eviction policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproxy.blocks.eviction import EvictionPolicy
+from kvproxy.blocks.reuse_distance import LRUCurve
+from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRequest:
+    """A prompt as the ids of its full blocks.
+
+    Attributes:
+        blocks: two prompts with an equal id have an equal prefix up to this block.
+        reusable: number of blocks that may be hits; at least one token is always computed.
+        partial: the prompt ends in an incomplete block, which takes space until the request ends.
+    """
+
+    blocks: Sequence[int]
+    reusable: int
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a trace.
+
+    Attributes:
+        seconds: time of arrival; NaN if the trace has no times.
+        tokens: length of the prompt.
+        output: tokens of the answer.
+    """
+
+    seconds: float
+    chain: ChainRequest
+    tokens: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSimulation:
+    """The result of a simulation: blocks requested, blocks hit, and requests that exceed the pool."""
+
+    blocks: int
+    hits: int
+    refused: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.blocks if self.blocks else 0.0
+
+
+class ChainCache:
+    """A simulated pool that serves one request at a time. It evicts a block only after the blocks that follow it.
+
+    Args:
+        capacity: in blocks.
+        policy: selects the idle block to evict.
+
+    Attributes:
+        stored, removed: blocks that the last request added and evicted.
+    """
+
+    def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
+        self._capacity = capacity
+        self._policy = policy
+        self._parents: dict[int, int | None] = {}
+        self._num_children: dict[int, int] = {}
+        self.stored: list[int] = []
+        self.removed: list[int] = []
+
+    def num_cached(self, blocks: Sequence[int]) -> int:
+        """Return the number of leading blocks in the cache."""
+        return next((index for index, block in enumerate(blocks) if block not in self._parents), len(blocks))
+
+    def serve(self, request: ChainRequest) -> int | None:
+        """Return the number of hits, or None if the request exceeds the pool."""
+        blocks = request.blocks
+        self.stored, self.removed = [], []
+        if len(blocks) + request.partial > self._capacity:
+            return None
+        num_cached = self.num_cached(blocks)
+        for block in blocks[:num_cached]:
+            self._policy.remove(block)
+        while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
+            self._evict()
+        self.stored = list(blocks[num_cached:])
+        for index in range(num_cached, len(blocks)):
+            parent = blocks[index - 1] if index else None
+            self._parents[blocks[index]] = parent
+            if parent is not None:
+                self._num_children[parent] = self._num_children.get(parent, 0) + 1
+        for block in reversed(blocks):
+            self._policy.add(block)
+        return min(num_cached, request.reusable)
+
+    def _evict(self) -> None:
+        skipped = []
+        victim = self._policy.pop()
+        while self._num_children.get(victim):
+            skipped.append(victim)
+            victim = self._policy.pop()
+        for block in reversed(skipped):
+            self._policy.restore(block)
+        self.removed.append(victim)
+        parent = self._parents.pop(victim)
+        self._num_children.pop(victim, None)
+        if parent is not None:
+            self._num_children[parent] -= 1
+
+
+def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
+    """Simulate a trace.
+
+    Args:
+        requests: in order of arrival.
+        capacity: in blocks; None is unlimited.
+        policy: one of `eviction_policies.POLICY_NAMES`.
+    """
+    blocks = sum(len(request.blocks) + request.partial for request in requests)
+    size = capacity if capacity is not None else blocks
+    cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    hits = [cache.serve(request) for request in requests]
+    return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
+
+
+def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
+    """Return the hits of each pool size as `simulate` with LRU does, in one pass over the trace."""
+    curve = LRUCurve()
+    for request in requests:
+        curve.add(request.blocks, request.reusable, request.partial)
+    hits = curve.hits()
+    return [
+        # A smaller pool refuses requests, so that its stack is another one.
+        simulate(requests, size, "lru").hits
+        if size is not None and size < curve.least
+        else hits[-1 if size is None else min(size, len(hits) - 1)]
+        for size in sizes
+    ]
+
+
+def _belady(requests: Sequence[ChainRequest]) -> Belady:
+    uses: dict[int, list[int]] = {}
+    depth: dict[int, int] = {}
+    for position, request in enumerate(requests):
+        for index, block in enumerate(request.blocks):
+            uses.setdefault(block, []).append(position)
+            depth[block] = index
+    return Belady(dict(uses), depth)

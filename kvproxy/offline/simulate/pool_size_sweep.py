@@ -1,0 +1,130 @@
+"""Hit rates of a trace by pool size and eviction policy."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import mean, stdev
+
+from kvproxy.charts import Chart, ChartLine
+from kvproxy.offline.simulate.eviction_policies import BELADY
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
+
+_SUFFICIENT_SHARE = 0.9
+_SAMPLING = 21
+_LEAST_SAMPLED = 100_000
+"""Blocks of a trace; a smaller one is simulated as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The hit rates of a trace by pool size and eviction policy.
+
+    Attributes:
+        sizes: pool sizes in blocks, ascending.
+        rates: hit rates of each policy, one for each size.
+        errors: error bars of the rates, 0 for exact ones: twice the standard error of the samples.
+        unlimited: hit rate of an unlimited pool.
+        block_tokens: tokens in a block.
+        requests, blocks: size of the trace.
+    """
+
+    sizes: tuple[int, ...]
+    rates: dict[str, tuple[float, ...]]
+    errors: dict[str, tuple[float, ...]]
+    unlimited: float
+    block_tokens: int
+    requests: int
+    blocks: int
+
+    def sufficient_size(self, policy: str) -> int | None:
+        """Return the smallest pool with 90% of the unlimited hit rate; None if no size reaches it."""
+        target = _SUFFICIENT_SHARE * self.unlimited
+        return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
+
+
+def sweep(
+    requests: Sequence[ChainRequest],
+    block_tokens: int,
+    sizes: Sequence[int],
+    policies: Sequence[str],
+    on_progress: Callable[[], None] = lambda: None,
+    *,
+    exact: bool = False,
+) -> Sweep:
+    """Compute the hit rate of every size and policy: exact for LRU, and for other policies of small traces.
+
+    Args:
+        block_tokens: tokens in a block.
+        sizes: in blocks.
+        policies: some of `eviction_policies.POLICY_NAMES`.
+        on_progress: called after each simulation.
+        exact: simulate all blocks of a large trace, too.
+    """
+    ordered = tuple(sorted(set(sizes)))
+    blocks = sum(len(request.blocks) + request.partial for request in requests) or 1
+    *lru, unlimited = lru_hits(requests, [*ordered, None])
+    samples = [] if exact or blocks < _LEAST_SAMPLED else _samples(requests)
+    sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
+    rates: dict[str, tuple[float, ...]] = {}
+    errors: dict[str, tuple[float, ...]] = {}
+    for policy in policies:
+        found: list[tuple[float, float]] = []
+        for index, size in enumerate(ordered):
+            if policy == "lru":
+                found.append((lru[index], 0.0))
+            elif not samples:
+                found.append((simulate(requests, size, policy).hits, 0.0))
+            else:
+                # The difference from LRU varies less between samples than the hits.
+                gains = [
+                    _SAMPLING * (simulate(sample, max(1, size // _SAMPLING), policy).hits - hits[index])
+                    for sample, hits in zip(samples, sampled_lru, strict=True)
+                ]
+                found.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
+            on_progress()
+        rates[policy] = tuple(hits / blocks for hits, _ in found)
+        errors[policy] = tuple(error / blocks for _, error in found)
+    return Sweep(ordered, rates, errors, unlimited / blocks, block_tokens, len(requests), blocks)
+
+
+def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
+    """Return two samples of the blocks, each for a pool of 1/21 of the size (SHARDS; Waldspurger et al., 2015).
+
+    A sample has every 21st distinct block in the order of first use. A chain without some of its blocks is still a chain, so
+    parents are evicted after their children. Blocks that many requests use are hits in any pool, and are left out.
+    """
+    uses = Counter(chain.from_iterable(request.blocks for request in requests))
+    most = max(2, len(requests) // 20)
+    classes: dict[int, int] = {block: index % _SAMPLING for index, block in enumerate(uses) if uses[block] <= most}
+    samples: list[list[ChainRequest]] = [[], []]
+    for request in requests:
+        found = [classes.get(block, -1) for block in request.blocks]
+        for number, sample in enumerate(samples):
+            # The samples are far apart in the order of first use.
+            places = [place for place, each in enumerate(found) if each == number * _SAMPLING // 2]
+            if places:
+                blocks = [request.blocks[place] for place in places]
+                sample.append(ChainRequest(blocks, bisect_left(places, request.reusable), partial=False))
+    return samples
+
+
+def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
+    """Return pool sizes in geometric steps from 1% to 100% of the distinct blocks."""
+    distinct = len({block for request in requests for block in request.blocks})
+    least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
+    if distinct <= least:
+        return [least]
+    return sorted({round(least * (distinct / least) ** (step / (count - 1))) for step in range(count)})
+
+
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    sizes = [size * sweep.block_tokens for size in sweep.sizes]
+    lines = []
+    for policy, rates in sweep.rates.items():
+        bars = [(rate - error, rate + error) for rate, error in zip(rates, sweep.errors[policy], strict=True)]
+        lows, highs = zip(*bars, strict=True) if any(sweep.errors[policy]) else ((), ())
+        lines.append(ChartLine(policy, sizes, rates, lows, highs, is_dashed=policy == BELADY))
+    levels = [("unlimited pool", sweep.unlimited)]
+    return [Chart("tokens in the pool", "hit rate", lines, levels=levels, log_x=True, is_share=True)]

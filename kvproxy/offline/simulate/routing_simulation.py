@@ -1,0 +1,196 @@
+"""Hits, balance, and waiting times of routing policies on a trace.
+
+An engine computes one prompt at a time at a fixed rate, and looks up its cache when it starts. Answers run concurrently at a
+fixed rate. The routing policies are the proxy's (`kvproxy.upstreams.routing`).
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvproxy.offline.simulate.eviction_policies import LRU
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache
+from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
+
+SECONDS_PER_OUTPUT_TOKEN = 0.02
+_MAX_ENGINES = 1_024
+_NUM_HASHED_BLOCKS = 2
+"""Leading blocks that consistent hashing uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetShape:
+    """The size and speed of equal engines.
+
+    Attributes:
+        blocks: blocks of each engine's pool.
+        block_tokens: tokens in a block.
+        prefill_rate: prompt tokens per second.
+        event_delay: seconds until routing learns of a change of a cache.
+        event_loss: share of the requests whose changes routing never learns of.
+    """
+
+    engines: int
+    blocks: int
+    block_tokens: int
+    prefill_rate: float
+    event_delay: float = 0.0
+    event_loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingResult:
+    """The result of a routing policy.
+
+    Attributes:
+        hit_tokens, hit_rate: number of prompt tokens found in a cache, and their share.
+        imbalance: computed tokens of the busiest engine, divided by the mean.
+        wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
+        refused: requests that exceed a pool.
+    """
+
+    policy: str
+    engines: int
+    hit_tokens: int
+    hit_rate: float
+    imbalance: float
+    wait_p50: float
+    wait_p99: float
+    refused: int
+
+
+class SimulatedEngine:
+    """An engine with a cache, a queue, and a clock."""
+
+    def __init__(self, name: str, shape: FleetShape) -> None:
+        self.name = name
+        self.load = Load()
+        self.hits = self.computed = self.refused = 0
+        self.waits: list[float] = []
+        self._cache = ChainCache(shape.blocks, LRU(shape.blocks))
+        self._published: set[int] = set()
+        self._pending: deque[tuple[float, list[int], list[int]]] = deque()
+        self._losses = random.Random(name)
+        self._shape = shape
+        self._queue: deque[tuple[Arrival, RequestLoad]] = deque()
+        self._free_at = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._event_ids = itertools.count()
+
+    def matched_tokens(self, arrival: Arrival) -> int:
+        """Return the length of the prompt's cached prefix, as the published events show it."""
+        chain, known = arrival.chain, self._published
+        while self._pending and self._pending[0][0] <= arrival.seconds:
+            _, stored, removed = self._pending.popleft()
+            known.difference_update(removed)
+            known.update(stored)
+        cached = next((index for index, block in enumerate(chain.blocks) if block not in known), len(chain.blocks))
+        return min(cached, chain.reusable) * self._shape.block_tokens
+
+    def add(self, arrival: Arrival) -> None:
+        self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
+
+    def advance(self, now: float) -> None:
+        """Start requests and end steps up to a time."""
+        while self._queue and max(self._free_at, self._queue[0][0].seconds) <= now:
+            self._start(*self._queue.popleft())
+        while self._events and self._events[0][0] <= now:
+            heapq.heappop(self._events)[2]()
+
+    def _start(self, arrival: Arrival, load: RequestLoad) -> None:
+        start = max(self._free_at, arrival.seconds)
+        hit = self._cache.serve(arrival.chain)
+        if self._losses.random() >= self._shape.event_loss:
+            self._pending.append((start + self._shape.event_delay, self._cache.stored, self._cache.removed))
+        if hit is None:
+            self.refused += 1
+            load.finish()
+            return
+        tokens = arrival.tokens - hit * self._shape.block_tokens
+        self.hits += arrival.tokens - tokens
+        self.computed += tokens
+        self._free_at = start + tokens / self._shape.prefill_rate
+        self.waits.append(self._free_at - arrival.seconds)
+        end = self._free_at + arrival.output * SECONDS_PER_OUTPUT_TOKEN
+        for seconds, callback in ((self._free_at, load.finish_prefill), (end, load.finish)):
+            heapq.heappush(self._events, (seconds, next(self._event_ids), callback))
+
+
+POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
+"""The last two are the proxy's, without and with KV events."""
+
+
+def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
+    ring = Ring({engine.name: 1.0 for engine in engines})
+    turns, generator = itertools.cycle(engines), random.Random(0)
+
+    def ring_order(arrival: Arrival) -> list[str]:
+        return ring.order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
+
+    def choose_engine(arrival: Arrival, *, events: bool) -> SimulatedEngine:
+        candidates = [
+            EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
+            for engine in engines
+        ]
+        return engines[int(choose(candidates, arrival.tokens, ring_order(arrival))[0])]
+
+    routes: dict[str, Callable[[Arrival], SimulatedEngine]] = {
+        "round-robin": lambda arrival: next(turns),
+        "random": lambda arrival: generator.choice(engines),
+        "consistent hashing": lambda arrival: engines[int(ring_order(arrival)[0])],
+        "with bounded loads": lambda arrival: choose_engine(arrival, events=False),
+        "prefix and load": lambda arrival: choose_engine(arrival, events=True),
+    }
+    return routes[policy]
+
+
+def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
+    """Simulate a trace under a routing policy.
+
+    Args:
+        arrivals: in order of time.
+        policy: one of `POLICIES`.
+    """
+    engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
+    route = _make_route(policy, engines)
+    for arrival in arrivals:
+        for engine in engines:
+            engine.advance(arrival.seconds)
+        route(arrival).add(arrival)
+    for engine in engines:
+        engine.advance(float("inf"))
+    hits, computed = sum(engine.hits for engine in engines), [engine.computed for engine in engines]
+    waits = sorted(wait for engine in engines for wait in engine.waits) or [0.0]
+    total = hits + sum(computed)
+    return RoutingResult(
+        policy,
+        shape.engines,
+        hits,
+        hits / total if total else 0.0,
+        max(computed) * len(computed) / sum(computed) if sum(computed) else 1.0,
+        waits[len(waits) // 2],
+        waits[min(len(waits) - 1, int(len(waits) * 0.99))],
+        sum(engine.refused for engine in engines),
+    )
+
+
+def engines_for(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
+    """Return the result of the smallest fleet whose p99 of the wait is at most a time; at most 1,024 engines."""
+
+    def result(engines: int) -> RoutingResult:
+        return simulate_routing(arrivals, replace(shape, engines=engines), policy)
+
+    most = 1
+    found = result(most)
+    while found.wait_p99 > seconds and most < _MAX_ENGINES:
+        most *= 2
+        found = result(most)
+    least = most // 2 + 1
+    while least < most and found.wait_p99 <= seconds:
+        middle = (least + most) // 2
+        tried = result(middle)
+        least, most, found = (least, middle, tried) if tried.wait_p99 <= seconds else (middle + 1, most, found)
+    return found

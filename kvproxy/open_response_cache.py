@@ -1,0 +1,139 @@
+"""Opens the response cache of the settings."""
+
+import random
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from kvproxy.encryption import load_cipher
+from kvproxy.errors import SettingsError
+from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
+from kvproxy.index.models.embedder import DEFAULT, load_embedder
+from kvproxy.index.models.verifier import Verifier, load_verifier
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_queue import model_threads
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import Capacity, Store, open_store
+from kvproxy.index.store.observations import Observations
+from kvproxy.pattern_redaction import load_redactor
+from kvproxy.settings.cache import CacheSettings, PolicyName
+from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+
+NONE = "none"
+
+
+def open_response_cache(
+    where: str | Path,
+    settings: CacheSettings | None = None,
+    *,
+    embedder: str = DEFAULT,
+    data: Path | None = None,
+    clock: Callable[[], float] = time.time,
+    encryption: EncryptionSettings = EncryptionSettings(),
+    redaction: RedactionSettings = RedactionSettings(),
+    tenant_limit: Callable[[str], int | None] | None = None,
+    random_number: Callable[[], float] = random.random,
+) -> ResponseCache:
+    """Open the stored responses and their index. A missing file is created.
+
+    Args:
+        where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        settings: defaults as in `kvproxy serve`.
+        embedder: `default`, a folder, or a sentence-transformers id.
+        data: data folder, see `load_embedder`.
+        clock: seconds since the epoch.
+        encryption: origin of the keys; texts are clear without keys.
+        tenant_limit: limit of stored bytes per tenant.
+        random_number: random numbers below 1, for exploration by the policy `learned`.
+
+    Raises:
+        SettingsError: the keys, the store, the embedder or the verifier cannot be used.
+    """
+    settings = settings or CacheSettings()
+    redact = load_redactor(redaction)
+    try:
+        store = open_store(
+            where,
+            clock=clock,
+            capacity=Capacity(settings.max_entries, settings.max_bytes, tenant_limit),
+            cipher=load_cipher(encryption),
+        )
+        try:
+            semantic = _semantic(settings, store, embedder, data, random_number)
+        except BaseException:
+            store.close()
+            raise
+    except (CacheStoreError, EmbedderError, VerifierError) as error:
+        raise SettingsError(str(error)) from None
+    return ResponseCache(store, semantic, clock=clock, redact=redact)
+
+
+def _semantic(
+    settings: CacheSettings,
+    store: Store,
+    embedder: str,
+    data: Path | None,
+    random_number: Callable[[], float],
+) -> SemanticCache | None:
+    if not (settings.enabled and settings.semantic):
+        return None
+    model = load_embedder(embedder, data, model_threads())
+    # Policies of rules share the verifier, and are created on demand.
+    load = cache(load_verifier)
+
+    def named(policy: PolicyName) -> Policy:
+        own = {} if policy == settings.policy else {"policy": policy, "min_similarity": None}
+        return build_policy(settings.model_copy(update=own), store.observations, model.name, data, load)
+
+    semantic = SemanticCache(
+        store,
+        model,
+        named(settings.policy),
+        store.observations,
+        languages=settings.languages,
+        make_policy=cache(named),
+        random_number=random_number,
+    )
+    semantic.rebuild()
+    return semantic
+
+
+def build_policy(
+    settings: CacheSettings,
+    observations: Observations,
+    embedder: str | None = None,
+    data: Path | None = None,
+    load: Callable[..., Verifier] = load_verifier,
+) -> Policy:
+    """Create the configured policy with its verifier.
+
+    Args:
+        observations: training data of the policy `learned`.
+        data: data folder, see `load_verifier`.
+
+    Raises:
+        SettingsError: the policy needs a verifier, and the settings name none.
+    """
+    guards = GUARDS if settings.guards else ()
+    if settings.policy == "threshold":
+        return ThresholdPolicy(settings.least_similarity, guards)
+    verifier = None if settings.verifier == NONE else load(settings.verifier, embedder, data=data)
+    if settings.policy == "learned":
+        checked = (
+            None
+            if verifier is None
+            else CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
+        )
+        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards)
+    if verifier is None:
+        raise SettingsError(
+            "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",
+            param="cache.verifier",
+        )
+    return CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)

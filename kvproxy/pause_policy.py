@@ -1,0 +1,118 @@
+"""Decides how a provider should keep a session's prefix during the pause before the next request.
+
+A provider such as Anthropic drops an unused prefix after five minutes, or after one hour for a higher price of writes. Each use
+renews the time. The decisions minimise the expected price, given the distribution of earlier pauses.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+KEEP_WARM_SECONDS = 290.0
+"""Between two keep-warm requests for a prefix that expires after five minutes."""
+HOUR = 3_600.0
+_MOST_REQUESTS = 12
+# Bounds of the counted durations: a pause in (EDGES[i - 1], EDGES[i]] belongs to number i, the first begins at 0.
+EDGES = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
+_PRIOR_PAUSES = 500.0
+"""Weight of the more general distribution; about 30 of 500 pauses are longer than five minutes."""
+TYPICAL: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
+"""Pauses of 60 Claude Code sessions (callanjfox/kv-cache-tester) by `EDGES`; sessions that end count as endless pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePrices:
+    """Prices of prompt tokens relative to tokens that are not cached. The defaults are Anthropic's."""
+
+    read: float = 0.1
+    write_5m: float = 1.25
+    write_1h: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """The probability that a pause is longer than each of `EDGES`."""
+
+    probabilities: tuple[float, ...]
+
+    def between(self, start: float, end: float) -> float:
+        """Return the probability that a pause is longer than `start` and at most `end`, which are two of `EDGES`."""
+        return self._after(start) - self._after(end)
+
+    def _after(self, edge: float) -> float:
+        return self.probabilities[bisect_left(EDGES, edge)]
+
+    def returns(self) -> list[float]:
+        """Return for each keep-warm request the probability that the session returns before the request's effect
+        expires.
+
+        The condition is that the session paused until this request.
+        """
+        spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
+        return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
+
+
+class PauseTimes:
+    """Counts of pauses by client and hour of the day.
+
+    Groups with few pauses are drawn towards all pauses of the client, and these towards the pauses of all clients.
+    """
+
+    def __init__(self, typical: Sequence[int] = TYPICAL) -> None:
+        self._typical = _shares(typical, ()) or [0.0] * len(EDGES)
+        self._counts: dict[tuple[str | int, ...], list[int]] = {}
+
+    def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
+        """Count a pause. A session that ended has an endless pause (`math.inf`)."""
+        for key in ((), (client,), (client, hour)):
+            self._counts.setdefault(key, [0] * len(EDGES))[bisect_left(EDGES, seconds)] += 1
+
+    def survival(self, client: str = "", hour: int = 0) -> Survival:
+        shares = self._typical
+        for key in ((), (client,), (client, hour)):
+            shares = _shares(self._counts.get(key, ()), shares)
+        left, probabilities = 1.0, []
+        for share in shares:
+            left -= share
+            probabilities.append(max(0.0, left))
+        return Survival(tuple(probabilities))
+
+
+def _shares(counts: Sequence[int], general: Sequence[float]) -> Sequence[float]:
+    total = sum(counts)
+    if not total:
+        return general
+    weight = _PRIOR_PAUSES if any(general) else 0.0
+    return [(count + weight * share) / (total + weight) for count, share in zip(counts, general or counts, strict=True)]
+
+
+def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:
+    """Return the number of keep-warm requests in a pause with the lowest expected price.
+
+    Each request reads the whole prefix once. If the session returns later, the prefix is written again.
+
+    Args:
+        kept: part of the prefix that the provider keeps for one hour; only the rest would be lost.
+    """
+    best, chosen, expected, left = 0.0, 0, 0.0, 1.0
+    saved = (1.0 - kept) * (prices.write_5m - prices.read)
+    for count, returns in enumerate(survival.returns(), 1):
+        expected += left * (returns * saved - prices.read)
+        left *= 1.0 - returns
+        if expected > best:
+            best, chosen = expected, count
+    return chosen
+
+
+def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: CachePrices) -> bool:
+    """Whether to write the new tokens of a prompt for one hour.
+
+    Args:
+        new: tokens that are written. They cost more.
+        unprotected: tokens of the prompt after the last prefix that is kept for one hour, including `new`. They survive
+            the
+            next pause if it is at most one hour.
+    """
+    likely = survival.between(KEEP_WARM_SECONDS, HOUR)
+    return (prices.write_1h - prices.write_5m) * new <= likely * (prices.write_5m - prices.read) * unprotected

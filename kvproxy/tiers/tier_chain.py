@@ -1,0 +1,171 @@
+"""The tiers from fastest to slowest, with write-through to all of them.
+
+A chunk is written when its last token is computed, not when its blocks are evicted: eviction takes single blocks and
+overwrites them in the same step, and a killed process would lose all chunks that were never evicted.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import TypeVar
+
+from kvproxy.encryption import Cipher, is_sealed
+from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError, TierStats
+from kvproxy.tiers.host import HostStore
+
+T = TypeVar("T")
+_log = logging.getLogger("kvproxy")
+
+
+class TierChain:
+    """The configured stores, from the fastest to the slowest.
+
+    Args:
+        pending: maximum bytes of chunks that wait to be written.
+        cipher: encrypts chunks. All machines that share a store need the same keys.
+    """
+
+    def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
+        self.stores = tuple(stores)
+        self._cipher = cipher
+        self._writer = ThreadPoolExecutor(1, "kvproxy-tiers")
+        self._is_closed = False
+        self._max_pending_bytes = pending
+        self._pending_bytes = 0
+        self._counts = {store.name: Counter[str]() for store in self.stores}
+        self._pending: set[str] = set()
+        self._lock = threading.Lock()
+
+    def may_hold(self, key: str) -> bool:
+        """Whether a tier may hold a chunk; calls no other machine."""
+        return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
+
+    def should_save(self, key: str) -> bool:
+        return key not in self._pending and any(store.should_put(key) for store in self.stores)
+
+    def find_tier(self, key: str) -> str | None:
+        """Return the first tier that holds a chunk; may call another machine."""
+        return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
+
+    def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
+        """Load a chunk from the first tier that holds a valid one, and copy it to the faster tiers.
+
+        `accept` converts the chunk, or returns None if it is invalid; then the chunk is deleted.
+        """
+        for index, store in enumerate(self.stores):
+            data = self._call(store, lambda s: s.get(key))
+            if data is None:
+                self._count(store, "misses")
+                continue
+            data = self._decrypt(key, data)
+            value = accept(data)
+            if value is None:
+                self._count(store, "damaged")
+                self._call(store, lambda s: s.delete(key))
+                continue
+            self._count(store, "hits")
+            self._count(store, "bytes_loaded", len(data))
+            if index:
+                self._submit(key, data, self.stores[:index])
+            return value
+        return None
+
+    def _decrypt(self, key: str, data: Data) -> Data:
+        try:
+            return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
+        except ValueError:
+            return data
+
+    def _put(self, store: ChunkStore, key: str, data: Data) -> None:
+        if self._cipher is not None and not isinstance(store, HostStore):
+            data = self._cipher.seal(data, key.encode())
+        store.put(key, data)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a chunk of this size would be accepted now.
+
+        Nothing is reserved. An empty queue accepts any size.
+        """
+        return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
+
+    def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
+        """Write a chunk in the background; return False if too many bytes are pending, or after `close`.
+
+        `finish` completes the buffer on the background thread.
+        """
+        return self._submit(key, data, self.stores, finish)
+
+    def _submit(
+        self, key: str, data: Data, stores: Sequence[ChunkStore], finish: Callable[[], None] = lambda: None
+    ) -> bool:
+        def task() -> None:
+            try:
+                finish()
+                for store in stores:
+                    if store.should_put(key):
+                        self._call(store, lambda s: self._put(s, key, data))
+            except Exception:
+                _log.exception("cannot store a chunk")
+            finally:
+                self._pending.discard(key)
+                with self._lock:
+                    self._pending_bytes -= len(data)
+
+        with self._lock:
+            if self._is_closed or not self.has_room(len(data)):
+                return False
+            self._pending_bytes += len(data)
+            self._pending.add(key)
+            self._writer.submit(task)
+        return True
+
+    def count_dropped(self, key: str) -> None:
+        for store in self.stores:
+            if store.should_put(key):
+                self._count(store, "dropped")
+
+    def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
+        """Delete a tier's matching chunks after all pending ones; return None without such a tier.
+
+        Raises TierError after `timeout` seconds.
+        """
+        store = next((store for store in self.stores if store.name == name), None)
+        if store is None:
+            return None
+        try:
+            return self._writer.submit(store.clear, matches).result(timeout)
+        except TimeoutError:
+            raise TierError(f"{name} is still busy after {timeout:g} s: try again") from None
+
+    def _call(self, store: ChunkStore, call: Callable[[ChunkStore], T]) -> T | None:
+        try:
+            return call(store)
+        except TierError as error:
+            errors = self._count(store, "errors")
+            if errors in (1, 10, 100) or errors % 1000 == 0:
+                _log.warning("tier %s, error %d: %s", store.name, errors, error)
+            return None
+
+    def _count(self, store: ChunkStore, name: str, added: int = 1) -> int:
+        with self._lock:
+            self._counts[store.name][name] += added
+            return self._counts[store.name][name]
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all accepted chunks are written; return False after a timeout."""
+        return bool(wait([self._writer.submit(int)], timeout).done)
+
+    def stats(self) -> list[TierStats]:
+        return [TierStats(**(asdict(store.stats()) | self._counts[store.name])) for store in self.stores]
+
+    def close(self) -> None:
+        """Write the pending chunks for at most 10 seconds, and close the stores."""
+        with self._lock:
+            self._is_closed = True
+        self.flush(10.0)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        for store in self.stores:
+            self._call(store, lambda s: s.close())

@@ -1,0 +1,221 @@
+"""HTTP connections to one server through aiohttp, with exceptions of `kvproxy.errors`.
+
+Only this module uses private attributes of aiohttp, to avoid five of its faults: it blocks readers of some malformed bodies for
+ever; it takes a reset for the end of a body without a length; it reports a failure before the bytes that arrived earlier; it
+reuses a connection after a body that was shorter than its Content-Length; and it gives bytes that arrive on an idle connection
+to the next request.
+"""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
+from yarl import URL
+
+from kvproxy.backends.protocol import Body, Headers, RelayedResponse
+from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+
+# RFC 9110, section 7.6.1.
+_HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
+_PROXY = "proxy-"
+# A body would have no end if a Connection header removed its length.
+_ALWAYS_END_TO_END = frozenset(("content-length",))
+# Defaults of aiohttp that the client did not send.
+_SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+# Most servers close idle connections after 5 s or more; a request must not use a closing connection.
+_KEEPALIVE_SECONDS = 4.0
+_CLOSING = "closing transport"  # aiohttp's message for a write that did not start.
+_MAX_HEADER_BYTES = 64 * 1024
+_LARGE_BODY = 2**20
+
+
+class ConnectionPool:
+    """Connections to one server. `read_timeout` limits the seconds between two chunks of a response."""
+
+    def __init__(self, base: str, connect_timeout: float, read_timeout: float, limit: int) -> None:
+        self._base = base
+        self._connect_timeout = connect_timeout
+        self._read_timeout = read_timeout
+        self._limit = limit
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
+        connector._factory = cast(
+            "partial[ResponseHandler]", partial(_StrictConnection, loop=asyncio.get_running_loop())
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=self._read_timeout),
+            # Cookies belong to one client and must not be sent with requests of other clients.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_SKIPPED_HEADERS,
+            auto_decompress=False,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
+        """Send a request. Raises UpstreamError, with `unsent` if no byte of it was sent."""
+        assert self._session is not None, "call open() first"
+        assert path.startswith("/"), "the path needs a leading slash"
+        data: bytes | io.BytesIO | AsyncIterator[bytes] | None
+        if isinstance(body, bytes):
+            data = io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
+        else:
+            data = _check_length(body, headers)
+        url = URL(self._base + path, encoded=True)
+        try:
+            response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
+        except (aiohttp.ClientError, OSError) as error:
+            failure = self._request_error(error)
+            # The head and a small body are written in one call.
+            failure.unsent = failure.unsent or (isinstance(data, bytes) and _was_closed_before_write(error))
+            raise failure from None
+        if not 200 <= response.status <= 599:
+            response.close()
+            raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
+        return _relay(response)
+
+    def _request_error(self, error: Exception) -> UpstreamError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            failure: UpstreamError = UpstreamTimeout(
+                f"no connection to {self._base} within {self._connect_timeout:g} s"
+            )
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            failure = UpstreamUnreachable(
+                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
+            )
+        elif isinstance(error, TimeoutError):
+            return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
+        else:
+            return UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
+        failure.unsent = True
+        return failure
+
+
+def _was_closed_before_write(error: Exception) -> bool:
+    return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
+
+
+def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
+    """Return the headers to forward: all but the hop-by-hop headers, with names in lower case."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
+    dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
+    return [(name, value) for name, value in lower if name not in dropped and not name.startswith(_PROXY)]
+
+
+class _StrictConnection(ResponseHandler):
+    """Closes the connection if bytes arrive after the end of a response."""
+
+    _last: StreamReader | None = None
+
+    def set_response_params(self, **params: Any) -> None:
+        self._last = None
+        super().set_response_params(**params)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        if data[0].code >= 200:
+            self._last = data[1]
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        if data and self._last is not None and self._last.is_eof():
+            self.force_close()
+            if self.transport is not None:
+                self.transport.close()
+            return
+        super().data_received(data)
+
+
+async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
+    """Raise an error if the size differs from the Content-Length, so that the connection closes."""
+    declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
+    written = 0
+    async for chunk in body:
+        written += len(chunk)
+        if declared is not None and written > declared:
+            raise InvalidRequest(f"the body has more than the {declared:,} bytes of its Content-Length")
+        yield chunk
+    if declared is not None and written < declared:
+        raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
+
+
+def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
+    raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
+    headers = end_to_end_headers(raw)
+    if any(name.lower() == "transfer-encoding" for name, _ in raw):
+        headers = [(name, value) for name, value in headers if name != "content-length"]
+
+    on_first_chunk: list[Callable[[], None]] = []
+    on_end: list[Callable[[], None]] = []
+
+    async def close() -> None:
+        _call(on_end)
+        # A response that was read to its end has already returned its connection.
+        response.close()
+
+    return RelayedResponse(
+        response.status, headers, _chunks(response, on_first_chunk, on_end), close, on_first_chunk, on_end
+    )
+
+
+def _call(callbacks: list[Callable[[], None]]) -> None:
+    while callbacks:
+        callbacks.pop()()
+
+
+async def _chunks(
+    response: aiohttp.ClientResponse, on_first_chunk: list[Callable[[], None]], on_end: list[Callable[[], None]]
+) -> AsyncIterator[bytes]:
+    content = response.content
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+
+    def wake(closed: "asyncio.Future[None]") -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was closed"))
+
+    if closed is not None:
+        closed.add_done_callback(wake)
+    try:
+        async for chunk in content.iter_any():
+            _call(on_first_chunk)
+            yield chunk
+        if closed is not None and not _has_framing(response) and closed.done() and closed.exception() is not None:
+            raise UpstreamProtocolError("the upstream broke its response off")
+    except TimeoutError:
+        raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
+    except (aiohttp.ClientError, OSError, RuntimeError) as error:
+        # Send the client the bytes that arrived before the failure. aiohttp raises RuntimeError for some failures.
+        for chunk in list(content._buffer):
+            yield chunk
+        raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
+    finally:
+        _call(on_end)
+        if closed is not None:
+            # The connection serves later requests; callbacks must not accumulate.
+            closed.remove_done_callback(wake)
+            closed.remove_done_callback(_retrieve)
+            closed.add_done_callback(_retrieve)
+        response.close()
+
+
+def _has_framing(response: aiohttp.ClientResponse) -> bool:
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
+
+
+def _retrieve(closed: "asyncio.Future[None]") -> None:
+    if not closed.cancelled():
+        closed.exception()

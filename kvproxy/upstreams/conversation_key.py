@@ -1,0 +1,47 @@
+"""Affinity keys: requests of one conversation share a key, so that consistent hashing sends them to one engine."""
+
+import hashlib
+
+import orjson
+
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import Json, field
+from kvproxy.apis.session_name import session_name
+
+_CONTEXT_FIELDS = ("system", "instructions", "tools")
+_TURN_FIELDS = ("messages", "input")
+
+_PREFIX_BYTES = 2048
+"""Beginning of a raw prompt that identifies its conversation."""
+
+
+def affinity_key(request: ApiRequest) -> bytes:
+    """Return a key of the session, or else of the first messages up to the user's first turn."""
+    if session := _session(request):
+        return _digest(request, b"session", session.encode("utf-8", "replace"))
+    body = request.body
+    context = orjson.dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
+    turns = next((body[name] for name in _TURN_FIELDS if isinstance(body.get(name), list)), None)
+    if isinstance(turns, list):
+        first = next((place for place, turn in enumerate(turns) if field(turn, "role") == "user"), len(turns))
+        return _digest(request, context, orjson.dumps(turns[: first + 1]))
+    text = orjson.dumps(body.get("prompt", body.get("input")))
+    return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
+
+
+def _session(request: ApiRequest) -> str | None:
+    body = request.body
+    named: tuple[Json, ...] = (
+        session_name(request),
+        body.get("prompt_cache_key"),
+        field(body.get("metadata"), "user_id"),
+    )
+    return next((name for name in named if isinstance(name, str) and name), None)
+
+
+def _digest(request: ApiRequest, *parts: bytes) -> bytes:
+    # Each model has its own cache, and tenants choose session names independently.
+    digest = hashlib.sha256()
+    for part in (request.model.encode("utf-8", "replace"), request.tenant.encode("utf-8", "replace"), *parts):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

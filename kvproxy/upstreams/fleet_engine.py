@@ -1,0 +1,248 @@
+"""One upstream with its mirror, load, health and slots."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.backends.prefix_cache import EngineMetrics
+from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.stream_status import StreamStatus
+from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
+from kvproxy.settings.limits import LimitSettings
+from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
+from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.generated_tokens import GeneratedTokens
+from kvproxy.upstreams.health import Health
+from kvproxy.upstreams.routing import EngineCandidate, Load
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.llama.server import LlamaServer
+    from kvproxy.upstreams.llama.slots import SlotsStatus
+
+_log = logging.getLogger("kvproxy")
+_MAX_MODELS = 64
+_OTHER_MODELS = "others"
+_NO_METRICS_SECONDS = 300.0
+"""Pause before the next request to a server without metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Status of one upstream, for `kvproxy upstreams`.
+
+    Attributes:
+        load: work in flight, in prefill tokens.
+        sent: requests sent since the start.
+        failures: consecutive failures.
+        complete: the mirror missed no event; None without a mirror.
+        notes: problems with their fixes.
+    """
+
+    url: str
+    state: str
+    weight: float
+    requests: int
+    load: int
+    sent: int
+    failures: int
+    ejections: int
+    error: str | None
+    cached_blocks: int | None
+    complete: bool | None
+    streams: tuple[StreamStatus, ...]
+    reuse: dict[str, ReuseFigures]
+    metrics: EngineMetrics | None
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+    slots: "SlotsStatus | None"
+
+
+class FleetEngine:
+    """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid.
+
+    Attributes:
+        llama: the slots of llama.cpp; None if the engine publishes KV events.
+    """
+
+    def __init__(
+        self,
+        server: UpstreamServer,
+        forward: UpstreamSettings,
+        routing: RoutingSettings,
+        limits: LimitSettings = LimitSettings(),
+    ) -> None:
+        self.url = server.url
+        self.weight = server.weight
+        self.client = UpstreamClient(server, forward, limits)
+        self.health = Health(routing.eject_after)
+        self.load = Load()
+        self.sent = 0
+        self.mirror = _make_mirror(server)
+        self._generated = None if self.mirror is None else GeneratedTokens(self.client, self.mirror)
+        self.reuse: dict[str, ReuseFigures] = {}
+        self.llama: LlamaServer | None = None
+        self._probe_timeout = routing.health_timeout
+        self._outage_logged = False
+        self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
+        self._problems: list[str] = []
+        self._metrics: tuple[float, EngineMetrics] | None = None
+        self._next_metrics = 0.0
+
+    async def start(self) -> None:
+        self.client.open()
+        if self.mirror is not None:
+            await self.mirror.start()
+
+    async def close(self) -> None:
+        if self.mirror is not None:
+            await self.mirror.close()
+        if self.llama is not None:
+            await self.llama.close()
+        await self.client.close()
+
+    async def probe(self) -> None:
+        """Request `/health` and record the result.
+
+        Any status below 500 is a success, since not all servers have the route.
+        """
+        try:
+            async with asyncio.timeout(self._probe_timeout):
+                reply = await self.client.request("GET", "/health", {})
+                await reply.close()
+        except TimeoutError:
+            self._record_probe(f"/health did not respond within {self._probe_timeout:g} s")
+        except KvproxyError as error:
+            self._record_probe(error.message)
+        else:
+            self._record_probe(None if reply.status < 500 else f"/health answered {reply.status}")
+        if self.llama is not None and not self.llama.is_identified and self.health.error is None:
+            await self.llama.identify()
+
+    def _record_probe(self, failure: str | None) -> None:
+        if failure is None:
+            if self._outage_logged:
+                self._outage_logged = False
+                _log.info("the upstream %s responds again", self.url)
+            self.health.record_success()
+            return
+        self.health.record_failure(failure)
+        if not self._outage_logged:
+            self._outage_logged = True
+            _log.warning("the upstream %s does not respond: %s", self.url, failure)
+        if self.llama is not None:
+            # Another server may start at this URL.
+            self.llama.is_identified = False
+
+    async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
+        """Return a request whose earlier answers keep the engine's tokens, if its rule requires it."""
+        if self._generated is None or not request.control.rule.repair_history:
+            return request
+        return await self._generated.restored(request)
+
+    async def send(self, request: ApiRequest) -> RelayedResponse:
+        placement = None if self.llama is None else await self.llama.place(request)
+        if placement is None:
+            return await self.client.send(request)
+        try:
+            reply = await self.client.send(placement.request)
+        except BaseException:
+            placement.abandon()
+            raise
+        placement.follow(reply)
+        reply.served_by = self.serving_upstream(placement.predicted, placement.work)
+        return reply
+
+    async def check(self) -> None:
+        """Read the engine's metrics and look for problems of its mirror."""
+        if time.monotonic() >= self._next_metrics:
+            try:
+                async with asyncio.timeout(self._probe_timeout):
+                    reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
+                    page = (await reply.body()).decode("utf-8", "replace")
+                found = await asyncio.to_thread(read_metrics, page) if reply.status == 200 else None
+            except (TimeoutError, KvproxyError):
+                pass  # Keep the last metrics; their age is shown.
+            except ValueError:
+                self._next_metrics = time.monotonic() + _NO_METRICS_SECONDS
+            else:
+                self._metrics = None if found is None else (time.monotonic(), found)
+                self._next_metrics = 0.0 if found is not None else time.monotonic() + _NO_METRICS_SECONDS
+        if self._monitor is not None:
+            up = not self.health.failures
+            self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
+
+    def metrics(self) -> EngineMetrics | None:
+        if self._metrics is None:
+            return None
+        reported_at, metrics = self._metrics
+        return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
+
+    def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
+        """Return the engine as a candidate for a prompt with computed hashes."""
+        matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
+        return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
+
+    def status(self) -> EngineStatus:
+        mirror = self.mirror
+        return EngineStatus(
+            url=self.url,
+            state=self.health.state,
+            weight=self.weight,
+            requests=self.load.requests,
+            load=round(self.load.tokens),
+            sent=self.sent,
+            failures=self.health.failures,
+            ejections=self.health.ejections,
+            error=self.health.error,
+            cached_blocks=None if mirror is None else mirror.report().cached,
+            complete=None if mirror is None else mirror.complete,
+            streams=() if mirror is None else tuple(mirror.streams()),
+            reuse=self.reuse,
+            metrics=self.metrics(),
+            notes=(*self._problems, *(self.llama.problems() if self.llama else ())),
+            advice=tuple(self.llama.advice()) if self.llama else (),
+            slots=self.llama.status() if self.llama else None,
+        )
+
+    def serving_upstream(self, predicted: int | None, work: int, *, restored: bool = False) -> ServingUpstream:
+        """Return this engine as the upstream of a request.
+
+        Args:
+            predicted: prompt tokens that it should reuse.
+            work: prompt tokens that it should compute.
+            restored: the prompt has the engine's own tokens of earlier answers.
+        """
+
+        def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
+            # Invented model names must not fill the memory.
+            name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
+            self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
+            if self._monitor is not None:
+                self._monitor.add_computed(prompt_tokens - cached_tokens, reported=True)
+
+        if self._monitor is not None:
+            self._monitor.add_computed(work, reported=False)
+        is_engine = self.mirror is not None or self._metrics is not None or predicted is not None
+        block_size = self._metrics[1].block_size if self._metrics is not None else None
+        return ServingUpstream(self.url, predicted, report_reuse, is_engine, restored, block_size or 0)
+
+
+def _make_mirror(server: UpstreamServer) -> "Mirror | None":
+    if server.kv_events is None:
+        return None
+    from kvproxy.mirror.mirror import Mirror
+
+    hasher = BlockHasher(server.hash_algorithm, server.hash_seed)
+    try:
+        return Mirror(server.kv_events, server.kv_replay, hasher=hasher, topic=server.kv_topic)
+    except ValueError as error:
+        raise SettingsError(f"setting kv_events of {server.url}: {error}", param="kv_events") from None

@@ -1,0 +1,181 @@
+"""Views of the block cache: rows, statistics, matches, columns, and the tree of chains."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.blocks import pool_rows
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.chain_tree import TreeNode, list_branches, nodes_of_pool
+from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.blocks.pins import Pins
+from kvproxy.blocks.pool_map import map_pool, map_rows
+from kvproxy.blocks.residency import ResidencyTracker
+from kvproxy.blocks.row_types import BlockRow, Divergence
+from kvproxy.blocks.single_type_manager import GroupSpec
+from tests.blocks.driver import begin, serve
+from tests.reference.integrity import check_integrity
+
+
+def test_every_state_of_a_block_has_its_row() -> None:
+    manager = KVCacheManager(10, 4, keep_tokens=True, residency=ResidencyTracker())
+    serve(manager, "pinned", [1, 2, 3, 4])
+    pins = Pins(manager)
+    pins.pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
+    manager.free(begin(manager, "cached", [5, 6, 7, 8]))
+    begin(manager, "live", [9] * 5)
+    check_integrity(manager, pins)
+    rows = pool_rows.list_blocks(manager)
+    assert [row.id for row in rows] == list(range(10))
+    assert [row.state for row in rows[:6]] == ["null", "pinned", "cached", "used", "used", "free"]
+    assert [row.requests for row in rows[:4]] == [(), (), (), ("live",)]
+    assert [row.num_tokens for row in rows[1:6]] == [4, 4, 4, 0, 0]
+    queue = pool_rows.list_free_blocks(manager)
+    assert [row.id for row in queue] == [5, 6, 7, 8, 9, 2]
+    shown = pool_rows.show_block(manager, 2)
+    assert shown is not None
+    assert (shown.block, shown.tokens, shown.text) == (rows[2], (5, 6, 7, 8), "")
+    assert pool_rows.show_block(manager, 10) is pool_rows.show_block(manager, -1) is None
+    report = pool_rows.report_pool(manager)
+    assert (report.pinned, report.used, report.cached, report.free) == (1, 3, 1, 6)
+    assert report.residency is not None
+
+
+def test_each_group_has_its_share_of_the_pool() -> None:
+    manager = KVCacheManager(40, groups=[GroupSpec("full", 4), GroupSpec("sliding_window", 4, 9)])
+    serve(manager, "over", range(8))
+    begin(manager, "live", range(100, 108))
+    full, window = pool_rows.report_pool(manager).groups
+    assert (full.number, full.kind, full.reach) == (0, "full_attention", 0)
+    assert (window.number, window.kind, window.reach) == (1, "sliding_window", 9)
+    assert (full.used, full.cached) == (window.used, window.cached) == (2, 2)
+    assert pool_rows.report_pool(KVCacheManager(10, 4)).groups == ()
+
+
+def test_a_match_names_its_blocks_and_changes_nothing() -> None:
+    manager = KVCacheManager(10, 4, keep_tokens=True)
+    serve(manager, "a", range(8))
+    before = pool_rows.list_blocks(manager)
+    found = pool_rows.match_prefix(manager, CacheRequest("b", range(9)))
+    assert (found.prompt_tokens, found.matched_tokens, found.blocks, found.divergence) == (9, 8, (1, 2), None)
+    assert pool_rows.list_blocks(manager) == before
+
+
+def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
+    for groups in (None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 8)]):
+        manager = KVCacheManager(40, 4, groups=groups, keep_tokens=True)
+        serve(manager, "a", range(12))
+        found = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99])).divergence
+        assert found is not None
+        assert (found.position, found.cached, found.prompt) == (9, (9, 10, 11), (99,))
+        assert [chain.num_tokens for chain in pool_rows.list_chains(manager)] == [12]
+
+
+tokens = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(prompt=tokens, held=tokens, others=st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=5))
+def test_the_divergence_is_from_the_closest_block(prompt: list[int], held: list[int], others: list[list[int]]) -> None:
+    start = 0
+    while prompt[start : start + 4] == held[start : start + 4] and len(prompt[start : start + 4]) == 4:
+        start += 4
+    rest = prompt[start : start + 4]
+    # The lookup follows a prompt as far as it can, so no child equals the next block.
+    children = [child for child in others if child != rest]
+    found = find_divergence(prompt, start, 4, children)
+    shared = [next(at for at in range(5) if at == 4 or child[: at + 1] != rest[: at + 1]) for child in children]
+    if not children or max(shared) >= len(rest):
+        assert found is None
+    else:
+        most = max(shared)
+        closest = children[shared.index(most)]
+        at = start + most
+        before = tuple(prompt[max(0, at - 12) : at])
+        assert found == Divergence(at, tuple(closest[most:]), tuple(rest[most:]), before)
+
+
+def test_a_divergence_shows_twelve_tokens_of_context() -> None:
+    prompt = list(range(40))
+    found = find_divergence(prompt, 32, 8, [[32, 33, 99, 35, 36, 37, 38, 39]])
+    assert found is not None
+    assert (found.position, found.before) == (34, tuple(range(22, 34)))
+    early = find_divergence(prompt, 0, 8, [[0, 9, 9, 9, 9, 9, 9, 9]])
+    assert early is not None
+    assert early.before == (0,)
+
+
+FOREST = st.lists(st.integers(-1, 30), max_size=30).map(
+    lambda parents: [(number, min(parent, number - 1)) for number, parent in enumerate(parents)]
+)
+
+
+def below(children: dict[int, list[int]], node: int) -> list[int]:
+    return [each for child in children.get(node, []) for each in [child, *below(children, child)]]
+
+
+@given(FOREST, st.sets(st.integers(0, 30)))
+def test_the_tree_equals_a_naive_walk(forest: list[tuple[int, int]], in_use: set[int]) -> None:
+    children: dict[int, list[int]] = {}
+    for number, parent in forest:
+        children.setdefault(parent, []).append(number)
+    # A block with an unknown parent is a root.
+    nodes = [
+        TreeNode(f"n{n}", f"h{n}", f"h{p}" if p >= 0 else ("gone" if n % 2 else None), n in in_use) for n, p in forest
+    ]
+    queue: list[tuple[str | None, int]] = [(None, -1)]
+    while queue:
+        parent, node = queue.pop()
+        found, total = list_branches(nodes, parent, 0, 100)
+        assert total == len(found) == len(children.get(node, []))
+        assert [each.blocks + each.below for each in found] == sorted(
+            (1 + len(below(children, child)) for child in children.get(node, [])), reverse=True
+        )
+        for each in found:
+            run = [int(name[1:]) for name in each.names]
+            assert run[0] in children[node]
+            assert all(children.get(one) == [next_] for one, next_ in pairwise(run))
+            assert len(children.get(run[-1], [])) != 1
+            rest = below(children, run[-1])
+            assert (each.end, each.blocks, each.below) == (f"h{run[-1]}", len(run), len(rest))
+            assert each.leaves == sum(not children.get(one) for one in [run[-1], *rest])
+            assert each.held == len(in_use & {*run, *rest})
+            queue.append((each.end, run[-1]))
+
+
+def test_pages_of_branches() -> None:
+    nodes = [TreeNode(str(number), str(number), None) for number in range(10)]
+    every, total = list_branches(nodes, None, 0, 100)
+    assert total == 10
+    assert [each for start in range(0, 10, 4) for each in list_branches(nodes, None, start, 4)[0]] == every
+
+
+def test_columns_equal_rows() -> None:
+    manager = KVCacheManager(40, 4, keep_tokens=True)
+    for number, (tenant, live) in enumerate([("a", False), ("b", True), ("a", True)]):
+        request = begin(manager, f"r{number}", [number, *range(20)], salt=tenant)
+        if not live:
+            manager.free(request)
+    found, rows = map_pool(manager), pool_rows.list_blocks(manager)
+    letters = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
+    assert found.states == "".join(letters[row.state] for row in rows)
+    assert set("0ucf") <= set(found.states)
+    assert found.refs == [row.ref_count for row in rows]
+    assert found.used == [row.last_accessed for row in rows]
+    assert found.queue == [row.id for row in pool_rows.list_free_blocks(manager)]
+    assert found.tenants is not None
+    assert found.tenant is not None
+    assert set(found.tenant) == {-1, 0, 1}
+    tenants = [found.tenants[index] if index >= 0 else None for index in found.tenant]
+    assert {name for name, row in zip(tenants, rows, strict=True) if row.hash is not None} == {"a", "b"}
+    assert {node.name for node in nodes_of_pool(manager)} == {str(row.id) for row in rows if row.hash is not None}
+
+
+def test_columns_of_mirrored_blocks() -> None:
+    def row(name: str | None) -> BlockRow:
+        return BlockRow(None, "cached", None, name, None, True, 4, None, None, None)
+
+    shown = map_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
+    assert (shown.names, shown.states) == (["0123456789abcdef", "ab", ""], "ccc")
+    assert (shown.refs, shown.used, shown.tenants, shown.tenant, shown.queue) == (None,) * 5

@@ -1,0 +1,138 @@
+"""Calibration agrees with the policies."""
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.index.errors import ImportFailed
+from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.evaluation.pair_evaluation import LevelResult, Levels, calibrate
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.policy import Neighbour, Policy
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from tests.index.doubles import HashEmbedder, OverlapVerifier
+
+WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)
+TEXT = WORDS.map(" ".join)
+PAIRS = st.lists(st.builds(Pair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
+LEVELS = Levels(threshold=0.951, checked=0.52, floor=0.75)
+
+
+@settings(deadline=None, max_examples=40)
+@given(PAIRS)
+def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
+    embedder, verifier = HashEmbedder(), OverlapVerifier()
+    result = calibrate(pairs, embedder, verifier, LEVELS)
+    cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
+
+    def agrees(policy: Policy, point: LevelResult) -> None:
+        near = [(pair, Neighbour(pair.b, score)) for pair, score in zip(pairs, cosine, strict=True)]
+        served = [pair for pair, one in near if policy.decide(pair.a, [one]).chosen is not None]
+        right = sum(pair.same for pair in served)
+        assert point.served == len(served)
+        assert point.hit_rate == pytest.approx(right / result.same if result.same else 0.0)
+        assert point.wrong_share == (pytest.approx(1 - right / len(served)) if served else None)
+
+    curves = result.curves
+    for alone, guarded in zip(curves["threshold"], curves["guards"], strict=True):
+        if all(abs(score - alone.level) > 1e-4 for score in cosine):  # Batches of another size round differently.
+            agrees(ThresholdPolicy(alone.level, guards=()), alone)
+            agrees(ThresholdPolicy(guarded.level), guarded)
+    if all(abs(score - LEVELS.floor) > 1e-4 for score in cosine):
+        for point in curves["checked"][::7]:
+            agrees(CheckedPolicy(verifier, point.level, LEVELS.floor), point)
+    for name, level in {"threshold": 0.951, "guards": 0.951, "checked": 0.52}.items():
+        assert result.default[name] == level
+        assert level in [point.level for point in curves[name]]
+        assert [point.level for point in curves[name]] == sorted({point.level for point in curves[name]})
+
+
+def test_questions_with_exact_hits_only_are_never_served() -> None:
+    class Short(HashEmbedder):
+        def can_read(self, text: str) -> bool:
+            return len(text) < 50
+
+    same = Pair("How do I open the window?", "How do I open the window?", True)
+    foreign = [
+        Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
+        Pair("How do I open the window\U000e0041?", same.b, False),
+        Pair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
+    ]
+    levels = Levels(0.1, 0.01, 0.1)
+    every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, guards=())
+    english = calibrate([same, *foreign], Short(), OverlapVerifier(), levels, guards=(), languages=("en",))
+    for name, curve in english.curves.items():
+        assert curve[0].served == 1
+        assert every.curves[name][0].served == 3
+
+
+def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Counting(OverlapVerifier):
+        def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray | None = None) -> np.ndarray:
+            asked.extend(pairs)
+            return super().score(pairs)
+
+    pairs = [Pair("what is a block", "what is a block here", True), Pair("what is a block", "coffee", False)]
+    pairs += [Pair("open port 2 here please", "open port 3 here please", False)]
+    calibrate(pairs, HashEmbedder(), Counting(), LEVELS)
+    assert asked == [("what is a block", "what is a block here")]
+    assert "checked" not in calibrate(pairs, HashEmbedder(), None, LEVELS).curves
+
+
+class Angles(HashEmbedder):
+    """A text is an angle in degrees."""
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        angles = np.radians([float(text) for text in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def test_the_lowest_level_within_the_target_is_recommended() -> None:
+    # cos 10 = 0.985, cos 20 = 0.940, cos 35 = 0.819: right, right, wrong.
+    pairs = [Pair("0", "10", True)] * 200 + [Pair("0", "20", True)] * 200 + [Pair("0", "35", False)] * 200
+    result = calibrate(pairs, Angles(), None, LEVELS, guards=())
+    assert result.recommended == {"threshold": 0.82, "guards": 0.82}
+    few = calibrate(pairs[:3], Angles(), None, LEVELS, guards=())
+    assert few.recommended["threshold"] is None
+
+
+def test_the_document_has_the_curve_of_each_policy() -> None:
+    told: list[float] = []
+    pairs = [Pair("what is a block", "what is a block", True)] * 300
+    document = calibrate(
+        pairs, HashEmbedder(), OverlapVerifier(), LEVELS, guards=GUARDS, progress=told.append
+    ).document()
+    for name, level in {"threshold": 0.951, "guards": 0.951, "checked": 0.52}.items():
+        assert document[name]["default_level"] == level
+        point = document[name]["curve"][0]
+        assert {"level", "hit_rate", "wrong_share", "served", "hit_interval", "wrong_interval"} == set(point)
+        assert (point["hit_rate"], point["wrong_share"], point["served"]) == (1.0, 0.0, 300)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
+def test_an_invalid_line_of_pairs_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write = gzip.compress if name.endswith(".gz") else bytes
+    path.write_bytes(write(b'{"a": "x", "b": "y", "same": 1, "source": "s"}\n\n{"a": "x", "b": "z", "same": false}\n'))
+    assert list(read_pairs(path)) == [Pair("x", "y", True), Pair("x", "z", False)]
+    for bad in (b"{", b"[]", b'{"a": "x", "b": 1, "same": 1}', b'{"a": "x", "b": "y", "same": 2}', b"\xff\n"):
+        path.write_bytes(write(b'{"a": "x", "b": "y", "same": 1}\n' + bad))
+        with pytest.raises(ImportFailed, match=r"line [12]"):
+            list(read_pairs(path))
+
+
+def test_wilson_interval() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(5, 100) == pytest.approx((0.0215, 0.1118), abs=1e-3)  # The textbook's value.
+    assert wilson(0, 50)[0] == 0.0

@@ -1,0 +1,57 @@
+"""The prefill time of a token: found behind overhead, noise, and changes of load, and unknown without enough data."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.journal.prefill_cost import MIN_REQUESTS, PrefillCost, mean_cost, prefill_cost
+
+
+def requests(
+    count: int, cost: float, overhead: float, noise: float = 0.0, seed: int = 0
+) -> tuple[list[int], list[float]]:
+    draw = random.Random(seed)
+    tokens = [draw.randrange(10, 2_000) for _ in range(count)]
+    return tokens, [overhead + cost * each + draw.uniform(0, noise) for each in tokens]
+
+
+@given(st.integers(MIN_REQUESTS, 120), st.floats(1e-5, 1e-2), st.floats(0, 2))
+def test_an_overhead_of_each_request_does_not_count(count: int, cost: float, overhead: float) -> None:
+    found = prefill_cost(*requests(count, cost, overhead))
+    assert found is not None
+    assert found.seconds == pytest.approx(cost, rel=1e-3)
+    assert found.least <= found.seconds <= found.most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_outliers_and_noise_move_the_estimate_little(seed: int) -> None:
+    tokens, seconds = requests(200, 0.001, 0.1, noise=0.2, seed=seed)
+    for place in range(0, 200, 10):
+        seconds[place] += 5.0
+    found = prefill_cost(tokens, seconds)
+    assert found is not None
+    assert found.seconds == pytest.approx(0.001, rel=0.15)
+    assert found.least <= 0.001 <= found.most
+
+
+def test_the_range_covers_the_loads_that_were_seen() -> None:
+    quiet, busy = requests(100, 0.001, 0.1), requests(100, 0.008, 0.1, seed=1)
+    found = prefill_cost(quiet[0] + busy[0], quiet[1] + busy[1])
+    assert found is not None
+    assert found.least <= 0.0011
+    assert found.most >= 0.0079
+
+
+def test_too_few_requests_or_equal_lengths_show_nothing() -> None:
+    tokens, seconds = requests(MIN_REQUESTS - 1, 0.001, 0.1)
+    assert prefill_cost(tokens, seconds) is None
+    assert (
+        prefill_cost([100 + each % 5 for each in range(60)], [0.1 + 0.001 * (each % 7) for each in range(60)]) is None
+    )
+
+
+def test_upstreams_count_by_their_reused_tokens() -> None:
+    fast, slow = PrefillCost(1.0, 0.5, 2.0), PrefillCost(3.0, 2.5, 4.0)
+    assert mean_cost([(fast, 300), (slow, 100)]) == PrefillCost(1.5, 1.0, 2.5)

@@ -1,0 +1,112 @@
+"""Decisions on pauses, and the price of recorded sessions under them."""
+
+import gzip
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.offline.pause_costs import Session, Step, compare, learn, lowest_price, policy_price, price, read_sessions
+from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
+
+PRICES = CachePrices()
+
+
+def _times(*pauses: float, repeat: int = 1_000, client: str = "", hour: int = 0) -> PauseTimes:
+    times = PauseTimes(())
+    for _ in range(repeat):
+        for seconds in pauses:
+            times.add(seconds, client, hour)
+    return times
+
+
+def test_keep_warm_requests_follow_the_pauses() -> None:
+    assert keep_warm_requests(_times(10, math.inf).survival(), PRICES) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), PRICES) == 1
+    assert keep_warm_requests(_times(10, 1_000, math.inf).survival(), PRICES) == 3
+    # One of ten sessions returns: requests for the other sessions cost more than its prefix.
+    assert keep_warm_requests(_times(400, *[math.inf] * 11).survival(), PRICES) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), PRICES, kept=0.95) == 0
+
+
+def test_only_small_additions_are_written_for_an_hour() -> None:
+    survival = _times(*[10] * 9, 1_000).survival()
+    assert survival.between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
+    assert write_for_an_hour(1_000, 100_000, survival, PRICES)
+    assert not write_for_an_hour(100_000, 100_000, survival, PRICES)
+    assert not write_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), PRICES)
+
+
+def test_groups_with_few_pauses_follow_all_pauses() -> None:
+    times = _times(10, client="a", hour=3)
+    times.add(1_000, client="b", hour=4)
+    assert times.survival("b", 4).between(KEEP_WARM_SECONDS, HOUR) < 0.02
+    for _ in range(100_000):
+        times.add(1_000, client="b", hour=4)
+    assert times.survival("b", 4).between(KEEP_WARM_SECONDS, HOUR) > 0.9
+    assert times.survival("a", 3).between(KEEP_WARM_SECONDS, HOUR) < 0.5
+    assert PauseTimes().survival("unknown").between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.039, abs=0.001)
+
+
+def _trace(folder: Path, *times: float) -> Path:
+    ids = list(range(10))
+    rows = [
+        {"t": t, "api_time": 10, "in": 640 + 64 * n, "hash_ids": [*ids, *range(10, 10 + n)]}
+        for n, t in enumerate(times)
+    ]
+    agent = {"type": "subagent", "requests": [{"t": 0, "in": 64, "hash_ids": [1]}]}
+    path = folder / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"block_size": 64, "requests": [*rows, agent]}).encode()))
+    return path
+
+
+def test_prices_of_a_trace(tmp_path: Path) -> None:
+    session, agent = read_sessions(_trace(tmp_path, 0, 20, 430))
+    assert [step.pause for step in session] == [None, 10, 400, math.inf]
+    assert agent == [Step(64, 0, None), Step(0, 64, math.inf)]
+    first, second = 1.25 * 640, 0.1 * 640 + 1.25 * 64
+
+    def never(new: int, unprotected: int) -> bool:
+        return False
+
+    expired = price(session, lambda tokens, kept: 0, never, PRICES)
+    assert expired == pytest.approx(first + second + 1.25 * 768)
+    warm = price(session, lambda tokens, kept: 1, never, PRICES)
+    assert warm == pytest.approx(first + second + 2 * 0.1 * 704 + 1.25 * 64 + 0.1 * 768)
+    # The second request writes 64 tokens for one hour, so the prefix survives the pause.
+    hour = price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, PRICES)
+    assert hour == pytest.approx(first + 0.1 * 640 + 2 * 64 + 0.1 * 704 + 2 * 64)
+    assert lowest_price(session, PRICES, long_writes=True) == pytest.approx(hour - 0.75 * 64)
+
+
+def _random_session(draw: random.Random) -> Session:
+    steps, tokens = [], draw.randrange(1_000, 100_000)
+    for number in range(draw.randrange(1, 30)):
+        shared = 0 if number == 0 else draw.choice((tokens, tokens // 10))
+        tokens = shared + draw.randrange(1, 5_000)
+        pause = draw.choice((5.0, 60.0, 310.0, 900.0, 2_000.0, 9_000.0))
+        steps.append(Step(tokens, shared, pause if number else None))
+    return [*steps, Step(0, tokens, math.inf)]
+
+
+def test_no_policy_is_cheaper_than_known_pauses() -> None:
+    draw = random.Random(1)
+    sessions = [_random_session(draw) for _ in range(60)]
+    survival = learn(sessions)
+    for session in sessions:
+        for long_writes in (False, True):
+            least = lowest_price(session, PRICES, long_writes=long_writes)
+            assert least <= policy_price(session, survival, PRICES, long_writes=long_writes) + 1e-6
+    found = compare([(survival, sessions)], PRICES)
+    assert found.bound <= found.warm_bound <= min(found.fixed.values())
+    assert found.closed(found.warm_bound) == pytest.approx(1)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("[]")
+    with pytest.raises(InvalidRequest, match="not an agent trace"):
+        read_sessions(path)

@@ -1,0 +1,221 @@
+"""Simulated caches against an obvious one, and against what no cache can beat."""
+
+import gzip
+import json
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.manager import KVCacheManager
+from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
+from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, simulate
+from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
+from kvproxy.offline.simulate.trace_reader import TraceError, read_chains, read_trace
+
+DATA = Path(__file__).parent / "data"
+
+
+def chains(paths: list[list[int]]) -> list[ChainRequest]:
+    """Requests whose equal beginnings have equal ids."""
+    ids: dict[tuple[int, ...], int] = {}
+    return [
+        ChainRequest(
+            tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))), len(path), False
+        )
+        for path in paths
+    ]
+
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
+
+
+def naive_lru(requests: list[ChainRequest], capacity: int) -> int:
+    order: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for request in requests:
+        if len(request.blocks) > capacity:
+            continue
+        known = 0
+        while known < len(request.blocks) and request.blocks[known] in order:
+            known += 1
+        hits += min(known, request.reusable)
+        for block in request.blocks[:known]:
+            del order[block]
+        while len(order) + len(request.blocks) > capacity:
+            order.popitem(last=False)
+        for block in reversed(request.blocks):
+            order[block] = None
+    return hits
+
+
+@settings(max_examples=60, deadline=None)
+@given(PATHS, st.integers(6, 15))
+def test_lru_is_the_obvious_one(paths: list[list[int]], capacity: int) -> None:
+    requests = chains(paths)
+    assert simulate(requests, capacity, "lru").hits == naive_lru(requests, capacity)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PATHS, st.integers(7, 15))
+def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
+    manager = KVCacheManager(capacity + 1, 2)
+    hits = 0
+    for number, path in enumerate(paths):
+        # One token more than whole blocks, so that no block is computed twice.
+        request = CacheRequest(str(number), [*(token for token in path for _ in range(2)), 9])
+        computed = manager.get_computed_blocks(request)
+        if manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None:
+            hits += computed.num_tokens // 2
+            manager.free(request)
+    requests = [ChainRequest(request.blocks, request.reusable, True) for request in chains(paths)]
+    assert hits == simulate(requests, capacity, "lru").hits
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=60), st.integers(1, 6))
+def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
+    requests = chains([[key] for key in keys])
+    best = simulate(requests, capacity, "belady").hits
+    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICY_NAMES)
+    assert best <= simulate(requests, None, "lru").hits
+
+
+@settings(max_examples=50, deadline=None)
+@given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
+def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
+    cache = ChainCache(capacity, ONLINE_POLICIES[policy](capacity))
+    for request in chains(paths):
+        cache.serve(request)
+        assert len(cache._parents) <= capacity
+        assert all(parent is None or parent in cache._parents for parent in cache._parents.values())
+
+
+def test_frequent_chains_survive_a_scan() -> None:
+    often = [[1, 1], [1, 2]] * 10
+    scan = [[2, number] for number in range(50)]
+    requests = chains([*often, *scan, *often[:2]])
+    assert simulate(requests, 8, "s3fifo").hits > simulate(requests, 8, "lru").hits
+
+
+def test_mooncake_slice_against_the_obvious_cache() -> None:
+    requests, tokens = read_chains(DATA / "mooncake-300.jsonl")
+    assert tokens == 512
+    assert len(requests) == 300
+    lines = [json.loads(line) for line in (DATA / "mooncake-300.jsonl").read_text().splitlines()]
+    seen: set[int] = set()
+    hits = 0
+    for line in lines:
+        full = line["hash_ids"][: line["input_length"] // 512]
+        reusable = (line["input_length"] - 1) // 512
+        hits += sum(1 for place, id in enumerate(full) if id in seen and place < reusable)
+        seen.update(full)
+    result = sweep(requests, tokens, default_sizes(requests, 3), ["lru", "belady"])
+    assert result.unlimited == hits / sum(len(line["hash_ids"]) for line in lines)
+    assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
+    assert result.sufficient_size("belady") in result.sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"tokens": [1]}\n{"tokens": "x"}\n', "line 2: bad request"),
+        ('{"tokens": [1]}\n[]\n', "line 2: expected a JSON object"),
+        ('{"hash_ids": [1], "input_length": 600}\n{}\n', "line 2: bad request"),
+        ('{"other": 1}\n', "line 1: expected hash_ids"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(text)
+    with pytest.raises(TraceError, match=complaint):
+        read_chains(trace, 4)
+
+
+def test_logs_of_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"tokens": [*range(8), extra]}) + "\n" for extra in (1, 2)))
+    requests, size = read_chains(trace, 4)
+    assert size == 4
+    assert requests[0].blocks == requests[1].blocks
+    assert simulate(requests, None, "lru").hits == 2
+
+
+def lines(*requests: Any) -> str:
+    return "".join(json.dumps(request) + "\n" for request in requests)
+
+
+def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
+    """They were read as blocks of 512 tokens, none of which is full."""
+    trace = tmp_path / "qwen.jsonl"
+    first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.1, "input_length": 85, "output_length": 9}
+    first |= {"type": "text", "turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
+    second = first | {"chat_id": 2, "timestamp": 60.5, "input_length": 64, "hash_ids": [1, 2, 3, 4]}
+    trace.write_text(lines(first, second))
+    requests, size = read_chains(trace)
+    assert size == 16
+    assert simulate(requests, None, "lru").hits == 3
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.1, 60.5]
+
+
+def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
+    sub_agent = {"t": 10.0, "type": "subagent", "requests": [{"t": 1.0, "in": 70, "out": 1, "hash_ids": [9]}]}
+    request = {"t": 0.0, "type": "n", "in": 200, "out": 5, "hash_ids": [1, 2, 3]}
+    again = request | {"t": 12.0, "in": 260, "hash_ids": [1, 2, 3, 4]}
+    whole = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [request, again, sub_agent]}
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps(whole).encode()))
+    requests, size = read_chains(trace)
+    assert (size, [len(each.blocks) for each in requests]) == (64, [3, 1, 4])
+    assert simulate(requests, None, "lru").hits == 3
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.0, 11.0, 12.0]
+
+
+def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(lines({"input_length": 5000, "hash_ids": [1, 2, 3]}))
+    with pytest.raises(TraceError, match=r"line 1: 5,000 tokens do not fill 3 blocks of 512 tokens: give --block-size"):
+        read_chains(trace)
+    assert read_chains(trace, 2000)[1] == 2000
+    with pytest.raises(TraceError, match="3 blocks of 16 tokens"):
+        read_chains(trace, 16)
+    trace.write_text(lines({"input_length": 100, "hash_ids": [1, 2, 3], "block_size": 48}))
+    assert read_chains(trace)[1] == 48
+
+
+small = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.just(2**70), st.floats(), st.text(max_size=3))
+values = st.recursive(
+    small, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+)
+mooncake = st.fixed_dictionaries(
+    {
+        "timestamp": st.integers(0, 9) | values,
+        "input_length": st.integers(0, 2000) | values,
+        "hash_ids": st.lists(st.integers(0, 9)) | values,
+    }
+)
+logs = st.fixed_dictionaries(
+    {"tokens": st.lists(st.integers(0, 9)) | values}, optional={"timestamp": st.integers(0, 9) | values}
+)
+
+
+@given(
+    st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, min_size=1, max_size=4) | st.lists(values, max_size=3)
+)
+@settings(max_examples=50, deadline=None)
+def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        trace.write_text(lines(*requests))
+        try:
+            found, _ = read_chains(trace, 4)
+            assert len(found) == len(requests)
+            assert all(0 <= request.reusable <= len(request.blocks) for request in found)
+        except TraceError as error:
+            told = str(error)
+            assert "line" in told

@@ -38,6 +38,20 @@ async def stats(request: Request) -> Response:
     return reply({**figures.pop("pool"), **figures})
 
 
+async def what_if(request: Request) -> Response:
+    """Forecast the hit rates of other pool sizes, and of a tier of `tier_bytes`, for each engine.
+
+    `bytes_per_token` is the size of a token's keys and values; the embedded engine knows it.
+    """
+    query = request.query_params
+    token_bytes = query.get("bytes_per_token")
+    found = await services(request).forecasts(
+        None if token_bytes is None else number(token_bytes, "bytes_per_token"),
+        number(query.get("tier_bytes", str(64 * 2**30)), "tier_bytes"),
+    )
+    return reply(found)
+
+
 async def chains(request: Request) -> Response:
     """List the chains of blocks."""
     return await _rows(await services(request).prefix.chains())
@@ -136,6 +150,7 @@ ROUTES = [
     Route("/blocks/chains", chains, methods=["GET"]),
     Route("/blocks/map", map, methods=["GET"]),
     Route("/blocks/tree", tree, methods=["GET"]),
+    Route("/blocks/what-if", what_if, methods=["GET"]),
     Route("/blocks/stats", stats, methods=["GET"]),
     Route("/blocks/reset", reset, methods=["POST"]),
     Route("/blocks/{id}", show, methods=["GET"]),

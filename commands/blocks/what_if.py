@@ -29,7 +29,7 @@ def what_if(
 
     Example: kvproxy blocks what-if --tier 128GiB
     """
-    query: dict[str, Any] = {"tier_bytes": tier}
+    query: dict[str, Any] = {"tier": tier}
     if bytes_per_token is not None:
         query["bytes_per_token"] = bytes_per_token
     found = proxy.client().get("/admin/blocks/what-if", **query)

@@ -16,6 +16,8 @@ _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]
 """Pool sizes of a live curve, in units."""
 _MAX_LIVE_IDS = 100_000
+_LIVE_BLOCK_TOKENS = 16
+"""Engines reuse whole blocks; this is the default of vLLM."""
 
 
 class Run(NamedTuple):
@@ -169,8 +171,11 @@ class LiveCurve:
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
         self.longest = max(self.longest, tokens)
-        for run in self._stack.add(ids, ends):
-            length = run.stop - run.start
+        block = _LIVE_BLOCK_TOKENS * (ends[-1] if ends else 0) / max(1, tokens)
+        runs = self._stack.add(ids, ends)
+        for number, run in enumerate(runs, 1):
+            stop = run.stop if number < len(runs) else round(run.stop // max(1.0, block) * block)
+            length = max(0, stop - run.start)
             first, end = bisect_left(_GRID, run.distance), bisect_left(_GRID, run.distance + length)
             for place in range(first, end):
                 self._partial[place] += _GRID[place] - run.distance

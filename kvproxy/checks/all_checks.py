@@ -27,7 +27,8 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
         ("encryption", lambda: check_encryption(settings)),
-        ("weights", check_weights),
+        ("weights", lambda: check_weights(settings.embedder)),
+        ("languages", lambda: _languages(settings)),
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
@@ -83,6 +84,23 @@ def _store(settings: Settings) -> str:
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
     with open_configured_store(settings) as store:
         return f"{store.name}, {store.check():,} responses"
+
+
+def _languages(settings: Settings) -> str:
+    from kvproxy.index.models.content_words import KNOWN
+    from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
+    from kvproxy.index.models.languages import ENGLISH, EVERY
+
+    chosen = settings.cache.languages_of(settings.embedder)
+    english = f"{ENGLISH}: verifier and all guards" if {ENGLISH, EVERY} & {*chosen} else ""
+    if settings.embedder == DEFAULT:
+        return f"{english or 'none'}; others: exact hits only, unless the embedder is {MULTILINGUAL}"
+    if settings.embedder != MULTILINGUAL:
+        return f"{', '.join(chosen)}: embedder {settings.embedder}; others: exact hits only"
+    by_words = [code for code in KNOWN if code != ENGLISH and {code, EVERY} & {*chosen}]
+    rest = "others: equal words, guards of any language" if EVERY in chosen else "others: exact hits only"
+    known = f"{', '.join(by_words)}: equal words but for small ones, guards of any language" if by_words else ""
+    return "; ".join(filter(None, (english, known, rest)))
 
 
 def _model(settings: Settings) -> str:

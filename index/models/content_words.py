@@ -5,7 +5,7 @@ A stored answer may serve a question if each of these words occurs in stored que
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
 from kvproxy.index.models.e5.embedder import NAME
@@ -14,7 +14,7 @@ from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, is_english
 
 # Words that do not change an answer. Negations, prepositions, and question words except `how` are not among them.
-_EMPTY = {
+EMPTY = {
     "en": "a an the i you we my me your is are do does can could would will how please hi hello thanks",
     "de": "der die das den dem des eine einen einem einer eines ich man wir mir mich mein meine meinen meinem meiner meines"
     " sie ihr ihre ihren ihnen sich es wie kann können könnte möchte will wollen würde gerne gern wird werden ist sind geht"
@@ -36,30 +36,22 @@ _EMPTY = {
     " できますか できます 可能 です ます する します して した には ための ため"
     " を に は が の で と も か て 私 お",
 }
-KNOWN = tuple(_EMPTY)
-"""Languages with a list of such words."""
-_WORD = re.compile(r"[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u9fff])[^\W\d_])+")
 # Kana that change an answer although they begin with a particle or an ending.
-_KEPT = "から まで より ない なく なし ません だけ しか"
+_KEPT = "から|まで|より|ない|なく|なし|ません|だけ|しか"
+_KANA = "\u3040", "\u309f"
+_WORD = re.compile(r"[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u9fff])[^\W\d_])+")
 _UNSPACED = ("zh", "ja")
 _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
-NewWords = Callable[[str, Sequence[str]], Sequence[str]]
+def new_words_test(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
+    """Return the test of a question for the policy `learned`; None for embedders of other names than `NAME`."""
+    return has_new_words if embedder.startswith(NAME) else None
 
 
-def new_words_test(embedder: str) -> NewWords | None:
-    """Return the test for an embedder, by its name; None unless it is the packaged multilingual one."""
-    return new_foreign_words if embedder.startswith(NAME) else None
-
-
-def new_foreign_words(question: str, stored: Sequence[str]) -> Sequence[str]:
-    """Return `new_words`, but no words if the question and the nearest stored one are English.
-
-    Args:
-        stored: questions with the same answer, nearest first.
-    """
-    return () if is_surely_english(question) and is_surely_english(stored[0]) else new_words(question, stored)
+def has_new_words(question: str, stored: Sequence[str]) -> bool:
+    """Whether a question has words that no stored question has, unless it and the first stored one are English."""
+    return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 
 @lru_cache(maxsize=4096)
@@ -76,11 +68,13 @@ def _english_vocabulary() -> frozenset[str]:
 def new_words(question: str, stored: Sequence[str]) -> list[str]:
     """Return the words of a question that no stored question has. Another inflection counts as the same word."""
     known = frozenset[str]().union(*map(content_words, stored))
-    return [word for word in content_words(question) if word not in known and not _is_inflected(word, known)]
+    unknown = content_words(question) - known
+    return [word for word in unknown if not any(_is_inflected(word, other) for other in known)]
 
 
-def have_same_words(one: str, other: str) -> bool:
-    return not new_words(one, [other]) and not new_words(other, [one])
+def _is_inflected(word: str, other: str) -> bool:
+    stem = max(_LEAST_STEM, len(word) - _MOST_ENDING, len(other) - _MOST_ENDING)
+    return word[:stem] == other[:stem]
 
 
 @lru_cache(maxsize=4096)
@@ -89,31 +83,11 @@ def content_words(text: str) -> frozenset[str]:
 
     A Chinese character is a word, and so is a run of kana.
     """
-    language = language_of(text)
-    plain = unicodedata.normalize("NFKC", text).lower()
+    language, plain = language_of(text), unicodedata.normalize("NFKC", text).lower()
+    empty = EMPTY.get(language, "").split()
     if language in _UNSPACED:
-        plain = _phrases(language).sub(lambda match: f" {match['kept'] or ''} ", plain)
+        phrases = "|".join(sorted(empty, key=len, reverse=True))
+        plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)
     # A single kana is an ending or a particle.
-    found = {word for word in _WORD.findall(plain) if len(word) > 1 or not "\u3040" <= word <= "\u309f"}
-    return frozenset(found - _empty_words(language))
-
-
-@cache
-def _empty_words(language: str) -> frozenset[str]:
-    return frozenset(_EMPTY.get(language, "").split())
-
-
-@cache
-def _phrases(language: str) -> re.Pattern[str]:
-    empty = sorted(_empty_words(language), key=len, reverse=True)
-    return re.compile(f"(?P<kept>{'|'.join(_KEPT.split())})|{'|'.join(empty)}")
-
-
-def _is_inflected(word: str, known: Iterable[str]) -> bool:
-    stems = ((_common_length(word, other), len(other)) for other in known if word[0] == other[0])
-    return any(stem >= _LEAST_STEM and max(len(word), length) - stem <= _MOST_ENDING for stem, length in stems)
-
-
-def _common_length(word: str, other: str) -> int:
-    pairs = enumerate(zip(word, other, strict=False))
-    return next((place for place, (one, two) in pairs if one != two), min(len(word), len(other)))
+    found = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
+    return frozenset(found.difference(empty))

@@ -87,20 +87,18 @@ def _store(settings: Settings) -> str:
 
 
 def _languages(settings: Settings) -> str:
-    from kvproxy.index.models.content_words import KNOWN
+    from kvproxy.index.models.content_words import EMPTY
     from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
-    from kvproxy.index.models.languages import ENGLISH, EVERY
 
-    chosen = settings.cache.languages_of(settings.embedder)
-    english = f"{ENGLISH}: verifier and all guards" if {ENGLISH, EVERY} & {*chosen} else ""
-    if settings.embedder == DEFAULT:
-        return f"{english or 'none'}; others: exact hits only, unless the embedder is {MULTILINGUAL}"
-    if settings.embedder != MULTILINGUAL:
-        return f"{', '.join(chosen)}: embedder {settings.embedder}; others: exact hits only"
-    by_words = [code for code in KNOWN if code != ENGLISH and {code, EVERY} & {*chosen}]
-    rest = "others: equal words, guards of any language" if EVERY in chosen else "others: exact hits only"
-    known = f"{', '.join(by_words)}: equal words but for small ones, guards of any language" if by_words else ""
-    return "; ".join(filter(None, (english, known, rest)))
+    chosen, rest = settings.cache.languages_of(settings.embedder), "others: exact hits only"
+    if settings.embedder not in (DEFAULT, MULTILINGUAL):
+        return f"{', '.join(chosen)}: embedder {settings.embedder}; {rest}"
+    ways = {"verifier and guards": ["en"]}
+    if settings.embedder == MULTILINGUAL:
+        ways["equal words, apart from small ones"] = sorted(EMPTY.keys() - {"en"})
+        rest = "others: equal words" if "*" in chosen else rest
+    known = [f"{', '.join(codes)}: {way}" for way, codes in ways.items() if {"*", *codes} & {*chosen}]
+    return "; ".join([*known, rest])
 
 
 def _model(settings: Settings) -> str:

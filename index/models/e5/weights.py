@@ -56,7 +56,7 @@ class E5File:
 
     def _read(self, form: str) -> tuple[int, ...]:
         start, self._place = self._place, self._place + struct.calcsize(form)
-        return struct.unpack_from(form, self._content, start)
+        return struct.unpack_from(form, self._content.data, start)
 
     def _array(self, kind: str, count: int) -> np.ndarray:
         start, self._place = self._place, self._place + np.dtype(kind).itemsize * count

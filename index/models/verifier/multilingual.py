@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvproxy.index.models.content_words import have_same_words, is_surely_english
+from kvproxy.index.models.content_words import is_surely_english, new_words
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 
 _SAME_WORDS = 0.95
@@ -24,9 +24,11 @@ class MultilingualVerifier:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
-        are_english = np.array([all(map(is_surely_english, pair)) for pair in pairs], dtype=bool)
-        scores = np.array([_SAME_WORDS * have_same_words(*pair) for pair in pairs], dtype=np.float32)
-        english = [pair for pair, is_english in zip(pairs, are_english, strict=True) if is_english]
-        if english:
-            scores[are_english] = self._english.score(english, cosines[are_english])
-        return scores
+        return np.concatenate([self._one(*each) for each in zip(pairs, cosines, strict=True)] or [np.zeros(0)])
+
+    def _one(self, pair: tuple[str, str], cosine: float) -> np.ndarray:
+        if all(map(is_surely_english, pair)):
+            return self._english.score([pair], np.array([cosine]))
+        one, other = pair
+        same = not new_words(one, [other]) and not new_words(other, [one])
+        return np.array([_SAME_WORDS if same else 0.0], dtype=np.float32)

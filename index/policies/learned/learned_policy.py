@@ -39,7 +39,7 @@ class LearnedPolicy:
         max_error: largest share of wrong answers.
         floor: least cosine of a neighbour that may be served.
         guards: a veto stands until comparisons show that the guard does not matter to the class of the answer.
-        new_words: returns the words of a question that the stored questions of a class lack; such a question is not
+        has_new_words: whether a question has words that the stored questions of a class lack. Such a question is not
             served, and does not count as a comparison. None if the guards know the language of all questions.
     """
 
@@ -53,14 +53,14 @@ class LearnedPolicy:
         max_error: float,
         floor: float,
         guards: Sequence[Guard] = GUARDS,
-        new_words: Callable[[str, Sequence[str]], Sequence[str]] | None = None,
+        has_new_words: Callable[[str, Sequence[str]], bool] | None = None,
     ) -> None:
         self.max_error = max_error
         self.floor = floor
         self._observations = observations
         self._checked = checked
         self._guards = tuple(guards)
-        self._new_words = new_words
+        self._has_new_words = has_new_words
         self._prior = Prior()
         self._learners: OrderedDict[str, Learner] = OrderedDict()  # Least recently used first.
         self._saved: dict[str, int] = {}
@@ -79,7 +79,7 @@ class LearnedPolicy:
             return Ruling([Decision("low similarity") for _ in neighbours], None)
         nearest = neighbours[estimate.place]
         own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
-        if self._new_words is not None and self._new_words(question, own):
+        if self._has_new_words is not None and self._has_new_words(question, own):
             decisions = [Decision("not compared") for _ in neighbours]
             decisions[estimate.place] = Decision("vetoed", "words", error=estimate.error)
             return Ruling(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))

@@ -58,7 +58,7 @@ def traffic(language: Mapping[str, Any], count: int, sides: Sequence[str], seed:
     return list(found.items())
 
 
-def test_pairs(language: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
+def pairs_of(language: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
     """Return the questions of all pairs with their intents: the first of a pair, then the second.
 
     Args:
@@ -94,7 +94,7 @@ def make_policy(embedder: Embedder, threshold: float | None = None) -> Policy:
         return ThresholdPolicy(threshold, guards=())
     floor = LEAST_SIMILARITY["learned"]
     checked = CheckedPolicy(load_verifier(embedder=embedder.name), CacheSettings().min_probability, floor)
-    return LearnedPolicy(ReplayObservations(), checked, MAX_ERROR, floor, new_words=new_words_test(embedder.name))
+    return LearnedPolicy(ReplayObservations(), checked, MAX_ERROR, floor, has_new_words=new_words_test(embedder.name))
 
 
 class Remembering:
@@ -125,7 +125,7 @@ def main() -> None:
         language = read_language(name)
         for condition, sides in CONDITIONS.items():
             lines = traffic(language, options.requests, sides, options.seed)
-            opposites, rewordings = test_pairs(language, "opposites"), test_pairs(language, "rewordings")
+            opposites, rewordings = pairs_of(language, "opposites"), pairs_of(language, "rewordings")
             policy = make_policy(embedder, options.threshold)
             _, opposite, rate = served([*lines, *opposites], len(opposites), embedder, policy)
             policy = make_policy(embedder, options.threshold)

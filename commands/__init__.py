@@ -90,7 +90,8 @@ def main() -> None:
     except typer.Abort:
         sys.exit(1)
     except KvproxyError as error:
-        typer.echo(f"kvproxy: {error.message}", err=True)
+        # The settings may have several errors, one per line.
+        typer.echo("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()), err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of the pipe, such as `head`, has exited.

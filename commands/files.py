@@ -80,7 +80,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
-    """The suffix selects the format."""
+    """Save charts to a file, in the format of its suffix."""
     if file is not None:
         from kvproxy.charts import save
 

@@ -45,7 +45,7 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(value: object) -> str:
-    """Integers get thousands separators."""
+    """Format a value on one line; integers get thousands separators."""
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -60,6 +60,7 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.")
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
+LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
 
 
 def given(**values: Any) -> dict[str, Any] | None:

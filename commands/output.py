@@ -52,8 +52,14 @@ def print_note(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
+def print_rest(shown: int, total: int, noun: str) -> None:
+    """Print a note on stderr if rows are not shown."""
+    if total > shown:
+        print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
+
+
 def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
-    """Draw charts at a terminal, or `always`."""
+    """Draw charts if stdout is a terminal, or if `always` is set."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -67,7 +73,7 @@ def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on stderr at a terminal; yield a function that takes the share done."""
+    """Show a bar on stderr at a terminal; yield a function that receives the completed share, 0 to 1."""
     from rich.console import Console
     from rich.progress import Progress
 

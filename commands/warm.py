@@ -67,7 +67,7 @@ def warm(
     tenant and fields, which the last line lists. Stored responses are not recomputed, so an interrupted run can be continued.
     With --prefix-only each prompt is computed up to its first token.
 
-    The exit code is 0 if every request was answered, 1 if one failed or nothing was stored, 130 after Ctrl-C.
+    The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
 
     Example: kvproxy warm questions.txt --concurrency 8 --rate 20
 
@@ -180,8 +180,8 @@ def _required_fields(
     api = API_NAMES[request.path]
     try:
         tenant = client.tenant(credentials(api, api_key) | headers, str(request.body.get("model", "")))
-    except KvproxyError:
-        tenant = "unknown (give --token)"
+    except KvproxyError as error:
+        tenant = f"unknown ({error.message})"
     body = request.body
     sampling = [f"{name} {json.dumps(body[name]) if name in body else 'unset'}" for name in _SAMPLING]
     known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}

@@ -20,10 +20,9 @@ class Redactor(Protocol):
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
-    """Return the redacted entry; None if its answer contains text to redact, since a changed answer would pass for the
-    model's own.
+    """Return the redacted entry; None if redaction would change its answer, which must stay the model's.
 
-    An entry with a changed question has exact hits only: two questions may differ in nothing but the redacted part.
+    An entry with a redacted question has exact hits only, because different questions could become equal.
     """
     prompt = redact(entry.prompt)
     answer = _load(entry.response)

@@ -85,7 +85,7 @@ class PendingWrites:
             await self._has_space.wait()
 
     def add(self, write: PendingWrite) -> None:
-        """Add a write until its task ends. It hides an earlier one with the same key."""
+        """Add a write until its task ends. A later write hides an earlier write with the same key."""
         self._all.add(write)
         self.bytes += write.size
         self._latest[write.key] = write

@@ -88,6 +88,10 @@ class Unauthorized(KvproxyError, status=401, type="authentication_error", code="
     """A token is missing or wrong."""
 
 
+class MissingKey(Unauthorized, code="missing_api_key"):
+    """The request has no API key."""
+
+
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
     """The client may not do this with any credentials."""
 

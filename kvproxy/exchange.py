@@ -112,12 +112,13 @@ class Answer:
 class Exchange:
     """A request, its response, and what happened in between.
 
-    Steps have times of `time.perf_counter`; 0.0 if they did not happen.
+    Times of steps are values of `time.perf_counter`; 0.0 for a step that did not happen.
 
     Attributes:
         api: name of the cached API; None for other routes.
         tenant: see `flow/cache_keys.py`.
         arrived: seconds since the epoch.
+        method, path: of a client's request, without the query; empty for the proxy's own routes and background requests.
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.
         cacheable: an equal request may get the same response.
@@ -126,22 +127,24 @@ class Exchange:
         is_entry_too_old: a stored response exceeds the request's `max-age`.
         lookup_failed: a store or an embedder failed.
         was_collapsed: shared with an identical request in flight.
-        stored: committed; only `Cache-Control: confirm` waits for this.
+        stored: the response is committed; known only with `Cache-Control: confirm`.
         prefix: reuse reported by the backend.
         predicted_tokens: reuse predicted by the upstream's mirror.
         is_engine: the backend is an engine of the operator, which keeps prompts and outputs until it evicts them.
-        answer: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
-        prefill_seconds: reported or measured.
-        backend_seconds: until the backend's response is complete.
+        answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
+        prefill_seconds: duration of the prefill, reported or measured.
+        backend_seconds: seconds until the backend's response is complete.
         failure: token for the final error.
         started, exact_done, semantic_done: arrival, and end of each lookup.
-        backend_started, first_byte, ended: begin of the backend's and the proxy's response; its end.
+        backend_started, first_byte, ended: start of the backend's response; start and end of the proxy's response.
     """
 
     api: str | None
     request_id: str
     tenant: str = PUBLIC_TENANT
     arrived: float = field(default_factory=time)
+    method: str = ""
+    path: str = ""
     client: ClientSettings | None = None
     account: Account | None = None
     traceparent: str | None = None

@@ -16,6 +16,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
+from kvproxy.units import parse_seconds
 
 T = TypeVar("T")
 _ENDPOINT = "library"
@@ -48,6 +49,7 @@ class AsyncCache:
 
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
         """See `Cache.get`."""
+        _check_texts(question=question, namespace=namespace)
         cache, similarity = self._cache, None
         entry = await cache.find(_digest(namespace, question))
         if entry is not None and entry.expires <= self._clock():
@@ -60,9 +62,12 @@ class AsyncCache:
         cache.store.record_hit(entry.id)
         return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
-    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+    async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
         """See `Cache.set`."""
-        now = self._clock()
+        _check_texts(question=question, answer=answer, namespace=namespace)
+        now, lifetime = self._clock(), self._ttl if ttl is None else parse_seconds(ttl)
+        if lifetime < 0:
+            raise ValueError(f"ttl must not be negative, but it is {ttl!r}")
         return await self._cache.insert(
             Entry(
                 id=new_id(),
@@ -76,12 +81,13 @@ class AsyncCache:
                 request=json.dumps({"question": question, "namespace": namespace}).encode(),
                 response=json.dumps(answer).encode(),
                 created=now,
-                expires=now + (self._ttl if ttl is None else ttl),
+                expires=now + lifetime,
             )
         )
 
     async def delete(self, question: str, namespace: str = "") -> bool:
         """See `Cache.delete`."""
+        _check_texts(question=question, namespace=namespace)
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
 
@@ -101,7 +107,7 @@ class Cache:
     """Stored answers with exact and semantic lookups.
 
     Open it with `open_cache`. Works in threads, notebooks, and running event loops. Methods raise CacheStoreError or
-    EmbedderError.
+    EmbedderError, and TypeError or ValueError for invalid arguments.
     """
 
     def __init__(self, cache: AsyncCache) -> None:
@@ -118,11 +124,11 @@ class Cache:
         """
         return self._run(self._cache.get(question, namespace))
 
-    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | None = None) -> bool:
+    def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
         """Store an answer durably.
 
         Args:
-            ttl: lifetime in seconds; None uses the default.
+            ttl: lifetime in seconds, or text such as `1h`; None uses the default.
 
         Returns:
             False if the answer exceeds the capacity, or contains text to redact.
@@ -195,6 +201,12 @@ def open_cache(
 ) -> Cache:
     """Open stored answers. See `open_async_cache` for the arguments."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
+
+
+def _check_texts(**texts: object) -> None:
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, not {type(value).__name__}")
 
 
 def _digest(*parts: str) -> str:

@@ -32,19 +32,23 @@ class CachePrices:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Probabilities that a pause is longer than each edge."""
+    """The probability that a pause is longer than each of `EDGES`."""
 
     probabilities: tuple[float, ...]
 
     def between(self, start: float, end: float) -> float:
-        """Probability that a pause is longer than `start` and at most `end`. Both are edges."""
+        """Return the probability that a pause is longer than `start` and at most `end`, which are two of `EDGES`."""
         return self._after(start) - self._after(end)
 
     def _after(self, edge: float) -> float:
         return self.probabilities[bisect_left(EDGES, edge)]
 
     def returns(self) -> list[float]:
-        """Probabilities that a session returns before each keep-warm request expires, if it paused until this request."""
+        """Return for each keep-warm request the probability that the session returns before the request's effect
+        expires.
+
+        The condition is that the session paused until this request.
+        """
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
@@ -102,11 +106,12 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
 
 
 def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: CachePrices) -> bool:
-    """True if the new tokens of a prompt should be written for one hour.
+    """Whether to write the new tokens of a prompt for one hour.
 
     Args:
         new: tokens that are written. They cost more.
-        unprotected: tokens of the prompt after the last prefix that is kept for one hour, including `new`. They survive the
+        unprotected: tokens of the prompt after the last prefix that is kept for one hour, including `new`. They survive
+            the
             next pause if it is at most one hour.
     """
     likely = survival.between(KEEP_WARM_SECONDS, HOUR)

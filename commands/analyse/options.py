@@ -29,7 +29,7 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 
 
 def load_tokenizer(name: str | None) -> "LocalTokenizer":
-    """By default the tokenizer of the demo model."""
+    """Load a tokenizer by name or path; None loads the demo model's tokenizer."""
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")

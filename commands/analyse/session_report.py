@@ -24,7 +24,7 @@ _SHOWN_CHANGES = 5
 
 
 def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Report the sessions of a transcript, a folder of transcripts, or a log; None if a log's requests are wanted.
+    """Report the sessions of transcripts, or of a log with --sessions; None for a log without this option.
 
     Raises:
         KvproxyError: a file cannot be read, or has no requests.

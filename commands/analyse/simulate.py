@@ -1,5 +1,6 @@
 """kvproxy simulate"""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,83 +8,213 @@ import typer
 
 from kvproxy.commands.analyse.options import parse_sizes, pool_size
 from kvproxy.commands.command import command
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
-from kvproxy.commands.output import Output, print_charts, progress_bar
+from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table, table
+from kvproxy.units import parse_bytes
 
 if TYPE_CHECKING:
-    from kvproxy.offline.simulate.pool_size_sweep import Sweep
+    from kvproxy.offline.simulate.report import CapacityPlan
+    from kvproxy.offline.simulate.trace_reader import Workload
 
 
 @command
 def simulate(
     trace: Annotated[
         Path,
-        typer.Argument(help="Trace of Mooncake, Qwen-Bailian or WEKA, or JSON lines with tokens."),
+        typer.Argument(
+            help="Trace of Mooncake, Qwen-Bailian, WEKA, BurstGPT or Azure, JSON lines with tokens, KV events, a journal, a"
+            " transcript, or a folder of these."
+        ),
     ],
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Pool sizes in memory, such as 20GiB,40GiB.")] = None,
     policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,s3fifo,belady",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Do not sample large traces for policies besides lru.")
+    ] = False,
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace; 16 for tokens")
+        int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace, or 16")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Files of a folder that run at once.", min=1, show_default="as recorded")
     ] = None,
     plot: Plot = None,
-    model: Annotated[Path | None, typer.Option(help="Model folder, to show sizes in GiB.")] = None,
-    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report to this .html or .md file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, config.json or Hugging Face id, for sizes in memory.")
+    ] = None,
+    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.", min=1)] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="Tier beyond the pool in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")
+    ] = None,
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine.")] = 10_000,
+    hour_price: Annotated[float, typer.Option(help="Price of an engine for an hour.", min=0)] = 0.0,
     engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine, for --engines.")] = 10_000,
+    ttft: Annotated[
+        float | None, typer.Option(help="Find the number of engines for this p99 of the seconds to the first token.")
+    ] = None,
+    event_delay: Annotated[float, typer.Option(help="Seconds until routing learns of KV events.", min=0)] = 0.0,
+    event_loss: Annotated[float, typer.Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0,
 ) -> Output:
-    """Replay a trace to size a pool or compare routing.
+    """Replay a trace to size a pool, its tiers, or a fleet.
 
-    It reports hit rates by pool size and eviction policy.
+    It reports hit rates by pool size and eviction policy, and the time to the first token.
 
-    Example: kvproxy simulate trace.jsonl --blocks 1000,10000 --plot curves.svg
+    Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
     from kvproxy.errors import NotFound
-    from kvproxy.offline.simulate.pool_size_sweep import bytes_per_token as model_bytes_per_token
     from kvproxy.offline.simulate.pool_size_sweep import sweep_charts
+    from kvproxy.offline.simulate.report import write_report
+    from kvproxy.offline.trace_sources import read_workload
 
-    if not trace.is_file():
+    if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")
     check_writable(plot, PLOT_SUFFIXES)
-    if engines is not None:
-        return _compare_routing(trace, engines, blocks, block_size, prefill_rate)
-    result = _sweep(trace, parse_sizes(blocks, 1), policies, block_size)
-    if model is not None:
-        bytes_per_token = model_bytes_per_token(model)
-    charts = sweep_charts(result)
+    check_writable(report, (".html", ".md"))
+    if prefill_rate <= 0:
+        raise typer.BadParameter("--prefill-rate must be above 0")
+    chosen = _policies(policies)
+    workload = read_workload(trace, block_size, users)
+    for note in workload.notes:
+        print_note(note)
+    if engines is not None or ttft is not None:
+        return _compare_routing(trace, workload, engines, ttft, blocks, prefill_rate, (event_delay, event_loss))
+    speed = _token_bytes(workload, model, bytes_per_token)
+    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload.block_tokens)
+    plan = _plan(trace, workload, sizes, chosen, exact, (tier or [], speed, prefill_rate, hour_price))
+    charts = sweep_charts(plan.sweep)
+    if plan.costs:
+        charts.append(_ttft_chart(plan))
     save_charts(charts, plot)
+    if report is not None:
+        with explain_write_errors(report):
+            write_report(plan, charts, report)
 
     def show() -> None:
-        _print(result, bytes_per_token)
+        _print(plan)
         print_charts(charts)
 
-    return Output(_document(result, bytes_per_token), show)
+    return Output(_document(plan), show)
+
+
+def _policies(text: str) -> list[str]:
+    from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
+
+    chosen = [name.strip() for name in text.split(",")]
+    unknown = [name for name in chosen if name not in POLICY_NAMES]
+    if unknown:
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICY_NAMES)}")
+    return chosen
+
+
+def _token_bytes(workload: "Workload", model: str | None, given: int | None) -> float | None:
+    from kvproxy.offline.simulate.costs import kv_size
+
+    if model is None or given is not None:
+        return given
+    tokens = sum(arrival.tokens for arrival in workload.arrivals)
+    return kv_size(model).bytes_per_token(tokens / max(1, len(workload.arrivals)))
+
+
+def _memory_sizes(text: str | None, token_bytes: float | None, block_tokens: int) -> list[int] | None:
+    if text is None:
+        return None
+    if token_bytes is None:
+        raise typer.BadParameter("--memory requires --model or --bytes-per-token")
+    try:
+        return [max(1, int(parse_bytes(size) / token_bytes / block_tokens)) for size in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _plan(
+    trace: Path,
+    workload: "Workload",
+    sizes: list[int] | None,
+    policies: list[str],
+    exact: bool,
+    costs: tuple[list[str], float | None, float, float],
+) -> "CapacityPlan":
+    from kvproxy.offline.simulate.costs import GIB, EngineSpeed, parse_tier, pool_cost
+    from kvproxy.offline.simulate.pool_simulation import lru_hits
+    from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
+    from kvproxy.offline.simulate.report import CapacityPlan
+
+    texts, token_bytes, prefill_rate, hour_price = costs
+    try:
+        tiers = [parse_tier(text) for text in texts]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if tiers and token_bytes is None:
+        raise typer.BadParameter("--tier requires --model or --bytes-per-token")
+    chains, block_tokens = workload.chains, workload.block_tokens
+    sizes = sizes or default_sizes(chains)
+    total, done = len(set(sizes)) * len(policies), 0
+    with progress_bar("simulating") as progress:
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress(done / total)
+
+        result = sweep(chains, block_tokens, sizes, policies, advance, exact=exact)
+    if token_bytes is None:
+        return CapacityPlan(trace.name, result, (), (), (), None, workload.notes)
+    speed = EngineSpeed(prefill_rate, token_bytes, hour_price)
+    beyond = [int(tier.gib * GIB / token_bytes / block_tokens) for tier in tiers]
+    (*pools,) = lru_hits(chains, [*result.sizes, *(max(1, size) for size in beyond)])
+    hits = [block_tokens * found for found in pools]
+    tokens, requests = sum(arrival.tokens for arrival in workload.arrivals), len(chains)
+    lower = hits[len(result.sizes) :]
+    found = [
+        [pool_cost([hit, *more], each, speed, tokens=tokens, requests=requests) for hit in hits[: len(result.sizes)]]
+        for each, more in ((tiers, lower), ([], []))
+    ]
+    return CapacityPlan(trace.name, result, found[0], found[1], tiers, speed, workload.notes)
+
+
+def _ttft_chart(plan: "CapacityPlan") -> Any:
+    from kvproxy.charts import Chart, ChartLine
+
+    sizes = [size * plan.sweep.block_tokens for size in plan.sweep.sizes]
+    lines = [ChartLine("lru", sizes, [cost.ttft for cost in plan.alone])]
+    if plan.tiers:
+        lines.append(ChartLine("lru with tiers", sizes, [cost.ttft for cost in plan.costs]))
+    return Chart("tokens in the pool", "mean TTFT in seconds", lines, log_x=True)
 
 
 def _compare_routing(
-    trace: Path, engines: int, blocks: str | None, block_size: int | None, prefill_rate: float
+    trace: Path,
+    workload: "Workload",
+    engines: int | None,
+    ttft: float | None,
+    blocks: str | None,
+    prefill_rate: float,
+    events: tuple[float, float],
 ) -> Output:
-    from dataclasses import asdict
-
-    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing
-    from kvproxy.offline.simulate.trace_reader import read_arrivals
+    from kvproxy.errors import InvalidRequest
+    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
 
     if blocks is not None and not blocks.isdigit():
-        raise typer.BadParameter("with --engines, --blocks takes one number: the pool of each engine")
-    if prefill_rate <= 0:
-        raise typer.BadParameter("--prefill-rate must be above 0")
-    arrivals, tokens = read_arrivals(trace, block_size)
-    shape = FleetShape(engines, int(blocks) if blocks else 5000, tokens, prefill_rate)
+        raise typer.BadParameter("for routing, --blocks takes one number: the pool of each engine")
+    if not workload.has_times:
+        raise InvalidRequest(f"{trace}: routing needs a timestamp on every line")
+    shape = FleetShape(engines or 1, int(blocks) if blocks else 5000, workload.block_tokens, prefill_rate, *events)
     results = []
     with progress_bar("simulating") as progress:
         for number, policy in enumerate(POLICIES, 1):
-            results.append(simulate_routing(arrivals, shape, policy))
+            if ttft is None:
+                results.append(simulate_routing(workload.arrivals, shape, policy))
+            else:
+                results.append(engines_for(workload.arrivals, shape, policy, ttft))
             progress(number / len(POLICIES))
-    columns = ("Routing", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#")
+    columns = ("Routing", "Engines#", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#")
     rows = (
         (
             each.policy,
+            each.engines,
             each.hit_tokens,
             f"{each.hit_rate:.4f}",
             f"{each.imbalance:.2f}",
@@ -93,67 +224,38 @@ def _compare_routing(
         )
         for each in results
     )
-    document = {"shape": asdict(shape), "requests": len(arrivals), "results": [asdict(each) for each in results]}
+    document = {
+        "shape": asdict(shape),
+        "requests": len(workload.arrivals),
+        "results": [asdict(each) for each in results],
+    }
     return table(document, columns, rows)
 
 
-def _sweep(trace: Path, sizes: list[int] | None, policies: str, block_size: int | None) -> "Sweep":
-    from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
-    from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
-    from kvproxy.offline.simulate.trace_reader import read_chains
-
-    chosen = [name.strip() for name in policies.split(",")]
-    unknown = [name for name in chosen if name not in POLICY_NAMES]
-    if unknown:
-        raise typer.BadParameter(f"unknown policy {unknown[0]!r}: use {', '.join(POLICY_NAMES)}")
-    requests, tokens = read_chains(trace, block_size)
-    sizes = sizes or default_sizes(requests)
-    total, done = len(set(sizes)) * len(chosen), 0
-    with progress_bar("simulating") as progress:
-
-        def advance() -> None:
-            nonlocal done
-            done += 1
-            progress(done / total)
-
-        return sweep(requests, tokens, sizes, chosen, advance)
-
-
-def _print(result: "Sweep", bytes_per_token: int | None) -> None:
-    names = list(result.rates)
-    rows = []
-    for index, size in enumerate(result.sizes):
-        gib = [_gib(result, size, bytes_per_token)] if bytes_per_token else []
-        rows.append(
-            [pool_size(size, result.block_tokens), *gib, *(f"{result.rates[name][index]:.4f}" for name in names)]
-        )
-    columns = ["Pool#", *(["GiB#"] if bytes_per_token else []), *(f"{name}#" for name in names)]
-    print_table(columns, rows)
+def _print(plan: "CapacityPlan") -> None:
+    head, rows = plan.table()
+    print_table([f"{name}#" for name in head], rows)
+    sweep = plan.sweep
     typer.echo(
-        f"{result.requests:,} requests, {pool_size(result.blocks, result.block_tokens)}; hit rate of an unlimited pool"
-        f" {result.unlimited:.4f}"
+        f"{sweep.requests:,} requests, {pool_size(sweep.blocks, sweep.block_tokens)}; hit rate of an unlimited pool"
+        f" {sweep.unlimited:.4f}"
     )
-    for name in names:
-        enough = result.sufficient_size(name)
-        if enough is None:
-            typer.echo(f"{name}: no size reaches 90% of it")
-        else:
-            memory = f", {_gib(result, enough, bytes_per_token)} GiB," if bytes_per_token else ""
-            typer.echo(f"{name}: {pool_size(enough, result.block_tokens)}{memory} reach 90% of it")
+    typer.echo(plan.recommendation())
 
 
-def _gib(result: "Sweep", size: int, bytes_per_token: int | None) -> str:
-    return f"{size * result.block_tokens * (bytes_per_token or 0) / 2**30:.1f}"
-
-
-def _document(result: "Sweep", bytes_per_token: int | None) -> dict[str, Any]:
+def _document(plan: "CapacityPlan") -> dict[str, Any]:
+    sweep = plan.sweep
     return {
-        "requests": result.requests,
-        "blocks": result.blocks,
-        "block_tokens": result.block_tokens,
-        "bytes_per_token": bytes_per_token,
-        "unlimited": result.unlimited,
-        "sizes": list(result.sizes),
-        "rates": {name: list(rates) for name, rates in result.rates.items()},
-        "sufficient_size": {name: result.sufficient_size(name) for name in result.rates},
+        "requests": sweep.requests,
+        "blocks": sweep.blocks,
+        "block_tokens": sweep.block_tokens,
+        "bytes_per_token": plan.speed.token_bytes if plan.speed else None,
+        "unlimited": sweep.unlimited,
+        "sizes": list(sweep.sizes),
+        "rates": {name: list(rates) for name, rates in sweep.rates.items()},
+        "errors": {name: list(errors) for name, errors in sweep.errors.items()},
+        "sufficient_size": {name: sweep.sufficient_size(name) for name in sweep.rates},
+        "costs": [asdict(cost) for cost in plan.costs],
+        "recommendation": plan.recommendation(),
+        "assumptions": plan.assumptions(),
     }

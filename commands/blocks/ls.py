@@ -1,13 +1,14 @@
 """kvproxy blocks ls, queue, show, chains, stats"""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import typer
 
 from kvproxy.commands.blocks.engine_lines import engine_line, group_lines
 from kvproxy.commands.command import command
-from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.options import LimitOrAll, ProxyOptions
+from kvproxy.commands.output import Output, print_facts, print_rest
 from kvproxy.commands.statistics_text import labelled
 from kvproxy.commands.tables import Column, Layout, digest, table, text
 from kvproxy.errors import NotFound
@@ -28,6 +29,7 @@ def ls(
     *,
     proxy: ProxyOptions,
     state: Annotated[State | None, typer.Option(help="Only blocks in this state.")] = None,
+    limit: LimitOrAll = 100,
     layout: Layout,
 ) -> Output:
     """List blocks by id.
@@ -35,16 +37,16 @@ def ls(
     Example: kvproxy blocks ls --state cached
     """
     blocks = [block for block in proxy.client().get("/admin/blocks") if state is None or block["state"] == state]
-    return _block_table(blocks, "no block" if state is None else f"no block is {state}", layout)
+    return _block_table(blocks, limit, "no block" if state is None else f"no block is {state}", layout)
 
 
 @command
-def queue(proxy: ProxyOptions, layout: Layout) -> Output:
+def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
-    Example: kvproxy blocks queue | head
+    Example: kvproxy blocks queue --limit 5
     """
-    return _block_table(proxy.client().get("/admin/blocks/queue"), "all blocks are in use", layout)
+    return _block_table(proxy.client().get("/admin/blocks/queue"), limit, "all blocks are in use", layout)
 
 
 @command
@@ -64,7 +66,7 @@ def show(
 
 
 @command
-def chains(proxy: ProxyOptions) -> Output:
+def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List cached prefixes, most recently used first.
 
     A chain is the sequence of blocks of a prefix.
@@ -72,10 +74,11 @@ def chains(proxy: ProxyOptions) -> Output:
     Example: kvproxy blocks chains
     """
     found = proxy.client().get("/admin/blocks/chains")
+    shown = found[: limit or None]
     names = ("leaf", "num_blocks", "num_tokens", "in_use")
-    rows = ((*(chain[name] for name in names), repr(chain["first_text"])) for chain in found)
+    rows = ((*(chain[name] for name in names), repr(chain["first_text"])) for chain in shown)
     columns = (digest("Leaf"), "Blocks#", "Tokens#", "In use#", text("Text"))
-    return table(found, columns, rows, empty="no prefix is cached")
+    return _limited(table(shown, columns, rows, empty="no prefix is cached", layout=layout), found, "chains")
 
 
 @command
@@ -97,10 +100,21 @@ def _print_stats(found: dict[str, Any]) -> None:
         typer.echo(line)
 
 
-def _block_table(blocks: list[dict[str, Any]], empty: str, layout: Layout) -> Output:
+def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
+    blocks = found[: limit or None]
     if blocks and blocks[0].get("copies") is not None:
-        return table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
-    return table(blocks, _COLUMNS, map(_row, blocks), empty=empty, layout=layout)
+        output = table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
+    else:
+        output = table(blocks, _COLUMNS, map(_row, blocks), empty=empty, layout=layout)
+    return _limited(output, found, "blocks")
+
+
+def _limited(output: Output, found: Sequence[object], noun: str) -> Output:
+    def show() -> None:
+        output.show()
+        print_rest(len(output.document), len(found), noun)
+
+    return Output(output.document, show)
 
 
 def _row(block: dict[str, Any]) -> tuple[object, ...]:

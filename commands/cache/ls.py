@@ -9,8 +9,8 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, json_text, moment
-from kvproxy.commands.options import Limit, StoreOptions, duration_option
-from kvproxy.commands.output import Output, print_facts, print_note
+from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_option
+from kvproxy.commands.output import Output, print_facts, print_rest
 from kvproxy.commands.tables import Column, Layout, digest, print_table, table, text
 from kvproxy.proxy_client.cache import FilterValues
 from kvproxy.units import format_bytes, format_seconds
@@ -43,7 +43,7 @@ class EntryOptions:
 @command
 def ls(
     *,
-    limit: Annotated[int, typer.Option(help="Maximum number of rows; 0 lists all.", min=0)] = 100,
+    limit: LimitOrAll = 100,
     where: EntryOptions,
     layout: Layout,
     responses: StoreOptions,
@@ -58,8 +58,7 @@ def ls(
     def show() -> None:
         empty = "no stored response matches these options" if where.values else "no response is stored"
         print_entries(found.entries, empty, layout)
-        if found.total > len(found.entries):
-            print_note(f"{len(found.entries):,} of {found.total:,} responses: list all with --limit 0")
+        print_rest(len(found.entries), found.total, "responses")
 
     return Output(found.entries, show)
 
@@ -114,7 +113,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Show the columns of tenants and pins only if entries differ in them."""
+    """Print entries as a table. The columns of tenants and pins appear only if entries differ in them."""
     columns: dict[str | Column, list[object]] = {
         digest("Id"): [entry["id"] for entry in entries],
         "Age#": [age(entry["created"]) for entry in entries],

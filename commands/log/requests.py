@@ -10,7 +10,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import milliseconds, moment, one_line
-from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 
@@ -50,7 +50,7 @@ def log(
     *,
     context: typer.Context,
     selection: QueryOptions,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)] = 20,
+    limit: LimitOrAll = 20,
     layout: Layout,
     plot: Annotated[
         Path | None, typer.Option(help="Plot all requests over time, at the terminal (-) or into a .png or .svg file.")

@@ -100,7 +100,7 @@ def calibrate(
     The policies are `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, and verifier).
 
     Args:
-        pairs: the second question of each pair takes the place of the cached one.
+        pairs: the second question of each pair acts as the cached question.
         verifier: None omits `checked`.
         target_error: highest upper end of `wrong_interval` at a recommended level.
 

@@ -175,7 +175,7 @@ def measure(
 
     Args:
         orders: number of random orders in which `learned` replays the stream again.
-        judge_error: share of comparisons of answers that are made wrong on purpose.
+        judge_error: share of comparisons whose result is inverted.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

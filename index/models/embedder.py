@@ -127,7 +127,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Embeds texts and keeps the last vectors. Threads may share it; one at a time uses the embedder."""
+    """Embeds texts and caches the latest vectors. Thread-safe; calls of the embedder run one at a time."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder

@@ -40,7 +40,7 @@ class PendingObservation:
 
     Attributes:
         candidate: the neighbour that was accepted, or that came closest to acceptance.
-        near: candidates, nearest first; `record.place` is an index into them.
+        candidates: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
         comparison_probability: probability with which such a request is forwarded.
     """
@@ -61,7 +61,7 @@ class Lookup:
         candidates: neighbours, nearest first.
         chosen: the accepted neighbour. It is not served if the policy explores.
         observation: None if no decision can be confirmed or refuted.
-        skipped: the reason why the lookup was skipped; None if it ran.
+        skip_reason: why the lookup was skipped; None if it ran.
     """
 
     entry: Entry | None

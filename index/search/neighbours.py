@@ -33,7 +33,7 @@ class Neighbours:
         """Return the nearest entries and their cosines, nearest first.
 
         Args:
-            floor: least useful cosine. If no entry reaches it, only the nearest is returned.
+            floor: minimum cosine. If no entry reaches it, only the nearest is returned.
         """
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The comparison of a cached answer with a fresh one, or a number of answers that were served without one.
+    """The comparison of a cached answer with a fresh one, or a number of answers served without a comparison.
 
     Attributes:
         entry: id of the cached answer; empty without a comparison.

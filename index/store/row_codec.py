@@ -91,7 +91,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return a stored row with an expiry of now and a new checksum. A damaged row stays recognisable as damaged."""
+    """Return a stored row that expires now, with a new checksum. A damaged row stays recognisable as damaged."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 

@@ -103,7 +103,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of an answer with the same text; `text` is its `answer_classes.digest`."""
+        """Return the class of a stored answer with this text. `text` is a digest, see `answer_classes.digest`."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None

@@ -42,7 +42,7 @@ class EvictionCandidate:
     """An entry in the order of eviction.
 
     Attributes:
-        reason: why it is evicted in this place; `low priority` if the eviction policy decides.
+        reason: why it has this place; `low priority` if the eviction policy decides.
     """
 
     entry: Entry
@@ -101,7 +101,7 @@ class RemovedEntry:
 
     Attributes:
         numbers: of its vectors.
-        why: None if the entry is larger than the capacity.
+        reason: None if the entry is larger than the capacity.
     """
 
     id: str
@@ -130,7 +130,7 @@ class Capacity:
 
     Attributes:
         bytes: see `NewEntry.size`.
-        of_tenant: returns a tenant's limit in bytes. The writing thread calls it.
+        tenant_limit: returns a tenant's limit in bytes. The writing thread calls it.
     """
 
     entries: int | None = None

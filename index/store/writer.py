@@ -135,10 +135,7 @@ class StoreWriter:
         return expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Protect an entry until all unpinned entries are evicted, or undo that.
-
-        A pinned entry expires like any other.
-        """
+        """Pin or unpin an entry. A pinned entry is evicted last, but expires like any other."""
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 

@@ -107,7 +107,7 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
 
 
 def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
-    """Append the log-probabilities of a chunk to the ones merged so far."""
+    """Append the log-probabilities of a chunk to `merged`."""
     for name, values in logprobs.items():
         before = merged.get(name)
         if isinstance(values, list):

@@ -13,7 +13,7 @@ FIELD = "cache"
 
 
 def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Control]:
-    """Return the body without its switches, and the directives with them; headers take precedence."""
+    """Return the body without its switches, and the directives with the switches added. Headers take precedence."""
     given = body.get(FIELD)
     if not isinstance(given, dict):
         return body, control

@@ -12,7 +12,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 def message_parts(message: Json) -> Iterator[tuple[str, str]]:
-    """Kinds (`reasoning`, `text`, `call`) and contents, without ids and cache markers."""
+    """Yield the kind (`reasoning`, `text`, or `call`) and the content of each part, without ids and cache markers."""
     for name in REASONING_FIELDS:
         if isinstance(text := field(message, name), str) and text:
             yield "reasoning", text
@@ -34,12 +34,12 @@ def message_parts(message: Json) -> Iterator[tuple[str, str]]:
 
 
 def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
-    """Kinds and digests of the parts of a message."""
+    """Return the kind and the digest of each part of a message."""
     return tuple((kind, _digest(content)) for kind, content in message_parts(message))
 
 
 def answer_message(whole: JsonMap) -> JsonObject | None:
-    """Return the message of a response; None unless it has exactly one."""
+    """Return the only message of a response; None if it has no message or several."""
     if whole.get("type") == "message":
         return {"role": "assistant", "content": whole.get("content")}
     choices = objects(whole.get("choices"))
@@ -48,13 +48,13 @@ def answer_message(whole: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(whole: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Return the digests of the parts of a response's message; None unless it has exactly one message."""
+    """Return the part digests of the only message of a response; None if it has no message or several."""
     message = answer_message(whole)
     return None if message is None else part_digests(message)
 
 
 def call_arguments(message: Json) -> Iterator[str]:
-    """The texts that an assistant's tool calls pass on, such as the prompt of a sub-agent."""
+    """Yield the texts in the arguments of an assistant's tool calls, such as the prompt of a sub-agent."""
     for block in objects(field(message, "content")):
         if block.get("type") == "tool_use" and isinstance(inputs := block.get("input"), dict):
             yield from _texts(inputs)

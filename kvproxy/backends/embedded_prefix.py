@@ -86,6 +86,9 @@ class EmbeddedPrefix(PrefixCache):
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
         chain = await self._chain(request, leaf)
+        size, block = len(chain.tokens) - 1, self._worker.block_size
+        if request is not None and size < block:
+            raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
 
         def pin(pins: Pins) -> int:
             try:

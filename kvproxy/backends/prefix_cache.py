@@ -60,7 +60,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """A `blocks.rows.Divergence` as text.
+    """A `blocks.row_types.Divergence` as text.
 
     Attributes:
         position: index of the first different token.
@@ -124,7 +124,7 @@ class ResetReport:
     """The result of a reset.
 
     Attributes:
-        pinned, used: numbers of the pinned and used blocks that prevented it.
+        pinned, used: numbers of the pinned and used blocks that prevented the reset.
     """
 
     reset: bool
@@ -171,7 +171,7 @@ class PrefixCache:
         raise _no_pins_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the tokens."""
+        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the number of pinned tokens."""
         raise _no_pins_error()
 
     async def unpin(self, name: str) -> bool:

@@ -17,7 +17,7 @@ class PoolMap:
 
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.
-        states: a letter for each block, see `_LETTERS`.
+        states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
         tenant: index in `tenants`; -1 if the block has none.
         queue: indexes of the idle blocks in eviction order.
     """

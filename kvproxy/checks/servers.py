@@ -65,7 +65,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
-        Advised: the proxy has advice on an upstream.
+        CheckAdvice: the proxy has advice on an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN: token} if token else {}

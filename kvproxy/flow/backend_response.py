@@ -57,7 +57,7 @@ class BackendResponse:
         is_parsed: the reader parses events, which takes time.
         prefix: prefix reuse; an upstream reports it during the response.
         served_by: the upstream; None for the embedded engine.
-        answer: digests of the parts of its message.
+        answer_digests: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
         started: value of `time.perf_counter`.
     """

@@ -48,10 +48,12 @@ class _Place:
 
 
 def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
-    """Place the breakpoints of a request's rule; the request itself if nothing changes. The model reads the same.
+    """Return the request with the breakpoints of its rule, or the request itself if nothing changes.
+
+    The text of the prompt stays the same.
 
     Args:
-        hour_until: with lifetimes chosen automatically, the last message of the prefix that is kept for one hour.
+        hour_until: index of the last message of the prefix to keep for one hour, if lifetimes are chosen automatically.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages":
@@ -159,7 +161,7 @@ def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
 
 
 def last_hour_message(body: JsonObject) -> int:
-    """The last message whose breakpoint has a lifetime of one hour; -1 without one."""
+    """Return the index of the last message whose breakpoint has a lifetime of one hour; -1 without one."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
         markers = [field(block, MARKER) for block in objects(message.get("content"))]
         if any(field(marker, "ttl") == "1h" for marker in markers):

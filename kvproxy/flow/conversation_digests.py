@@ -22,9 +22,9 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Digests of a conversation up to each message, by default of the request.
+    """Yield the digest of the conversation up to each message; by default the request's messages.
 
-    They do not depend on instructions, and not on the form in which a client returns an answer.
+    The digests ignore instructions, and the form in which a client returns an answer.
     """
     digest = conversation_scope(request)
     for message in objects(request.body.get("messages")) if messages is None else messages:
@@ -59,7 +59,7 @@ def _parsed(arguments: Json) -> Json:
 
 
 def canonical(value: JsonObject) -> bytes:
-    """Clients may change the ids of calls and the breakpoints."""
+    """Serialise a value without call ids and breakpoints, which clients may change."""
     plain = {name: each for name, each in value.items() if name not in (MARKER, "tool_use_id")}
     try:
         return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)

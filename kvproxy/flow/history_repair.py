@@ -43,7 +43,10 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore the tools and the answers; the request itself if nothing changes. Tags name the kinds of changes."""
+        """Return the request with restored tools and answers, or the request itself if nothing changes.
+
+        The repaired request has tags that name the kinds of changes.
+        """
         if request.api.name not in _APIS:
             return request
         kinds: list[str] = []

@@ -93,12 +93,15 @@ class KeepWarm:
         self._fixed_models: set[str] = set()
 
     def learn(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Count earlier pauses: seconds, tenant, and begin."""
+        """Count earlier pauses: their seconds, tenants, and starts."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def hour_until(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation, and return its last message to keep for one hour, or -1."""
+        """Stop keep-warm requests for the conversation.
+
+        Return the index of its last message to keep for one hour, or -1.
+        """
         if not _is_followed(request):
             return -1
         digests = await _digests(request)

@@ -68,7 +68,7 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 
 
 class UnparsedRequestCharge:
-    """Charges for a request that is forwarded unread, at four bytes per token.
+    """Charges for a request that is forwarded unparsed, at four bytes per token.
 
     If the response is a JSON object with `usage`, its tokens count instead.
 

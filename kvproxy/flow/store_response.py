@@ -49,7 +49,7 @@ class ResponseWriter:
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
         """Return the seconds until a response expires.
 
-        The first of these that is set counts: its request, its rule, its upstream, the settings.
+        The first value that is set counts: of the request, its rule, the upstream, or the settings.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         if requested is None and rule_ttl is not None:

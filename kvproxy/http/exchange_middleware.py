@@ -16,6 +16,7 @@ from kvproxy.http.cache_status import BYPASS
 from kvproxy.trace_context import HEADER
 
 _EXCHANGE = "exchange"
+_OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _APIS = {api.path: name for name, api in APIS.items()}
 _TRACEPARENT = HEADER.encode()
 _OWN_ID = b"x-kvproxy-request-id"
@@ -25,6 +26,11 @@ _BYPASS = BYPASS[1].encode()
 def exchange_of(scope: Scope) -> Exchange:
     exchange: Exchange = scope["state"][_EXCHANGE]
     return exchange
+
+
+def is_proxy_path(path: str) -> bool:
+    """Whether a path is the proxy's own: it needs no key, and is never forwarded or logged."""
+    return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))
 
 
 class ExchangeMiddleware:
@@ -64,6 +70,8 @@ class ExchangeMiddleware:
             arrived=self._clock(),
             traceparent=None if traceparent is None else traceparent.decode("latin-1"),
         )
+        if not is_proxy_path(scope["path"]):
+            exchange.method, exchange.path = scope["method"], scope["path"]
         scope.setdefault("state", {})[_EXCHANGE] = exchange
 
         async def labelled(message: Message) -> None:

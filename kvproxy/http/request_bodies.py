@@ -66,7 +66,7 @@ def _too_large(limit: int) -> RequestTooLarge:
 
 
 async def parse_in_thread(raw: bytes) -> JsonObject:
-    """Parse a body. Raises InvalidRequest."""
+    """Parse a body, a large one in a thread. Raises InvalidRequest."""
     return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
 
 

@@ -17,12 +17,11 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, O
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.access.client_guard import is_proxy_path
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
 from kvproxy.http.error_responses import error_response
-from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
@@ -103,7 +102,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `error_response` without its engine.
+    """Report whether the process works: `degraded` without its store, `error` without its engine.
 
     Details are for the operator only.
     """

@@ -32,6 +32,7 @@ from kvproxy.quotas import Quotas
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry.process_log import log_access
 from kvproxy.trace_context import HEADER, Trace
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Services:
     @cached_property
     def finish(self) -> Finisher:
         """Return the finisher, which reports each exchange after its response."""
-        return Finisher([self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished])
+        return Finisher(
+            [self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished, log_access]
+        )
 
     @cached_property
     def quotas(self) -> Quotas:
@@ -71,7 +74,7 @@ class Services:
         return Rules(self.settings)
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules and edits, and place breakpoints; slow changes in a thread."""
+        """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
         is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)

@@ -1,1 +1,1 @@
-"""The journal: what became of each request, and why. Read `record.py` first."""
+"""The journal: the result of each request, and its reason. Read `record.py` first."""

@@ -1,6 +1,7 @@
 """Earlier prompts and removed entries, which explain misses."""
 
 import sqlite3
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,6 +86,8 @@ class History:
         digests, shape = b"".join(regions.digests), self._strings.shape(regions)
         row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, whole])
         assert row.lastrowid is not None
+        sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
+        self._connection.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [row.lastrowid, sizes])
         return row.lastrowid
 
     def set_seconds(self, key: bytes, seconds: float) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
@@ -53,7 +54,7 @@ class Journal:
         return []
 
     def ledger(self) -> LedgerReport:
-        """Return what became of the prompt tokens of all requests. Reads the file."""
+        """Return the reused and the lost prompt tokens of all requests. Reads the file."""
         return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:
@@ -66,6 +67,10 @@ class Journal:
     def pauses(self) -> list[tuple[float, str, float]]:
         """See `SessionReader.pauses`."""
         return []
+
+    def curves(self) -> dict[str, LiveCurve]:
+        """Return the curve of hits by pool size of each upstream since the start; "" is the embedded engine."""
+        return {}
 
     def question(self, number: int) -> str | None:
         """Return the question of a recent record, if it is still in memory."""
@@ -145,6 +150,9 @@ class FileJournal(Journal):
 
     def reader(self) -> Reader:
         return Reader(self.path)
+
+    def curves(self) -> dict[str, LiveCurve]:
+        return dict(self._writer.curves)
 
     def question(self, number: int) -> str | None:
         return self._writer.questions.get(number)

@@ -187,7 +187,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
-    """Count the common characters of two texts at their beginnings, and after these at their ends."""
+    """Return the lengths in characters of the common prefix, and of the common suffix after it."""
     most = min(len(old), len(new))
     start = next((place for place in range(most) if old[place] != new[place]), most)
     end = next((place for place in range(most - start) if old[-1 - place] != new[-1 - place]), most - start)

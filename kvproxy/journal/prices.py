@@ -6,14 +6,14 @@ MILLION = 1_000_000
 
 
 def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Price of a prompt. Tokens that are neither reused nor written have the price of input."""
+    """Return the price of a prompt. Tokens that are neither reused nor written cost the input price."""
     plain = max(0, prompt - reused - written_5m - written_1h)
     paid = reused * price.of_reuse + written_5m * price.of_5m + written_1h * price.of_1h + plain * price.input
     return paid / MILLION
 
 
 def lost_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Price of one token that was not reused, above the price of its reuse."""
+    """Return the price of one token that was not reused, minus the price of its reuse."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

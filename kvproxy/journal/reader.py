@@ -1,9 +1,10 @@
 """Reads the journal's file, whether a proxy runs or not."""
 
 import sqlite3
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -245,7 +246,10 @@ class Reader:
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_since(self, time: float) -> int:
-        """Binary search for the first record that ended at a time or later, since times have no index."""
+        """Return the number of the first record that ended at a time or later.
+
+        The search is binary, because times have no index.
+        """
         least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
@@ -291,6 +295,22 @@ class Reader:
             if cost is not None:
                 costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
         return {model: mean_cost(found) for model, found in costs.items()}
+
+    def backend_prompts(self, upstream: str | None) -> Iterator[tuple[float, str, int, int, Regions]]:
+        """Yield time, tenant, prompt tokens, response tokens, and regions of the prompts at the backend, oldest first.
+
+        Args:
+            upstream: None for all.
+        """
+        sql = (
+            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), p.regions, p.shape, s.sizes"
+            " from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
+            " join prompt_sizes s on s.prompt = p.number where p.regions is not null and (?1 is null or r.upstream = ?1)"
+            " order by r.number"
+        )
+        for *facts, digests, shape, sizes in self.rows(sql, [upstream]):
+            regions = self._strings.regions(digests, shape)
+            yield facts[0], facts[1], facts[2], facts[3], replace(regions, sizes=tuple(array("I", sizes)))
 
     def regions(self, prompt: int) -> Regions | None:
         rows = self.rows("select regions, shape from prompts where number = ?", [prompt])

@@ -1,5 +1,7 @@
 """Reason tokens: the cause of each result. docs/records.md lists them."""
 
+from difflib import get_close_matches
+
 from kvproxy.apis.json import field
 from kvproxy.errors import (
     InvalidRequest,
@@ -15,7 +17,7 @@ from kvproxy.errors import (
     UpstreamProtocolError,
 )
 from kvproxy.exchange import Exchange
-from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.index.search.lookup_result import Candidate, Lookup
@@ -66,7 +68,8 @@ REASONS: dict[str, str] = {
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
 } | {
-    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}." for guard in GUARDS
+    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}."
+    for guard in (*GUARDS, ADDITIONS)
 }  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {
@@ -156,6 +159,15 @@ def reason_of_neighbour(near: Candidate) -> str | None:
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
     return _VERDICTS.get(near.verdict)
+
+
+def check_reason(beginning: str | None) -> None:
+    """Raise InvalidRequest if no reason begins so."""
+    if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
+        return
+    near = get_close_matches(beginning, REASONS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
+    raise InvalidRequest(f"no reason begins with {beginning[:40]!r}: {hint}", param="reason")
 
 
 def meaning_of(token: str) -> str:

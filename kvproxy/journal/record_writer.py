@@ -62,6 +62,7 @@ class Writer:
         self._strings = StringIds(connection)
         self._history = History(connection, self._strings)
         self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
+        self.curves = self._turns.curves
         self._prompts: dict[str, PromptRecord] = {}
         self._storages: dict[str, _Storage] = {}
         # Numbers of records by key and request id. Their entries may be stored later.
@@ -216,6 +217,7 @@ class Writer:
             ).fetchone()
             unused = "delete from prompts where number = ? and last < ?"
             self._connection.executemany(unused, [(each, least) for each in prompts])
+            self._connection.execute("delete from prompt_sizes where prompt not in (select number from prompts)")
             self._history.prune()
             self._turns.prune(least)
         if rows:

@@ -46,6 +46,7 @@ _LATER_TABLES = (
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
     f" {', '.join(f'{cause} integer' for cause in CAUSES)})",
     "create index if not exists turns_session on turns (session)",
+    "create table if not exists prompt_sizes (prompt integer primary key, sizes blob not null)",
     "create table if not exists prompt_tokens (day text not null, tenant text not null, model text not null,"
     " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
 )

@@ -107,12 +107,11 @@ async def estimate(
         progress("tokenising", number / len(replayed))
     forwarded = [tokens for each, tokens in zip(replayed, tokenized, strict=True) if _is_forwarded(each)]
     readable = [tokens for tokens in forwarded if tokens is not None]
-    prefix = estimate_prefix_reuse(readable, block_size, sizes, lambda share: progress("simulating", share / 2))
+    prefix = estimate_prefix_reuse(readable, block_size, sizes)
     alone = estimate_prefix_reuse(
         [tokens for tokens in tokenized if tokens is not None],
         block_size,
         [point.blocks for point in prefix.points],
-        lambda share: progress("simulating", 0.5 + share / 2),
     )
     layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in replayed)
     return Estimate(

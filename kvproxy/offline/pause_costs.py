@@ -1,4 +1,4 @@
-"""Input price of recorded agent sessions under ways to treat their pauses.
+"""Input price of recorded agent sessions under several policies for their pauses.
 
 Each input token is read or written, and a keep-warm request reads the prefix that the next request shares. Requests after the
 end of a session are wasted. A request may write its new tokens for one hour after a prefix that was read, and pays the higher
@@ -32,8 +32,8 @@ class Step:
 
     Attributes:
         tokens: of the prompt; 0 for the end.
-        shared: with the prompt before.
-        pause: seconds since the end of the response before; None for the first request, endless for the end.
+        shared: tokens in common with the previous prompt.
+        pause: seconds since the end of the previous response; None for the first request, infinite for the end.
     """
 
     tokens: int
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def expiries(self) -> float:
-        """Number of keep-warm requests that the pause requires."""
+        """Return the number of keep-warm requests that the pause requires."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
@@ -105,7 +105,7 @@ def _live(step: Step, sent: float, kept: int) -> int:
 
 
 def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) -> float:
-    """Return the price with all pauses known."""
+    """Return the lowest price of a session if all pauses are known in advance."""
     states = {0: 0.0}
     for step in session:
         if step.pause == math.inf:
@@ -144,7 +144,7 @@ class Comparison:
         hour: one-hour writes always.
         warm: the policy with keep-warm requests only.
         policy: the policy with keep-warm requests and one-hour writes.
-        warm_bound, bound: with all pauses known.
+        warm_bound, bound: the lowest prices of both, with all pauses known in advance.
     """
 
     fixed: dict[int, float]
@@ -155,7 +155,9 @@ class Comparison:
     bound: float
 
     def closed(self, found: float) -> float:
-        """Part of the gap between the best fixed number and known pauses (keep-warm requests only)."""
+        """Return the closed part of the gap between the best fixed number and known pauses (keep-warm requests
+        only).
+        """
         best = min(self.fixed.values())
         return (best - found) / (best - self.warm_bound)
 
@@ -171,7 +173,7 @@ def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> Survival:
 
 
 def compare(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePrices) -> Comparison:
-    """Price each session with the survival function of its fold, which must not know the session."""
+    """Price each session with the survival function of its fold, which must be learned from other sessions."""
     tested = [session for _, sessions in folds for session in sessions]
 
     def total(requests: Requests, long_write: LongWrite = lambda new, unprotected: False) -> float:
@@ -196,7 +198,7 @@ def compare(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePr
 
 
 def policy_price(session: Session, survival: Survival, prices: CachePrices, *, long_writes: bool) -> float:
-    """Return the price of a session under the policy."""
+    """Return the price of a session under the policy of `pause_policy`."""
 
     def requests(tokens: int, kept: int) -> int:
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)

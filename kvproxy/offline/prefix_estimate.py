@@ -1,6 +1,6 @@
 """Estimates the reuse of a log's prompts by pool size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.api_request import ApiRequest
@@ -8,7 +8,7 @@ from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES
-from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest
+from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, lru_hits
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 _DEFAULT_SIZES = 8
@@ -31,7 +31,7 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """The number of prompt tokens (`reused`) that a pool of `blocks` blocks reuses."""
+    """A pool of `blocks` blocks reuses `reused` prompt tokens."""
 
     blocks: int
     reused: int
@@ -93,22 +93,19 @@ def estimate_prefix_reuse(
     requests: Sequence[TokenizedRequest],
     block_size: int,
     sizes: Sequence[int] | None,
-    progress: Callable[[float], None] = lambda share: None,
 ) -> PrefixEstimate:
-    """Simulate pools of several sizes.
+    """Compute the reuse of pools of several sizes.
 
     Args:
         sizes: in blocks; by default eight, from the longest request to all distinct blocks.
     """
     chains = block_chains(requests, block_size)
     chosen = sorted(set(sizes)) if sizes else _default_sizes(chains)
-    points = []
-    for number, size in enumerate(chosen, 1):
-        points.append(PrefixPoint(size, block_size * sum(reused_blocks(chains, size))))
-        progress(number / (len(chosen) + 1))
-    endless = block_size * sum(reused_blocks(chains, None))
+    # One block is the null block, as in vLLM.
+    *hits, endless = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
+    points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
     tokens = sum(len(each.prompt) for each in requests)
-    return PrefixEstimate(block_size, len(requests), tokens, endless, tuple(points))
+    return PrefixEstimate(block_size, len(requests), tokens, block_size * endless, tuple(points))
 
 
 def _default_sizes(chains: Sequence[ChainRequest]) -> list[int]:

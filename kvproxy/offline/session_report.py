@@ -47,7 +47,7 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        repeated: median and mean share of the input that the turn before sent, too; by session, without first turns.
+        repeated: median and mean over sessions of the share of the input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
         ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
@@ -231,5 +231,4 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
 
 
 def _none(tokens: int, kept: int) -> float:
-    """No keep-warm requests."""
     return 0

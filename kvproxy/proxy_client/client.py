@@ -78,7 +78,10 @@ class ProxyClient:
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
         """Ask the proxy for the tenant of a client's headers. The probe names a model, which the proxy must serve."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
-        return str(self.post("/admin/explain", body, headers=headers)["tenant"])
+        explanation = self.post("/admin/explain", body, headers=headers)
+        if not isinstance(explanation, dict) or "tenant" not in explanation:
+            raise self._foreign()
+        return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
         """Whether a kvproxy answers at the URL, ready or not."""
@@ -106,7 +109,10 @@ class ProxyClient:
         try:
             return response.json()
         except ValueError:
-            raise KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url") from None
+            raise self._foreign() from None
+
+    def _foreign(self) -> KvproxyError:
+        return KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url")
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:

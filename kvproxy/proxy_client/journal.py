@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
+from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
@@ -27,7 +28,7 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: a `journal.causes.MissExplanation` as JSON.
+        document: a `journal.miss_explanation.MissExplanation` as JSON.
         sentences: may contain text of requests.
     """
 
@@ -241,6 +242,7 @@ def journal_query(
     """Convert the options of a command. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
+    check_reason(reason)
     start = None if since is None else time.time() - since
     return Query(start, layer, reason, tenant, model, where, limit=limit)
 

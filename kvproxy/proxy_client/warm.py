@@ -154,7 +154,7 @@ def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, r
         try:
             tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
         except KvproxyError as error:
-            report.errors.append(LineError(request.line, f"the prompt is not pinned: {error.message}"))
+            report.errors.append(LineError(request.line, f"not pinned: {error.message}"))
     return tokens
 
 

@@ -12,6 +12,7 @@ class LogSettings(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe messages to print.")
     format: Literal["text", "json"] = Field("text", description="Lines of text, or one JSON object per line.")
+    access: bool = Field(True, description="Log a line for each request of a client, at the level info.")
 
 
 class TelemetrySettings(Section):

@@ -10,14 +10,6 @@ SettingPath = tuple[str | int, ...]
 """Names of the tables and the setting, and the index of a table in its array."""
 
 
-class SettingConflict(ValueError):
-    """A setting contradicts another setting."""
-
-    def __init__(self, message: str, path: SettingPath) -> None:
-        super().__init__(message)
-        self.path = path
-
-
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """Return the line number, from 1, of a setting, or else of its table; None if neither is in the file."""
     table: SettingPath = ()

@@ -4,10 +4,10 @@ Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an emp
 `KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder of the flag, of `KVPROXY_DATA`, or of the platform.
 """
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,13 +28,20 @@ from kvproxy.settings.clients import ClientSettings
 from kvproxy.settings.credentials import PlainKey, parse_upstream_url
 from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.errors import (
+    PREFIX,
+    SettingConflict,
+    SettingConflicts,
+    explain,
+    misspelt_variables,
+    undecodable_variable,
+)
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.telemetry import LogSettings, TelemetrySettings
 from kvproxy.settings.tiers import TierSettings
-from kvproxy.settings.toml_lines import SettingConflict, SettingPath, line_of
 from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamServer, UpstreamSettings
 
 
@@ -44,7 +51,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
-        env_prefix="KVPROXY_",
+        env_prefix=PREFIX,
         # `KVPROXY_ADMIN_TOKEN=$UNSET` in a script must not set an empty token.
         env_ignore_empty=True,
         env_nested_delimiter="__",
@@ -122,39 +129,43 @@ class Settings(BaseSettings):
         return parse_upstream_url(value)["url"] if value else None
 
     @model_validator(mode="after")
-    def _check_rules(self) -> "Settings":
+    def _check_conflicts(self) -> "Settings":
+        if conflicts := [*self._rule_conflicts(), *self._privacy_conflicts()]:
+            raise SettingConflicts(conflicts)
+        return self
+
+    def _rule_conflicts(self) -> Iterator[SettingConflict]:
         edits = {edit.name for edit in self.edits}
+        names = Counter(rule.name for rule in self.rules)
         for index, rule in enumerate(self.rules):
-            if unknown := set(rule.edits or ()) - edits:
-                raise SettingConflict(
-                    f"the rule {rule.name}: there is no edit {min(unknown)!r}", ("rules", index, "edits")
-                )
+            if names[rule.name] > 1:
+                yield SettingConflict(f"{names[rule.name]} rules have the name {rule.name}", ("rules", index, "name"))
+            for unknown in sorted(set(rule.edits or ()) - edits):
+                yield SettingConflict(f"the rule {rule.name}: there is no edit {unknown!r}", ("rules", index, "edits"))
+            reason = None
             if rule.policy == "learned" and self.cache.policy != "learned":
                 reason = 'learned requires cache.policy = "learned"'
             elif rule.policy == "checked" and self.cache.verifier == "none":
                 reason = "checked requires a verifier: set cache.verifier"
-            else:
-                continue
-            raise SettingConflict(f"the rule {rule.name}: {reason}", ("rules", index, "policy"))
-        return self
+            if reason is not None:
+                yield SettingConflict(f"the rule {rule.name}: {reason}", ("rules", index, "policy"))
 
-    @model_validator(mode="after")
-    def _check_privacy(self) -> "Settings":
+    def _privacy_conflicts(self) -> Iterator[SettingConflict]:
         if self.encryption.enabled and self.journal.enabled:
             reason = 'would store plain text beside an encrypted store: set it to "none"'
             if self.journal.text != "none" and "text" in self.journal.model_fields_set:
-                raise ValueError(f"journal.text {reason}")
+                yield SettingConflict(f"journal.text {reason}", ("journal", "text"))
             for index, rule in enumerate(self.rules):
                 if rule.journal_text not in (None, "none"):
                     path = ("rules", index, "journal_text")
-                    raise SettingConflict(f"journal_text of the rule {rule.name} {reason}", path)
+                    yield SettingConflict(f"journal_text of the rule {rule.name} {reason}", path)
         plain = [name for name in ("disk", "redis") if getattr(self.tiers, name) is not None]
         if plain and self.redaction.enabled and not self.encryption.enabled:
-            raise ValueError(
+            yield SettingConflict(
                 f"tiers.{plain[0]} would store unredacted prompt tokens in plain text: set encryption.key_file, or remove"
-                " the tier"
+                " the tier",
+                ("tiers", plain[0]),
             )
-        return self
 
     @property
     def store_where(self) -> str:
@@ -196,72 +207,28 @@ def _config_file(data: Path | str | None) -> Path:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; flags of None are ignored. Raises SettingsError."""
+    """Load settings from all sources; flags of None are ignored.
+
+    Raises:
+        SettingsError: its message has one line per problem. Conflicts between settings are found once each setting is valid.
+    """
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")
-    _check_variables()
+    given = {name: value for name, value in flags.items() if value is not None}
+    file, names = _config_file(given.get("data")), list(_setting_names(Settings))
+    problems = misspelt_variables(names, [*Settings.model_fields, "config", "debug", "url"])
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        settings = Settings(**given)
     except ValidationError as error:
-        given = {name for name, value in flags.items() if value is not None}
-        raise _explained(error, _config_file(flags.get("data")), given) from None
+        problems += explain(error, names, given, file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"cannot read {_config_file(flags.get('data'))}: {error}") from None
+        problems.append(f"cannot read {file}: {error}")
     except ValueError as error:
-        # An environment variable does not contain the JSON of its setting.
-        raise SettingsError(f"an environment variable must contain JSON: {error} ({error.__cause__})") from None
-
-
-def _check_variables() -> None:
-    """Reject a misspelt variable of a setting outside the sections; pydantic ignores it."""
-    settings = [name for name in _setting_names(Settings) if "." not in name]
-    known = {*Settings.model_fields, "config", "debug", "url"}
-    for variable in os.environ:
-        name = variable.removeprefix("KVPROXY_").lower()
-        if variable.startswith("KVPROXY_") and "__" not in name and name not in known:
-            for near in difflib.get_close_matches(name, settings, n=1, cutoff=0.7):
-                raise SettingsError(f"there is no setting for {variable}: did you mean KVPROXY_{near.upper()}?")
-
-
-def _explained(error: ValidationError, file: Path, flags: Set[str]) -> SettingsError:
-    first = error.errors()[0]
-    explained, path = _settings_error(first), _path(first)
-    is_elsewhere = not path or path[0] in flags or "KVPROXY_" + "__".join(map(str, path)).upper() in os.environ
-    line = None if is_elsewhere or not file.is_file() else line_of(file.read_text(), path)
-    return (
-        explained
-        if line is None
-        else SettingsError(f"{explained.message} ({file}, line {line})", param=explained.param)
-    )
-
-
-def _path(first: Mapping[str, Any]) -> SettingPath:
-    cause = first.get("ctx", {}).get("error")
-    return cause.path if isinstance(cause, SettingConflict) else first["loc"]
-
-
-def _settings_error(first: Mapping[str, Any]) -> SettingsError:
-    path = ".".join(map(str, _path(first))) or "settings"
-    # The value may be a secret: own validators and unknown settings do not show it.
-    if first["type"] == "value_error":
-        return SettingsError(f"setting {path}: {first['msg'].removeprefix('Value error, ')}", param=path)
-    if first["type"] == "extra_forbidden":
-        hint = _similar(_path(first))
-        return SettingsError(f"setting {path}: there is no such setting; {hint}", param=path)
-    return SettingsError(f"setting {path}: {first['msg']} (given {first['input']!r})", param=path)
-
-
-def _similar(path: SettingPath) -> str:
-    settings = set(_setting_names(Settings))
-    names = sorted(settings | {name.rpartition(".")[0] for name in settings} - {""})
-    wanted = ".".join(part for part in path if isinstance(part, str))
-    section = wanted.rpartition(".")[0]
-    # A setting of another section has the same last name.
-    elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
-    near = difflib.get_close_matches(wanted, [name for name in names if name.rpartition(".")[0] == section], n=1)
-    found = elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)
-    return f"did you mean {found[0]}?" if found else "docs/configuration.md lists all settings"
+        problems.append(undecodable_variable(error))
+    if problems:
+        raise SettingsError("\n".join(problems)) from None
+    return settings
 
 
 def _setting_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

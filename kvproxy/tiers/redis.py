@@ -31,7 +31,10 @@ class CircuitBreaker:
         return opened_at is None or self._clock() - opened_at >= self._reset_seconds
 
     def allows_call(self) -> bool:
-        """Reserve a call; False while the circuit is open. Each call must end with `success` or `failure`."""
+        """Reserve a call; False while the circuit is open.
+
+        Each call must end with `record_success` or `record_failure`.
+        """
         with self._lock:
             if not self.is_ready:
                 return False

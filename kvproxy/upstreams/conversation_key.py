@@ -16,10 +16,7 @@ _PREFIX_BYTES = 2048
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return the key of the session, or of the conversation's first messages.
-
-    They end with the user's first turn, so that they are longer than a shared system prompt.
-    """
+    """Return a key of the session, or else of the first messages up to the user's first turn."""
     if session := _session(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body

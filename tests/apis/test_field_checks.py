@@ -9,6 +9,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.field_checks import check_number
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.http.error_responses import error_response
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}
@@ -213,6 +214,8 @@ MESSAGES_ERRORS = {
 def test_error_bodies(status: int, kind: str) -> None:
     error = KvproxyError("what is wrong", param="p")
     error.status, error.code = status, "c"  # type: ignore[misc]
+    retried = "x-should-retry" not in error_response(error).headers
+    assert retried is (status in (429, 500, 503))
     for name in ("chat", "completions", "embeddings", "responses"):
         told = APIS[name].error_body(error)
         assert told == {"error": {"message": "what is wrong", "type": "server_error", "param": "p", "code": "c"}}

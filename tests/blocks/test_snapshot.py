@@ -14,36 +14,39 @@ from kvproxy.blocks.single_type_manager import GroupSpec
 
 
 class Subscriber:
-    """Number of copies and content of each hash."""
+    """Number of copies and content of each block. Groups may have blocks with the same hash."""
 
     def __init__(self) -> None:
-        self.copies: Counter[bytes] = Counter()
-        self.content: dict[bytes, tuple[Any, ...]] = {}
+        self.copies: Counter[tuple[int | None, bytes]] = Counter()
+        self.content: dict[tuple[int | None, bytes], tuple[Any, ...]] = {}
 
     def apply(self, event: KVEvent) -> None:
         if isinstance(event, AllBlocksCleared):
             self.copies.clear()
             self.content.clear()
         elif isinstance(event, BlockRemoved):
-            self.copies.subtract(event.hashes)
-            for digest in event.hashes:
-                if not self.copies[digest]:
-                    del self.copies[digest], self.content[digest]
+            for block in ((event.group, digest) for digest in event.hashes):
+                self.copies[block] -= 1
+                if not self.copies[block]:
+                    del self.copies[block], self.content[block]
         else:
             self.store(event)
 
     def store(self, event: BlockStored) -> None:
         parent, size = event.parent, event.block_size
         for index, digest in enumerate(event.hashes):
-            self.copies[digest] += 1
+            self.copies[event.group, digest] += 1
             tokens = event.tokens[index * size : (index + 1) * size]
             extra = event.extra_keys[index] if event.extra_keys else None
-            self.content[digest] = (parent, tokens, size, event.lora, extra, event.group)
+            self.content[event.group, digest] = (parent, tokens, size, event.lora, extra)
             parent = digest
 
 
-@pytest.mark.parametrize("groups", [None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)]])
-@settings(max_examples=40, deadline=None)
+GROUPS = [[GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], [GroupSpec("full", 2), GroupSpec("full", 4)]]
+
+
+@pytest.mark.parametrize("groups", [None, *GROUPS])
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.DataObject) -> None:
     manager = KVCacheManager(24, 2, groups=groups, keep_tokens=True, record_events=True)
@@ -57,7 +60,7 @@ def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.D
                 subscriber.apply(event)
 
     for step in range(data.draw(st.integers(1, 25))):
-        action = data.draw(st.sampled_from(["start", "start", "end", "reset", "join"]))
+        action = data.draw(st.sampled_from(["start", "start", "decode", "decode", "end", "reset", "join"]))
         if action == "start":
             tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10))
             salt = data.draw(st.sampled_from([None, "s"]))
@@ -67,6 +70,14 @@ def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.D
             if manager.allocate_slots(request, len(tokens) - computed.num_tokens, computed) is not None:
                 request.num_computed_tokens = len(tokens)
                 live.append(request)
+        elif action == "decode" and live:
+            request = live[data.draw(st.integers(0, len(live) - 1))]
+            request.append(data.draw(st.integers(0, 1)))
+            if manager.allocate_slots(request, 1) is None:
+                live.remove(request)
+                manager.free(request)
+            else:
+                request.num_computed_tokens += 1
         elif action == "end" and live:
             manager.free(live.pop(data.draw(st.integers(0, len(live) - 1))))
         elif action == "reset":
@@ -79,7 +90,7 @@ def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.D
         if data.draw(st.booleans()):
             deliver()
     deliver()
-    cached = Counter(block.hash for block in manager.pool.blocks if block.hash is not None)
+    cached = Counter((block.group, block.hash) for block in manager.pool.blocks if block.hash is not None)
     for subscriber in subscribers:
         assert subscriber.copies == cached
         assert subscriber.content == early.content

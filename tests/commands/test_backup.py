@@ -137,3 +137,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         write_backup(settings(tmp_path / "c"), tmp_path / "c.tar")
     with pytest.raises(InvalidRequest, match="name a file in a writable folder"):
         write_backup(with_client, tmp_path / "missing" / "c.tar")
+
+
+def test_a_backup_names_the_keys_that_it_lacks(tmp_path: Path) -> None:
+    with run_plain_upstream() as upstream, run_proxy(settings(tmp_path / "a", upstream)) as (url, services):
+        ask(url, 1)
+        until_stored(services)
+    key = {"KVPROXY_ENCRYPTION__KEY_ENV": "MY_KEYS", "MY_KEYS": "A" * 43 + "="}
+    for environment, noted in (({}, False), (key, True)):
+        done = kvproxy("backup", tmp_path / f"{noted}.tar", "--data", tmp_path / "a", **environment)
+        assert done.returncode == 0, done.stderr
+        assert ("the keys of encryption are not included" in done.stderr) is noted

@@ -53,6 +53,12 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     assert len(result("cache", "ls", "--store", path)) == 6
     assert len(result("cache", "ls", "--data", tmp_path, "--model", "m1")) == 3
     assert "question 4" in kvproxy("cache", "ls", "--store", path).stdout
+    assert {row["name"]: row["entries"] for row in result("cache", "usage", "--by", "model", "--store", path)} == {
+        "m0": 3,
+        "m1": 3,
+    }
+    usage = kvproxy("cache", "usage", "--store", path).stdout.splitlines()[1].split("\t")
+    assert (usage[0], usage[-1]) == ("6", "public")
     assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}
     assert kvproxy("cache", "rm", "--all", "--store", path).returncode == 2
     lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()
@@ -177,6 +183,14 @@ def test_values_are_formatted_for_people_and_raw_in_json(tmp_path: Path) -> None
     assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9
 
 
+def test_the_beginning_of_an_id_must_be_unique(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.db", *(make_entry(id, id=id) for id in ("ab01", "ab02")))
+    for command in ("show", "rm"):
+        done = kvproxy("cache", command, "ab", "--store", path)
+        assert (done.returncode, "2 ids begin with 'ab': give more digits" in done.stderr) == (2, True)
+    assert result("cache", "show", "ab01", "--store", path)["prompt"] == "ab01"
+
+
 def test_entries_are_filtered_by_tenant(tmp_path: Path) -> None:
     now = time.time()
     path = stored(
@@ -204,6 +218,8 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
         {"name": "team", "last_used": None, "previous_key_expires": None, **limits}
     ]
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
+    assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
+    assert result("keys", "ls", "--data", tmp_path) == []
 
 
 def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""kvproxy calibrate --stream."""
+"""kvproxy calibrate, with pairs and with --stream."""
 
 import json
 from pathlib import Path
@@ -39,6 +39,20 @@ def test_the_stream_report_is_a_table(stream: Path) -> None:
     assert "20 requests" in done.stdout
     assert "learned" in done.stdout
     assert "checked" not in done.stdout.split("learned was")[0]
+
+
+def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    questions = [("What is a debit card?", "What is a debit card?", True), ("What is a PIN?", "What is a loan?", False)]
+    pairs.write_text("".join(json.dumps(dict(zip(("a", "b", "same"), each, strict=True))) + "\n" for each in questions))
+    told = result("calibrate", pairs, "--verifier", "none")
+    assert (told["pairs"], told["same"]) == (2, 1)
+    assert {"threshold", "guards"} <= set(told)
+    shown = kvproxy("calibrate", pairs, "--verifier", "none").stdout
+    assert "2 pairs, 1 of them equivalent" in shown
+    pairs.write_text("\n")
+    done = kvproxy("calibrate", pairs, "--verifier", "none")
+    assert (done.returncode, done.stderr) == (2, f"kvproxy: {pairs} contains no pairs\n")
 
 
 @pytest.mark.parametrize(

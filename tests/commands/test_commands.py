@@ -5,10 +5,12 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvproxy.commands.statistics_text import labelled
+from kvproxy.errors import SettingsError
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
@@ -22,7 +24,7 @@ def test_blocks_commands_agree(demo: Demo) -> None:
         stats
     )
     assert stats["free"] == stats["num_blocks"] - 1
-    blocks, queue = result("blocks", "ls", url=url), result("blocks", "queue", url=url)
+    blocks, queue = (result("blocks", name, "--limit", 0, url=url) for name in ("ls", "queue"))
     assert [block["id"] for block in blocks] == list(range(stats["num_blocks"]))
     assert {block["id"] for block in queue} == {block["id"] for block in blocks if block["state"] in ("free", "cached")}
     cached = [block for block in blocks if block["state"] == "cached"]
@@ -97,6 +99,26 @@ def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[st
     done = kvproxy(*arguments, **{"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"})
     assert done.returncode == code, done.stderr
     assert says in done.stderr
+
+
+def test_the_flags_of_serve_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def stop(**settings: Any) -> None:
+        given.update(settings)
+        raise SettingsError("no server in this test")
+
+    monkeypatch.setattr("kvproxy.settings.load_settings", stop)
+    events = [text for n in (1, 2) for text in ("--kv-events", f"tcp://e{n}:1", "--kv-replay", f"tcp://e{n}:2")]
+    urls = ["--upstream", "http://e1", "--upstream", "http://e2"]
+    kvproxy("serve", *urls, *events, "--port", 0, "--host", "h", "--open", "--log-format", "json", "--ttl", "1h")
+    assert given["upstreams"] == [
+        {"url": f"http://e{n}", "kv_events": f"tcp://e{n}:1", "kv_replay": f"tcp://e{n}:2"} for n in (1, 2)
+    ]
+    assert (given["host"], given["port"], given["model"], given["engine"]) == ("h", 0, None, None)
+    assert (given["access"], given["log"], given["cache"]) == ({"open": True}, {"format": "json"}, {"ttl": 3600.0})
+    too_few = kvproxy("serve", *urls, "--kv-events", "tcp://e1:1")
+    assert (too_few.returncode, "2 times instead of 1" in too_few.stderr) == (2, True)
 
 
 def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:

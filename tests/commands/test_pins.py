@@ -1,6 +1,7 @@
 """Pins from the command line, against a running demo proxy with a small pool."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,10 +74,16 @@ def test_pin_errors_are_one_line(url: str) -> None:
         assert done.stderr.count("\n") == 1, done.stderr
         return done.returncode, done.stderr
 
-    code, message = failed("pin", "x", "never seen before")
+    code, message = failed("pin", "x", "never seen before" * 5)
     assert (code, "no full block of this prompt is cached" in message) == (3, True)
+    code, message = failed("pin", "x", "short")
+    assert (code, "fewer than a block (16), so it cannot be pinned" in message) == (2, True)
+    warmed = kvproxy("warm", "-", "--prefix-only", "--keep", url=url, stdin=b"short\nbrief")
+    assert (warmed.returncode, warmed.stderr.count("\n")) == (1, 1)
+    assert re.match(r"lines 1, 2: not pinned: the prompt has \d+ tokens, fewer than a block", warmed.stderr)
     assert failed("pin", "x", "--leaf", "ffffffffffffffffff")[0] == 3
     assert failed("unpin", "nothing")[0] == 3
+    assert "--limit 0" in kvproxy("blocks", "ls", "--limit", 1, url=url).stderr
     # warm --keep names pins after paths.
     assert "no pin 'folder/questions.txt:1'" in failed("unpin", "folder/questions.txt:1")[1]
     assert "is not a duration" in failed("pin", "x", "--leaf", "0", "--ttl", "-1")[1]

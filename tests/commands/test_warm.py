@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
 from kvproxy.proxy_client.api_paths import PATHS, credentials
@@ -18,6 +20,7 @@ from kvproxy.proxy_client.warm_requests import read_requests
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said
 from tests.polling import until
+from tests.servers import run_upstream
 
 
 def lines(file: Path, *values: Any) -> Path:
@@ -146,6 +149,17 @@ def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, cod
         assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
 
 
+def test_a_foreign_server_with_the_header_of_a_kvproxy_has_no_tenant(tmp_path: Path) -> None:
+    async def answer(request: Request) -> Response:
+        body: dict[str, Any] = {"data": [{"id": "m"}], "choices": []}
+        return JSONResponse(body, headers={"cache-status": "kvproxy; fwd=uri-miss; stored"})
+
+    with run_upstream(answer) as url:
+        done = kvproxy("warm", "-", url=url, stdin=b"one")
+    assert done.returncode == 0
+    assert f"stored for tenant unknown (the server at {url} is not a kvproxy: correct --url), " in done.stdout
+
+
 def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
@@ -183,6 +197,7 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
         assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
         assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
+        assert "Tokens pinned" not in facts
         assert "temperature 0" in done.stdout
         assert "max_tokens 50, seed 7" in done.stdout
         body = said("What is LRU?", temperature=0, max_tokens=50, seed=7)

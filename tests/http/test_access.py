@@ -88,7 +88,9 @@ def test_admin_routes_are_closed_behind_a_reverse_proxy(tmp_path: Path, header: 
 
 
 @pytest.mark.parametrize("forwarded", ["/health", "/v1/models", "/nowhere"])
-def test_a_forwarded_request_closes_the_admin_routes_for_good(tmp_path: Path, forwarded: str) -> None:
+def test_a_forwarded_request_closes_the_admin_routes_for_good(
+    tmp_path: Path, forwarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A request that lacks the header may come through the same reverse proxy."""
     with client_of(settings(tmp_path)) as client:
         assert client.get("/admin/cache").status_code == 200
@@ -96,6 +98,11 @@ def test_a_forwarded_request_closes_the_admin_routes_for_good(tmp_path: Path, fo
         refused = client.get("/admin/cache")
     assert refused.status_code == 403
     assert "admin_token" in refused.json()["error"]["message"]
+    assert sum("a reverse proxy forwards requests" in record.getMessage() for record in caplog.records) == 1
+    caplog.clear()
+    with client_of(settings(tmp_path, admin_token="t")) as client:
+        client.get(forwarded, headers={"x-forwarded-for": "203.0.113.9"})
+    assert not any("reverse proxy" in record.getMessage() for record in caplog.records)
 
 
 def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:

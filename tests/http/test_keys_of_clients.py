@@ -53,7 +53,11 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
         for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": digest(one)}, {"authorization": one[:-1]}):
             for path in ("/v1/chat/completions", "/v1/rerank"):
                 refused = post(url, path, **headers)
-                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+                code, text = (
+                    ("invalid_api_key", "does not know") if headers else ("missing_api_key", "no API key was given")
+                )
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"], text in error["message"]) == (401, code, True)
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
         assert makes_entry(post(url, authorization=f"Bearer {one}").headers["cache-status"])

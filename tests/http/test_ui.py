@@ -28,6 +28,8 @@ def test_the_page_is_found_by_either_name(url: str) -> None:
 def test_browsers_are_redirected_from_the_root(url: str) -> None:
     browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     assert str(httpx.get(url, headers=browser, follow_redirects=True).url) == f"{url}/ui/"
+    # A browser would remember a permanent redirect of the root.
+    assert httpx.get(url, headers=browser).status_code == 307
     assert httpx.get(url).status_code == 401
 
 

@@ -137,6 +137,21 @@ async def test_a_forgotten_await_is_reported_and_its_result_unusable(tmp_path: P
         assert await cache.get("a") is None
 
 
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "x.db", CacheSettings(semantic=False)) as cache:
+        assert cache.set("q", "a", ttl="1h")
+        assert cache.get("q") is not None
+        for ttl, message in ((-1, "must not be negative"), ("soon", "is not a duration")):
+            with pytest.raises(ValueError, match=message):
+                cache.set("q", "b", ttl=ttl)
+        wrong: Any = 5
+        for call in (cache.get, cache.delete, lambda value: cache.set(value, "a")):
+            with pytest.raises(TypeError, match="question must be a string, not int"):
+                call(wrong)
+        with pytest.raises(TypeError, match="answer must be a string"):
+            cache.set("q", wrong)
+
+
 def test_public_methods_are_those_of_the_page() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "library.md").read_text()
     for kind in (Cache, AsyncCache):

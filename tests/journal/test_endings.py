@@ -222,7 +222,7 @@ def test_clients_that_are_turned_away(tmp_path: Path) -> None:
         assert post(address, "out", ask("cold"), **auth).status_code == 429
         assert post(address, "who", ask("cold")).status_code == 401
         assert (last(services, "in").client, last(services, "in").tenant) == ("ann", "client:ann")
-        assert last(services, "out").reason == "refused-limit"
+        assert (last(services, "out").reason, last(services, "out").tenant) == ("refused-limit", "client:ann")
         assert (last(services, "who").reason, last(services, "who").client) == ("refused-key", None)
 
 

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.offline.logs import StreamLine
+from tests.offline.logs import Line
 from tests.servers import run_app, run_proxy
 
 
-def layers(lines: Sequence[StreamLine], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
+def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
     """Requests by who answered them, in front of an upstream that gives the log's answers.
 
     Args:
@@ -50,7 +50,7 @@ def layers(lines: Sequence[StreamLine], data: Path, chance: Callable[[], float] 
     return found
 
 
-def prefix(lines: Sequence[StreamLine], data: Path, num_blocks: int) -> tuple[int, int]:
+def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
     """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
     reused = total = 0

@@ -39,6 +39,7 @@ CHANGING: dict[str, Callable[[int], str]] = {
     "id": lambda n: f"7c2e{n:04x}-53ab-4cde-9f00-{n:012x}",
     "number": lambda n: f"{1000 + n}",
     "text": lambda n: f"{'abcdefg'[n % 7] * 4} of Bern",
+    "billing header": lambda n: f"x-anthropic-billing-header: cc_version=2.1; cch={n:05x};\nHere",
 }
 
 
@@ -46,7 +47,7 @@ CHANGING: dict[str, Callable[[int], str]] = {
 @given(
     one=st.integers(0, 400),
     other=st.integers(0, 400),
-    lead=st.sampled_from(["", "Be kind. ", "StreamLine one.\nNow: "]),
+    lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]),
 )
 @settings(max_examples=12, deadline=None)
 def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, other: int, lead: str) -> None:
@@ -58,13 +59,14 @@ def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, ot
         assert span is None
         return
     assert span is not None
-    assert span.region == "system prompt"
+    assert (span.region, span.kind) == ("system prompt", kind)
     assert span.lost >= 50
     edit = strip_edit(span)
     stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
     assert stripped[0] == stripped[1] == stripped[2]
     moved = after(move_edit(edit), prompt(one))
-    assert moved[-1]["content"].endswith(span.old)
+    assert moved[-1]["content"].startswith("A question.")
+    assert span.old in moved[-1]["content"]
     assert moved[0] == stripped[0][0]
 
 

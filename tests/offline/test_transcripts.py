@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -222,5 +223,7 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert "3 sessions, 7 requests" in losses
     assert "expired\t13,604" in losses
     costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
-    assert "nothing lost to expired" in costs
+    rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)%$", costs, re.MULTILINE))
+    assert rows["today"] == "100.0"
+    assert float(rows["nothing lost to expired"]) < 100 < float(rows["without a cache"]) < 1_000
     assert "pause policy" in costs

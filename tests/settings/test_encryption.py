@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.encryption import Cipher, is_sealed, load_cipher
 from kvproxy.errors import SettingsError
-from kvproxy.settings import EncryptionSettings
+from kvproxy.settings import EncryptionSettings, load_settings
 
 OLD, NEW = bytes(32), bytes(range(32))
 OLD_LINE, NEW_LINE = base64.b64encode(OLD).decode(), base64.urlsafe_b64encode(NEW).decode()
@@ -94,3 +94,14 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(SettingsError, match=r"pip install 'kvproxy\[encryption\]'"):
         load_cipher(EncryptionSettings(key_env="MY_KEYS"))
+
+
+def test_an_encrypted_proxy_refuses_plain_text_in_its_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEYS", NEW_LINE)
+    encryption = {"key_env": "MY_KEYS"}
+    for fine in ({}, {"text": "none"}, {"text": "all", "enabled": False}):
+        assert load_settings(encryption=encryption, journal=fine).encryption.enabled
+    with pytest.raises(SettingsError, match="would store plain text beside an encrypted store"):
+        load_settings(encryption=encryption, journal={"text": "all"})
+    with pytest.raises(SettingsError, match="journal_text of the rule r would store plain text"):
+        load_settings(encryption=encryption, rules=({"name": "r", "journal_text": "all"},))

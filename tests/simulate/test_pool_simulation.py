@@ -16,7 +16,7 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
 from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, simulate
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
-from kvproxy.offline.simulate.trace_reader import TraceError, read_arrivals, read_chains
+from kvproxy.offline.simulate.trace_reader import TraceError, read_chains, read_trace
 
 DATA = Path(__file__).parent / "data"
 
@@ -127,7 +127,7 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
         ('{"tokens": [1]}\n{"tokens": "x"}\n', "line 2: bad request"),
         ('{"tokens": [1]}\n[]\n', "line 2: expected a JSON object"),
         ('{"hash_ids": [1], "input_length": 600}\n{}\n', "line 2: bad request"),
-        ('{"other": 1}\n', "line 1: expected a line with hash_ids"),
+        ('{"other": 1}\n', "line 1: expected hash_ids"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -160,8 +160,7 @@ def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
     requests, size = read_chains(trace)
     assert size == 16
     assert simulate(requests, None, "lru").hits == 3
-    arrivals, _ = read_arrivals(trace)
-    assert [arrival.seconds for arrival in arrivals] == [0.1, 60.5]
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.1, 60.5]
 
 
 def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
     requests, size = read_chains(trace)
     assert (size, [len(each.blocks) for each in requests]) == (64, [3, 1, 4])
     assert simulate(requests, None, "lru").hits == 3
-    assert [arrival.seconds for arrival in read_arrivals(trace)[0]] == [0.0, 11.0, 12.0]
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.0, 11.0, 12.0]
 
 
 def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
@@ -217,7 +216,6 @@ def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None
             found, _ = read_chains(trace, 4)
             assert len(found) == len(requests)
             assert all(0 <= request.reusable <= len(request.blocks) for request in found)
-            read_arrivals(trace, 4)
         except TraceError as error:
             told = str(error)
             assert "line" in told

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.simulate.pool_simulation import ChainRequest
-from kvproxy.offline.simulate.routing_simulation import POLICIES, Arrival, FleetShape, simulate_routing
-from kvproxy.offline.simulate.trace_reader import TraceError, read_arrivals
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
+from kvproxy.offline.simulate.trace_reader import read_trace
 
 DATA = Path(__file__).parent / "data"
 
@@ -42,8 +42,8 @@ def test_what_fits_no_pool_is_refused_and_leaves_no_load() -> None:
 
 
 def test_following_prefixes_beats_ignoring_them_on_a_real_trace() -> None:
-    arrivals, block_tokens = read_arrivals(DATA / "mooncake-300.jsonl")
-    shape = FleetShape(4, 2000, block_tokens, 10_000)
+    trace = read_trace(DATA / "mooncake-300.jsonl")
+    arrivals, shape = trace.arrivals, FleetShape(4, 2000, trace.block_tokens, 10_000)
     results = {policy: simulate_routing(arrivals, shape, policy) for policy in POLICIES}
     ours = results["prefix and load"]
     for other in ("round-robin", "random"):
@@ -51,8 +51,22 @@ def test_following_prefixes_beats_ignoring_them_on_a_real_trace() -> None:
         assert ours.wait_p50 <= results[other].wait_p50
 
 
-def test_a_trace_without_times_is_told(tmp_path: Path) -> None:
-    trace = tmp_path / "log.jsonl"
-    trace.write_text('{"tokens": [1, 2, 3]}\n')
-    with pytest.raises(TraceError, match="timestamp"):
-        read_arrivals(trace, 1)
+def test_late_and_lost_events_cost_hits() -> None:
+    trace = read_trace(DATA / "mooncake-300.jsonl")
+    hits = [
+        simulate_routing(
+            trace.arrivals, FleetShape(4, 2000, trace.block_tokens, 10_000, delay, loss), "prefix and load"
+        ).hit_tokens
+        for delay, loss in ((0.0, 0.0), (1e6, 0.0), (0.0, 1.0))
+    ]
+    assert hits[0] > hits[1] == hits[2]
+
+
+def test_the_smallest_fleet_for_a_time_to_the_first_token() -> None:
+    trace = read_trace(DATA / "mooncake-300.jsonl")
+    shape = FleetShape(1, 2000, trace.block_tokens, 10_000)
+    found = engines_for(trace.arrivals, shape, "consistent hashing", 20.0)
+    one_less = simulate_routing(
+        trace.arrivals, FleetShape(found.engines - 1, 2000, trace.block_tokens, 10_000), "consistent hashing"
+    )
+    assert found.wait_p99 <= 20.0 < one_less.wait_p99

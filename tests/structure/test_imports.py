@@ -16,7 +16,7 @@ index errors units charts pause_policy generation token_bucket trace_context ups
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
 open_response_cache: encryption errors index pattern_redaction settings
-library: index open_response_cache settings
+library: index open_response_cache settings units
 client_keys: errors settings
 data_folder: errors
 backup: data_folder errors settings
@@ -37,7 +37,7 @@ apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
-journal: apis errors exchange index settings
+journal: apis blocks errors exchange index settings
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
     open_response_cache

@@ -18,10 +18,11 @@ from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.settings import UpstreamServer, load_settings
+from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.fleet_engine import FleetEngine
 from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.plain_upstream import run_plain_upstream
@@ -145,6 +146,25 @@ def test_missing_events_are_a_problem_after_computed_prompts() -> None:
     wrong.monitor.add_computed(2000, reported=True)
     wrong.check()
     assert "begin with 'kv@'" in wrong.check(GRACE_SECONDS + 1)[0]
+
+
+def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
+    server = UpstreamServer.model_validate({"url": "http://e", "kv_events": "tcp://127.0.0.1:1"})
+    engine = FleetEngine(server, UpstreamSettings(), RoutingSettings())
+    counted: list[tuple[int, bool]] = []
+
+    class Monitor:
+        def add_computed(self, tokens: int, *, reported: bool) -> None:
+            counted.append((tokens, reported))
+
+    engine._monitor = Monitor()  # type: ignore[assignment]
+    for number in range(66):
+        engine.serving_upstream(80, 20).report_reuse(f"m{number}", 100, 70)
+    assert counted == [(20, False), (30, True)] * 66
+    # Clients may invent names of models.
+    assert len(engine.reuse) == 65
+    assert engine.reuse["m0"] == ReuseFigures(1, 100, 70, 1, too_high=1, tokens_too_high=10)
+    assert engine.reuse["others"].reports == 2
 
 
 def test_another_hash_algorithm_or_seed_is_a_problem() -> None:

@@ -16,7 +16,7 @@ class ClassAssignment:
     Attributes:
         right: the answer of the judged neighbour, which was or could have been served, equals the fresh one.
         joined: class of the fresh answer; None for a new class.
-        odd: the judged answer differs from the fresh one, but another answer of its class equals it.
+        is_outlier: the judged answer differs from the fresh one, but another answer of its class equals it.
     """
 
     right: bool

@@ -1,4 +1,4 @@
-"""Evidence about classes of answers: those that may have changed, and guards that do not matter to one."""
+"""Evidence about classes of answers: those that may have changed, and guards that are irrelevant to a class."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class ClassErrors:
 
     Attributes:
         odds: by class, the odds that its answer has changed; a class without evidence is absent.
-        lifted: pairs (class, guard). The guard's vetoes are ignored, because the last compared answers were equal.
+        lifted_guards: pairs (class, guard). The guard's vetoes are ignored, because the last compared answers were equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)

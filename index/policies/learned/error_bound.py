@@ -21,7 +21,7 @@ _MOST = 1e4
 
 
 def max_expected_events(allowed: float) -> float:
-    """Return how many events may be expected if more than `allowed` must be unlikely (5%) at any time.
+    """Return the largest expected number of events such that more than `allowed` ever occur with 5% probability.
 
     This is a low quantile of event `allowed + 1` of a Poisson process (Wilson and Hilferty's approximation).
     """
@@ -32,10 +32,10 @@ def max_expected_events(allowed: float) -> float:
 
 
 def max_error_factor(seen: float, expected: float) -> float:
-    """The largest factor on the probabilities that is compatible with the observed events.
+    """Return the largest factor by which the error probabilities may be too small, given the observed events.
 
-    For probabilities too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for every
-    ratio r < 1. By Ville's inequality, its mean over r reaches 20 with probability 0.05 at most.
+    For probabilities too small by a factor of at least f, `r^seen * exp((1 - r) f expected)` is a supermartingale for
+    every ratio r < 1. By Ville's inequality, its mean over r reaches 20 with probability 0.05 at most.
     """
     if expected <= 0:
         return _MOST

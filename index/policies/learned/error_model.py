@@ -69,11 +69,11 @@ class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong.
 
     The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the rate of random
-    errors, which no feature shows; without it, each of them would change the weights.
+    errors, which no feature shows; otherwise these errors would change the weights.
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        slipped, sure: number of random errors, and of answers with a high probability; the rate is their quotient.
+        num_slips, num_sure: number of random errors, and of answers with a high probability; the rate is their quotient.
     """
 
     weights: np.ndarray

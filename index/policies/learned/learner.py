@@ -42,7 +42,7 @@ class ErrorEstimate:
 
     Attributes:
         place: index of this neighbour.
-        alone: no other neighbour has the same answer.
+        is_only_member: no other neighbour has the same answer.
     """
 
     place: int
@@ -56,8 +56,8 @@ class Learner:
     """State of the learned policy in one namespace.
 
     Attributes:
-        observed: number of comparisons.
-        checked_seen, checked_wrong: comparisons of answers that `checked` accepted, and the wrong answers among them.
+        num_comparisons: number of comparisons.
+        num_checked, num_checked_wrong: comparisons of answers that `checked` accepted, and the wrong answers among them.
         number: number of the last observation.
     """
 
@@ -95,7 +95,7 @@ class Learner:
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of acceptable requests with such an estimated error to forward for exploration."""
+        """Return the share of acceptable requests with this estimated error that are forwarded for exploration."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
@@ -106,7 +106,7 @@ class Learner:
 
     @property
     def checked_exploration_share(self) -> float:
-        """Return the share of requests that `checked` accepts to forward for exploration."""
+        """Return the share of requests accepted by `checked` that are forwarded for exploration."""
         if self.num_comparisons < _NEW:
             return 0.0
         return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.num_checked, _PROVED)))
@@ -115,8 +115,8 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that `checked` accepts may be served.
 
-        The estimated share of wrong ones must be within the bound. Once `learned` decides itself, it must be within half of the
-        bound, and known from enough comparisons in this namespace.
+        The estimated share of wrong answers must be within the bound. Once `learned` decides itself, it must be within
+        half of the bound, and known from enough comparisons in this namespace.
         """
         if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False
@@ -128,7 +128,7 @@ class Learner:
         self.level.update()
 
     def add(self, observation: Observation) -> None:
-        """Add an observation. After the last of several, the caller must call `level.update`."""
+        """Add an observation. After a series of calls, the caller must call `level.update`."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:

@@ -33,11 +33,11 @@ class ServingLevel:
     Attributes:
         served, risk: number of served answers, and the sum of their estimated errors.
         wrong, expected: number of wrong answers among comparisons within `reach`, and its expected value.
-        repeats, slips: comparisons of equal questions, and the comparisons among them that judged the answers
+        num_repeats, num_judged_different: comparisons of equal questions, and the comparisons among them that judged the answers
             different.
         factor: the largest factor by which errors may be underestimated.
         limit: largest estimated error of a served answer; 0 serves no answer.
-        spread: `[64]` decaying histogram of the estimated errors of requests.
+        error_histogram: `[64]` decaying histogram of the estimated errors of requests.
     """
 
     max_error: float
@@ -68,8 +68,8 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """Return the smallest share of wrong answers, after a number of served answers, that the risk is compatible
-        with.
+        """Return the share of wrong answers that the sum of estimated errors implies, after a number of served
+        answers.
         """
         risk = self.risk * min(self.factor, 1e6)
         allowed = 0
@@ -86,7 +86,7 @@ class ServingLevel:
         self.risk += risk
 
     def add_comparison(self, error: float, chance: float, right: bool, is_counted: bool) -> None:
-        """Add a comparison. After the last of several, the caller must call `update`.
+        """Add a comparison. After a series of calls, the caller must call `update`.
 
         Args:
             chance: probability that such a request is compared instead of served.

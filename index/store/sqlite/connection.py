@@ -21,7 +21,7 @@ _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create the missing file and folder, and restrict_to_owner all of SQLite's files to their owner."""
+    """Create the missing file and folder, and restrict all of SQLite's files to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):
@@ -122,7 +122,7 @@ class DatabaseFiles:
     def checkpoint(self) -> None:
         """Move the write-ahead log into the open database.
 
-        SQLite would later write it over the new file at this path.
+        Otherwise SQLite would later write the log over a new file at the same path.
         """
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:

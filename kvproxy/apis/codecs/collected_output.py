@@ -35,7 +35,7 @@ class CollectedOutput:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Delta) -> bool:
-        """Whether a piece is the first one of its completion."""
+        """Add a piece, and return whether it is the first piece of its completion."""
         is_first = piece.index not in self.choices
         if not self.choices:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens

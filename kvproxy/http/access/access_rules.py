@@ -50,8 +50,11 @@ class Access:
         """Return an error for requests without the admin token, or from another machine if no token is set."""
         settings = self._settings
         if settings.admin_token is not None:
-            if any(_equal_tokens(given, settings.admin_token) for given in _tokens(request)):
+            tokens = _tokens(request)
+            if any(_equal_tokens(given, settings.admin_token) for given in tokens):
                 return None
+            if tokens:
+                return Unauthorized("the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN")
             return Unauthorized(
                 "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
             )

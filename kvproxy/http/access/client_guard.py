@@ -2,23 +2,22 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.client_keys import all_clients, clients_file, digest, requires_client_key
-from kvproxy.errors import SettingsError, TooManyRequests, Unauthorized
+from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
-from kvproxy.http.exchange_middleware import exchange_of
+from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
-_OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _CHECK_SECONDS = 1.0
 _log = logging.getLogger("kvproxy")
 
@@ -83,6 +82,17 @@ class Clients:
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
 
+def _refusal(headers: Mapping[str, str]) -> Unauthorized:
+    if any(headers.get(name) for name in KEY_HEADERS):
+        return Unauthorized(
+            "this proxy does not know the given API key, or it expired after a rotation: check it, or ask the operator for"
+            " one (kvproxy keys add)"
+        )
+    return MissingKey(
+        "no API key was given: send Authorization: Bearer KEY with a key of this proxy (kvproxy keys add)"
+    )
+
+
 def _by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
     return {each: client for client in clients for each in client.digests}
 
@@ -105,7 +115,8 @@ class ClientGuard:
         if scope["type"] != "http" or not self._clients.requires_key:
             await self._app(scope, receive, send)
             return
-        client = self._clients.identify(Request(scope).headers.items())
+        headers = Request(scope).headers
+        client = self._clients.identify(headers.items())
         if is_proxy_path(scope["path"]):
             # The operator may act for a client: `explain --api-key`.
             if client is not None:
@@ -113,10 +124,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            refused = Unauthorized(
-                "this proxy needs a key of its own: send Authorization: Bearer KEY (kvproxy keys add)"
-            )
-            await error_response(refused)(scope, receive, send)
+            await error_response(_refusal(headers))(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)
@@ -146,8 +154,3 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
         for name, value in scope["headers"]
         if name not in own or digest(_key(value.decode("latin-1"))) not in client.digests
     ]
-
-
-def is_proxy_path(path: str) -> bool:
-    """Whether a path is the proxy's own: it needs no key, and is never forwarded."""
-    return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))

@@ -89,9 +89,7 @@ async def pin(request: Request) -> Response:
     asked = None if leaf else await read_request(request)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
-        raise NotFound(
-            "no full block of this prompt is cached: send it once, then pin it; a shorter prompt than a block cannot be pinned"
-        )
+        raise NotFound("no full block of this prompt is cached: send it once, then pin it")
     return reply({"name": name, "tokens": tokens, "ttl": ttl})
 
 

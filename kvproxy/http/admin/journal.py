@@ -23,7 +23,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import MissExplanation, explain_record
 from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import Query, Reader
-from kvproxy.journal.reasons import REASONS, meaning_of
+from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
 from kvproxy.journal.savings import By, first_day, savings_report
@@ -51,6 +51,7 @@ def _query(query: QueryParams) -> Query:
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
+    check_reason(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
         since=None if not since else _end_time(query) - seconds(since, "since"),

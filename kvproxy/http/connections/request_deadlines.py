@@ -38,7 +38,7 @@ class Lifetimes:
 
     @contextmanager
     def open(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Lend a future, which receives the error that ends a request."""
+        """Yield a future that receives an error if the request must end."""
         end: asyncio.Future[KvproxyError] = asyncio.get_running_loop().create_future()
         if self._stopped is not None:
             self.end(end, self._stopped, "drain_seconds")
@@ -69,7 +69,7 @@ class Lifetime:
 
     @contextmanager
     def over(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Lend a future, which receives the error at the deadline, or when the proxy stops."""
+        """Yield a future that receives an error at the deadline, or when the proxy stops."""
         late = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         with self._lifetimes.open() as end:
             deadline = self._began + self._seconds

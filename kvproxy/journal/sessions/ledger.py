@@ -28,15 +28,15 @@ class EarlierPrefix:
     """The tokens that an earlier request had in common with a prompt.
 
     Attributes:
-        tokens: of the longest prefix that was sent before.
-        is_exact: they are measured, not estimated.
+        tokens: length of the longest prefix that was sent before.
+        is_exact: `tokens` is measured, not estimated.
         answer: tokens of the engine's answer after this prefix, which the prompt continues; 0 if answers are not cached.
         answer_changed: the client returned another answer.
         stored: tokens that the provider had stored; None if it does not report them.
-        moved: another upstream had it.
+        moved: the prefix was sent to another upstream.
         expired: the provider's limit for unused prefixes had passed.
         diverges: a provider stores prefixes at breakpoints only, and the prompt changed before the next one.
-        minimum: of the provider; 0 for an engine.
+        minimum: fewest tokens that the provider stores; 0 for an engine.
         repeated: tokens after the prefix that the earlier prompt had, too.
     """
 

@@ -19,7 +19,7 @@ class PromptChain:
     Attributes:
         names, digests, sizes: of each region.
         prefixes: hashes of the first 1, 2, ... regions.
-        conversation: the same without the tools and the system prompt; None for these regions.
+        conversation: the same hashes without tools and system prompt; None for regions of these.
         first: index of the first message of the conversation.
     """
 
@@ -39,14 +39,14 @@ class PromptChain:
         """Estimate the tokens of the first `end` regions by their bytes.
 
         Args:
-            known: a number of regions whose tokens are known, and their tokens.
+            known: a number of regions, and their known number of tokens.
         """
         regions, tokens = known
         before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
     def answers(self) -> list[int]:
-        """Indexes of the assistant's messages."""
+        """Return the indexes of the assistant's messages."""
         return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
 
 

@@ -127,7 +127,7 @@ class SessionIndex:
         return None if first is None else self._latest.get(first)
 
     def first_turn(self, scope: str) -> KnownTurn | None:
-        """The latest turn that began a session or a sub-agent."""
+        """Return the latest turn that began a session or a sub-agent."""
         return self._first_turns.get(scope)
 
     def add(self, turn: KnownTurn, chain: PromptChain, scope: str, name: str | None) -> None:

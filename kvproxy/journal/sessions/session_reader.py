@@ -38,7 +38,7 @@ class Turn:
         name: the session's name from the client.
         pause: seconds since the end of the parent's response.
         reused_tokens: None if the backend did not report them.
-        region, place: the first changed region, and the character of the change, of tokens that were lost to `changed`.
+        region, place: the first changed region, and the index of its first changed character, if tokens were lost to `changed`.
         lost: tokens by cause; with the reused tokens they add up to the prompt tokens.
         cost: None without a price.
     """
@@ -205,14 +205,14 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """The latest pauses in seconds, their tenants, and their begin. A session without a turn for an hour has ended."""
+        """Return the latest pauses: seconds, tenant, and start. A session without a turn for an hour has ended."""
         return [
             (float(pause), tenant, begin)
             for pause, tenant, begin in self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
         ]
 
     def turn(self, number: int) -> Turn | None:
-        """The turn of a record."""
+        """Return the turn of a record."""
         return next(iter(self._turns("t.number = ?", [number])), None) if self._has_turns else None
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
@@ -228,7 +228,7 @@ class SessionReader:
         return ledger_of(models, self._prices, currency)
 
     def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int]]:
-        """Group, model, and tokens that providers stored for five minutes and one hour."""
+        """Return group, model, and the tokens that providers stored for five minutes and for one hour."""
         sql = (
             f"select {by}, model, sum(tokens * (result = 'written_5m')), sum(tokens * (result = 'written_1h'))"
             " from prompt_tokens where day >= ? and result like 'written%' group by 1, 2"

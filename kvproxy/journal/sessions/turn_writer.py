@@ -5,10 +5,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.session_name import session_name
+from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.exchange import Exchange, PrefixUse
 from kvproxy.journal.cache_history import History
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
@@ -25,6 +27,7 @@ KEEP_WARM_TAG = "keep-warm"
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
+_MAX_CURVES = 64
 _LEAST_PROMPT = 20
 """Characters of a sub-agent's prompt; a shorter text is not unique."""
 _COLUMNS = (
@@ -86,6 +89,8 @@ class TurnWriter:
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
+        self.curves: dict[str, LiveCurve] = {}
+        """Hit rates by pool size for the prompts of each upstream, in bytes."""
         self._is_restored = False
 
     def forget(self) -> None:
@@ -93,13 +98,14 @@ class TurnWriter:
         self._is_restored = False
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
-        """Insert the turn of a request that reached the backend. The record has its number and its prompt."""
+        """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
         self._restore()
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
+        self._add_to_curve(chain, record, prompt_tokens)
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -139,6 +145,13 @@ class TurnWriter:
             return
         self._link_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
+
+    def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
+        name = record.upstream or ""
+        if name not in self.curves and len(self.curves) < _MAX_CURVES:
+            self.curves[name] = LiveCurve()
+        if name in self.curves:
+            self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
     def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         """Texts among the values are stored as ids."""

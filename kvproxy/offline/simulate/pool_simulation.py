@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
+from kvproxy.blocks.reuse_distance import LRUCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
 
 
@@ -17,9 +18,25 @@ class ChainRequest:
         partial: the prompt ends in an incomplete block, which takes space until the request ends.
     """
 
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]
     reusable: int
     partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a trace.
+
+    Attributes:
+        seconds: time of arrival; NaN if the trace has no times.
+        tokens: length of the prompt.
+        output: tokens of the answer.
+    """
+
+    seconds: float
+    chain: ChainRequest
+    tokens: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +58,9 @@ class ChainCache:
     Args:
         capacity: in blocks.
         policy: selects the idle block to evict.
+
+    Attributes:
+        stored, removed: blocks that the last request added and evicted.
     """
 
     def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
@@ -48,6 +68,8 @@ class ChainCache:
         self._policy = policy
         self._parents: dict[int, int | None] = {}
         self._num_children: dict[int, int] = {}
+        self.stored: list[int] = []
+        self.removed: list[int] = []
 
     def num_cached(self, blocks: Sequence[int]) -> int:
         """Return the number of leading blocks in the cache."""
@@ -56,6 +78,7 @@ class ChainCache:
     def serve(self, request: ChainRequest) -> int | None:
         """Return the number of hits, or None if the request exceeds the pool."""
         blocks = request.blocks
+        self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
             return None
         num_cached = self.num_cached(blocks)
@@ -63,6 +86,7 @@ class ChainCache:
             self._policy.remove(block)
         while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
             self._evict()
+        self.stored = list(blocks[num_cached:])
         for index in range(num_cached, len(blocks)):
             parent = blocks[index - 1] if index else None
             self._parents[blocks[index]] = parent
@@ -80,6 +104,7 @@ class ChainCache:
             victim = self._policy.pop()
         for block in reversed(skipped):
             self._policy.restore(block)
+        self.removed.append(victim)
         parent = self._parents.pop(victim)
         self._num_children.pop(victim, None)
         if parent is not None:
@@ -99,6 +124,21 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
+
+
+def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
+    """Return the hits of each pool size as `simulate` with LRU does, in one pass over the trace."""
+    curve = LRUCurve()
+    for request in requests:
+        curve.add(request.blocks, request.reusable, request.partial)
+    hits = curve.hits()
+    return [
+        # A smaller pool refuses requests, so that its stack is another one.
+        simulate(requests, size, "lru").hits
+        if size is not None and size < curve.least
+        else hits[-1 if size is None else min(size, len(hits) - 1)]
+        for size in sizes
+    ]
 
 
 def _belady(requests: Sequence[ChainRequest]) -> Belady:

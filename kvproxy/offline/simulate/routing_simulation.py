@@ -9,31 +9,16 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache
 from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
+_MAX_ENGINES = 1_024
 _NUM_HASHED_BLOCKS = 2
 """Leading blocks that consistent hashing uses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request of a trace.
-
-    Attributes:
-        seconds: time of arrival.
-        tokens: length of the prompt.
-        output: tokens of the answer.
-    """
-
-    seconds: float
-    chain: ChainRequest
-    tokens: int
-    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +29,16 @@ class FleetShape:
         blocks: blocks of each engine's pool.
         block_tokens: tokens in a block.
         prefill_rate: prompt tokens per second.
+        event_delay: seconds until routing learns of a change of a cache.
+        event_loss: share of the requests whose changes routing never learns of.
     """
 
     engines: int
     blocks: int
     block_tokens: int
     prefill_rate: float
+    event_delay: float = 0.0
+    event_loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +53,7 @@ class RoutingResult:
     """
 
     policy: str
+    engines: int
     hit_tokens: int
     hit_rate: float
     imbalance: float
@@ -81,6 +71,9 @@ class SimulatedEngine:
         self.hits = self.computed = self.refused = 0
         self.waits: list[float] = []
         self._cache = ChainCache(shape.blocks, LRU(shape.blocks))
+        self._published: set[int] = set()
+        self._pending: deque[tuple[float, list[int], list[int]]] = deque()
+        self._losses = random.Random(name)
         self._shape = shape
         self._queue: deque[tuple[Arrival, RequestLoad]] = deque()
         self._free_at = 0.0
@@ -88,9 +81,14 @@ class SimulatedEngine:
         self._event_ids = itertools.count()
 
     def matched_tokens(self, arrival: Arrival) -> int:
-        """Return the length of the prompt's cached prefix."""
-        chain = arrival.chain
-        return min(self._cache.num_cached(chain.blocks), chain.reusable) * self._shape.block_tokens
+        """Return the length of the prompt's cached prefix, as the published events show it."""
+        chain, known = arrival.chain, self._published
+        while self._pending and self._pending[0][0] <= arrival.seconds:
+            _, stored, removed = self._pending.popleft()
+            known.difference_update(removed)
+            known.update(stored)
+        cached = next((index for index, block in enumerate(chain.blocks) if block not in known), len(chain.blocks))
+        return min(cached, chain.reusable) * self._shape.block_tokens
 
     def add(self, arrival: Arrival) -> None:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
@@ -103,7 +101,10 @@ class SimulatedEngine:
             heapq.heappop(self._events)[2]()
 
     def _start(self, arrival: Arrival, load: RequestLoad) -> None:
+        start = max(self._free_at, arrival.seconds)
         hit = self._cache.serve(arrival.chain)
+        if self._losses.random() >= self._shape.event_loss:
+            self._pending.append((start + self._shape.event_delay, self._cache.stored, self._cache.removed))
         if hit is None:
             self.refused += 1
             load.finish()
@@ -111,7 +112,7 @@ class SimulatedEngine:
         tokens = arrival.tokens - hit * self._shape.block_tokens
         self.hits += arrival.tokens - tokens
         self.computed += tokens
-        self._free_at = max(self._free_at, arrival.seconds) + tokens / self._shape.prefill_rate
+        self._free_at = start + tokens / self._shape.prefill_rate
         self.waits.append(self._free_at - arrival.seconds)
         end = self._free_at + arrival.output * SECONDS_PER_OUTPUT_TOKEN
         for seconds, callback in ((self._free_at, load.finish_prefill), (end, load.finish)):
@@ -166,6 +167,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
     total = hits + sum(computed)
     return RoutingResult(
         policy,
+        shape.engines,
         hits,
         hits / total if total else 0.0,
         max(computed) * len(computed) / sum(computed) if sum(computed) else 1.0,
@@ -173,3 +175,22 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
         waits[min(len(waits) - 1, int(len(waits) * 0.99))],
         sum(engine.refused for engine in engines),
     )
+
+
+def engines_for(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
+    """Return the result of the smallest fleet whose p99 of the wait is at most a time; at most 1,024 engines."""
+
+    def result(engines: int) -> RoutingResult:
+        return simulate_routing(arrivals, replace(shape, engines=engines), policy)
+
+    most = 1
+    found = result(most)
+    while found.wait_p99 > seconds and most < _MAX_ENGINES:
+        most *= 2
+        found = result(most)
+    least = most // 2 + 1
+    while least < most and found.wait_p99 <= seconds:
+        middle = (least + most) // 2
+        tried = result(middle)
+        least, most, found = (least, middle, tried) if tried.wait_p99 <= seconds else (middle + 1, most, found)
+    return found

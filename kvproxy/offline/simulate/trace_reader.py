@@ -1,33 +1,89 @@
-"""Reads traces as chains of blocks: Mooncake, Qwen-Bailian, WEKA, and logs of token ids.
+"""Reads traces as prompts of blocks: hash ids, token ids, lengths, and operations of a block cache.
 
 A hash id is a block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's size (WEKA). Token counts that
 contradict it are refused.
 """
 
+import csv
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.errors import InvalidRequest
-from kvproxy.offline.simulate.pool_simulation import ChainRequest
-from kvproxy.offline.simulate.routing_simulation import Arrival
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
 T = TypeVar("T")
-Kind = Literal["hash ids", "tokens", "weka"]
+Kind = Literal["hash ids", "tokens", "operations", "lengths"]
 DEFAULT_BLOCK_SIZE = 16
-"""Block size of logs of token ids."""
+"""Block size of traces without one."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """The most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
+_LENGTHS = {
+    "Timestamp": ("Request tokens", "Response tokens"),
+    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
+}
+"""Columns of BurstGPT's and Azure's traces."""
+_ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
 class TraceError(InvalidRequest):
     """A trace is invalid. The message names the line and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a trace.
+
+    Attributes:
+        arrivals: by time, or in the order of the file without times.
+        block_tokens: tokens in a block.
+        notes: what the format cannot show.
+    """
+
+    arrivals: list[Arrival]
+    block_tokens: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chains(self) -> list[ChainRequest]:
+        return [arrival.chain for arrival in self.arrivals]
+
+    @property
+    def has_times(self) -> bool:
+        return not any(math.isnan(arrival.seconds) for arrival in self.arrivals)
+
+
+class ChainIds:
+    """Numbers blocks: equal ids with equal blocks before them have one number. Numbers start at 0, in the order of use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, Hashable], int] = {}
+        self._num_scopes = 0
+        self._num_single = 0
+
+    def new_scope(self) -> int:
+        """Return a scope, whose ids differ from those of other scopes."""
+        self._num_scopes += 1
+        return -self._num_scopes
+
+    def chain(self, ids: Iterable[Hashable], scope: int) -> list[int]:
+        parent, numbers = scope, self._numbers
+        return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
+
+    def unique(self, count: int) -> range:
+        """Number blocks that no other request has, below 0."""
+        self._num_single += count
+        return range(-self._num_single, count - self._num_single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,64 +95,99 @@ class _TraceLine:
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Return the requests of a trace, and its block size in tokens.
+    """Return the prompts of a trace file, and its block size; see `read_trace`."""
+    trace = read_trace(path, block_size)
+    return trace.chains, trace.block_tokens
+
+
+def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None = None) -> Workload:
+    """Read a trace file, which may be gzipped.
 
     Args:
-        path: JSON lines with `input_length` and `hash_ids`, or with `tokens`; or a WEKA trace; may be gzipped.
-        block_size: default 16 for token ids, from the trace for hash ids.
+        block_size: in tokens; by default that of the trace, or 16.
+        ids: numbers of the blocks of several files.
 
     Raises:
         TraceError: a line is invalid, or contradicts the block size.
     """
+    ids = ids or ChainIds()
     lines, kind = _read(path)
-    if kind == "tokens":
-        size = block_size or DEFAULT_BLOCK_SIZE
-        return _token_chains(path, lines, size), size
-    size = _block_size(path, lines, block_size)
-    return [_parse_fields(path, line, partial(_hash_chain, size)) for line in lines], size
+    size = _block_size(path, lines, block_size) if kind == "hash ids" else block_size or DEFAULT_BLOCK_SIZE
+    parse = {
+        "hash ids": _hash_ids(size, ids),
+        "tokens": _tokens(size, ids),
+        "operations": _operations(size, ids),
+        "lengths": _lengths(size, ids),
+    }[kind]
+    arrivals = [_parse_fields(path, line, parse) for line in lines]
+    untimed = [line for line, arrival in zip(lines, arrivals, strict=True) if math.isnan(arrival.seconds)]
+    if not untimed:
+        arrivals.sort(key=lambda arrival: arrival.seconds)
+    elif len(untimed) < len(lines):
+        raise TraceError(f"{path}, {untimed[0].position}: has no timestamp, and other lines have one")
+    return Workload(arrivals, size, (_ONLY_LENGTHS,) if kind == "lengths" else ())
 
 
-def read_arrivals(path: Path, block_size: int | None = None) -> tuple[list[Arrival], int]:
-    """Return the requests by time, and the block size. Raises TraceError without a `timestamp`."""
-    chains, size = read_chains(path, block_size)
-    lines, _ = _read(path)
-    arrivals = []
-    for line, chain in zip(lines, chains, strict=True):
-        fields = line.fields
-        try:
-            tokens = int(fields["input_length"]) if "input_length" in fields else len(fields["tokens"])
-            arrivals.append(Arrival(_seconds(fields), chain, tokens, int(fields.get("output_length", 0))))
-        except _FIELD_ERRORS as error:
-            raise TraceError(f"{path}, {line.position}: routing needs a timestamp on every line ({error!r})") from None
-    return sorted(arrivals, key=lambda arrival: arrival.seconds), size
-
-
-def _seconds(fields: dict[str, Any]) -> float:
-    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and WEKA use milliseconds.
-    return float(fields["timestamp"]) / (1 if "chat_id" in fields else 1000)
-
-
-def _text(path: Path) -> str:
-    raw = path.read_bytes()
+def read_text(path: Path) -> str:
+    """Read a file as text; gzip is detected by its content. Raises TraceError."""
     try:
+        raw = path.read_bytes()
         return (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
 def _read(path: Path) -> tuple[list[_TraceLine], Kind]:
-    text = _text(path)
+    text = read_text(path)
     if '"hash_id_scope"' in text[:4096]:
-        return _weka_lines(path, text), "weka"
-    numbered = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        return _weka_lines(path, text), "hash ids"
+    numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not numbered:
+        raise TraceError(f"{path}, line 1: the file is empty")
+    columns = next(csv.reader(numbered[:1][0][1:]))
+    if columns[0].lstrip("\ufeff") in _LENGTHS:
+        return _csv_lines(path, columns, numbered[1:]), "lengths"
     lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
-    kinds: tuple[tuple[Kind, str], ...] = (("hash ids", "hash_ids"), ("tokens", "tokens"))
+    first = lines[0].fields
+    if first.get("op") == "meta":
+        return _started_requests(lines), "operations"
+    kinds: tuple[tuple[Kind, str], ...] = (
+        ("hash ids", "hash_ids"),
+        ("tokens", "tokens"),
+        ("lengths", "input_length"),
+    )
     for kind, field in kinds:
-        if lines and field in lines[0].fields:
+        if field in first:
             return lines, kind
     raise TraceError(
-        f"{path}, line 1: expected a line with hash_ids (Mooncake, Qwen-Bailian), a line with tokens, or an agent trace of WEKA"
+        f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of BurstGPT"
+        " or Azure, or an agent trace of WEKA"
     )
+
+
+def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
+    time = columns[0].lstrip("\ufeff")
+    prompt, output = _LENGTHS[time]
+    columns[0] = time
+    lines = []
+    for number, line in numbered:
+        row = dict(zip(columns, next(csv.reader([line])), strict=False))
+        try:
+            seconds = float(row[time]) if time == "Timestamp" else datetime.fromisoformat(row[time]).timestamp()
+            found = {"timestamp": 1000 * seconds, "input_length": int(row[prompt]), "output_length": int(row[output])}
+        except (KeyError, ValueError) as error:
+            raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
+        lines.append(_TraceLine(f"line {number}", found))
+    return lines
+
+
+def _started_requests(lines: list[_TraceLine]) -> list[_TraceLine]:
+    """Return the declarations of requests in the order of their starts."""
+    declared = {line.fields.get("id"): line for line in lines if line.fields.get("op") == "req"}
+    header = {"block_size": lines[0].fields.get("block_size"), "vocab": lines[0].fields.get("vocab")}
+    started = (line.fields.get("id") for line in lines if line.fields.get("op") == "start")
+    found = [declared.pop(id) for id in started if id in declared]
+    return [_TraceLine(line.position, {**line.fields, **header}) for line in found]
 
 
 def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
@@ -161,22 +252,83 @@ def _parse_fields(path: Path, line: _TraceLine, read: Callable[[dict[str, Any]],
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _hash_chain(size: int, fields: dict[str, Any]) -> ChainRequest:
-    ids, length = tuple(int(id) for id in fields["hash_ids"]), int(fields["input_length"])
-    full = min(len(ids), length // size)
-    return ChainRequest(ids[:full], max(0, min(full, (length - 1) // size)), full < len(ids))
+def _hash_ids(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+    scope = ids.new_scope()
+
+    def read(fields: dict[str, Any]) -> Arrival:
+        length, count = _count(fields["input_length"]), len(fields["hash_ids"])
+        full = min(count, length // size)
+        blocks = ids.chain((int(id) for id in fields["hash_ids"][:full]), scope)
+        chain = ChainRequest(blocks, max(0, min(full, (length - 1) // size)), full < count)
+        return _arrival(fields, chain, length)
+
+    return read
 
 
-def _token_chains(path: Path, lines: list[_TraceLine], size: int) -> list[ChainRequest]:
-    hasher = BlockHasher(seed="")
-    ids: dict[bytes, int] = {}
+def _tokens(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+    scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
-    def read(fields: dict[str, Any]) -> ChainRequest:
+    def read(fields: dict[str, Any]) -> Arrival:
         if not isinstance(fields["tokens"], list):
             raise TypeError("tokens is a list of ids")
-        chain = hasher.chain(fields["tokens"], size)
-        blocks = tuple(ids.setdefault(digest, len(ids)) for digest in chain)
-        length = len(fields["tokens"])
-        return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
+        blocks = ids.chain(hasher.chain(fields["tokens"], size), scope)
+        return _arrival(fields, _whole_prompt(blocks, len(fields["tokens"]), size), len(fields["tokens"]))
 
-    return [_parse_fields(path, line, read) for line in lines]
+    return read
+
+
+def _lengths(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+    def read(fields: dict[str, Any]) -> Arrival:
+        length = _count(fields["input_length"])
+        return _arrival(fields, _whole_prompt(ids.unique(length // size), length, size), length)
+
+    return read
+
+
+def _operations(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+    scope, hasher = ids.new_scope(), BlockHasher(seed="")
+
+    def read(fields: dict[str, Any]) -> Arrival:
+        tokens = [token for seed, count in fields["segs"] for token in _segment(seed, count, fields["vocab"])]
+        lora, media = fields.get("lora"), fields.get("mm") or ()
+        request = CacheRequest(
+            fields["id"],
+            tokens,
+            salt=fields.get("salt"),
+            lora=tuple(lora) if lora else None,
+            mm=tuple(MMItem(*item) for item in media),
+        )
+        blocks = ids.chain(request.update_hashes(hasher, size), scope)
+        return _arrival({}, _whole_prompt(blocks, len(tokens), size), len(tokens))
+
+    return read
+
+
+def _segment(seed: int, count: int, vocab: int) -> Iterator[int]:
+    """Yield tokens of the generator splitmix64."""
+    mask = 2**64 - 1
+    for index in range(1, count + 1):
+        z = (seed + index * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        yield (z ^ (z >> 31)) % vocab
+
+
+def _whole_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:
+    return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a number of tokens")
+    return value
+
+
+def _arrival(fields: dict[str, Any], chain: ChainRequest, tokens: int) -> Arrival:
+    seconds = math.nan
+    if (time := fields.get("timestamp")) is not None:
+        # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and WEKA use milliseconds.
+        seconds = float(time) / (1 if "chat_id" in fields else 1000)
+        if not math.isfinite(seconds):
+            raise ValueError("timestamp is not finite")
+    return Arrival(seconds, chain, tokens, _count(fields.get("output_length", 0)))

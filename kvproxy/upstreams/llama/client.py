@@ -56,7 +56,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return None if the server is not llama.cpp."""
+        """Return the server's configuration; None if the server is not llama.cpp."""
         _, props = await self._call("GET", "/props")
         identity, slots = await self._identity(props), field(props, "total_slots")
         if identity is None or not isinstance(slots, int):

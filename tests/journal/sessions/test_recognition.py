@@ -4,6 +4,7 @@ import pytest
 
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.errors import NotFound
+from kvproxy.journal.sessions.session_matching import RegionContents
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, request, user
 
 FIRST = [SYSTEM, user("How does a cache work?")]
@@ -128,5 +129,17 @@ def test_sessions_are_found_by_request(sessions: Sessions) -> None:
 
 
 def test_cached_and_failed_requests_are_no_turns(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 100, 0, 0, status=500), request(FIRST, 100, 0, 1, collapsed=True))
+    sessions.add(request(FIRST, 100, 0, 0, status=500), request(FIRST, 100, 0, 1, was_collapsed=True))
     assert sessions.list() == []
+
+
+def test_the_oldest_contents_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.journal.sessions.session_matching._MAX_CONTENT_BYTES", 10)
+    monkeypatch.setattr("kvproxy.journal.sessions.session_matching._MAX_CONTENT", 8)
+    contents = RegionContents()
+    for digest, content in ((b"a", b"1234"), (b"b", b"5678"), (b"a", b"1234"), (b"c", b"90"), (b"d", b"12345678")):
+        contents.add(digest, content)
+    # A use of `a` made `b` the oldest; `d` takes the place of both.
+    assert [contents.get(digest) for digest in (b"a", b"b", b"c", b"d")] == [None, None, b"90", b"12345678"]
+    contents.add(b"e", b"123456789")
+    assert contents.get(b"e") is None

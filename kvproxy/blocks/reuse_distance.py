@@ -1,0 +1,176 @@
+"""LRU hits of every pool size in one pass (stack distances; Mattson et al., 1970).
+
+Requests run one at a time, as in `KVCacheManager`: the cached beginning of a prompt leaves the free queue, the missing blocks
+are taken from its head, and all blocks are freed from the last to the first. A pool of any size then holds the top of one
+stack, on which each prompt moves to the top with its first block first.
+"""
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+_LEAST_SEGMENTS = 1 << 10
+_GRID = 2.0 ** np.arange(10, 44, 1 / 16)
+"""Pool sizes of a live curve, in units."""
+_MAX_LIVE_IDS = 100_000
+
+
+class Run(NamedTuple):
+    """A part of a prompt that was last used by one earlier request.
+
+    Attributes:
+        start, stop: its units (blocks, or bytes) in the prompt.
+        distance: units that were used after it; a pool with more units has the first unit of the run.
+    """
+
+    start: int
+    stop: int
+    distance: int
+
+
+class ReuseStack:
+    """The stack of all prompts. A request costs a logarithm of their number for each run, and O(1) for each id.
+
+    A segment has the units that one request was the last to use. They are the end of its prompt, because requests share
+    beginnings only.
+
+    Args:
+        max_ids: forget the least recently used ids beyond this number; None keeps all.
+    """
+
+    def __init__(self, max_ids: int | None = None) -> None:
+        self.num_units = 0
+        self._max_ids = max_ids
+        self._segments: dict[Hashable, int] = {}
+        self._sizes = [0] * (_LEAST_SEGMENTS + 1)
+        self._tree = list(self._sizes)  # a Fenwick tree of the sizes
+        self._newest = 0
+
+    def add(self, ids: Sequence[Hashable], ends: Sequence[int] | None = None) -> list[Run]:
+        """Move a prompt to the top, and return the runs of its known beginning.
+
+        Args:
+            ids: two prompts with an equal id are equal up to its end.
+            ends: end of each id in the prompt, in units; by default each id is one unit.
+        """
+        if self._newest == len(self._sizes) - 1 or (self._max_ids and len(self._segments) > self._max_ids):
+            self._compact()
+        runs: list[Run] = []
+        index = start = 0
+        while index < len(ids) and (segment := self._segments.get(ids[index])) is not None:
+            index = self._end_of_run(ids, index, segment)
+            stop = index if ends is None else ends[index - 1]
+            # The units before `start` were above this run, and have left the tree.
+            runs.append(Run(start, stop, start + self.num_units - self._sum_to(segment)))
+            self._resize(segment, start - stop)
+            start = stop
+        if ids:
+            self._newest += 1
+            self._resize(self._newest, len(ids) if ends is None else ends[-1])
+            self._segments.update(dict.fromkeys(ids, self._newest))
+        return runs
+
+    def _end_of_run(self, ids: Sequence[Hashable], index: int, segment: int) -> int:
+        found = self._segments.get
+        if found(ids[-1]) == segment:
+            return len(ids)
+        return bisect_left(range(len(ids)), True, lo=index + 1, key=lambda place: found(ids[place]) != segment)
+
+    def _sum_to(self, segment: int) -> int:
+        total = 0
+        while segment:
+            total += self._tree[segment]
+            segment &= segment - 1
+        return total
+
+    def _resize(self, segment: int, change: int) -> None:
+        self.num_units += change
+        self._sizes[segment] += change
+        while segment < len(self._tree):
+            self._tree[segment] += change
+            segment += segment & -segment
+
+    def _compact(self) -> None:
+        """Number the segments anew without the empty ones, and make space for as many."""
+        cut = 0
+        if self._max_ids is not None and len(self._segments) > self._max_ids:
+            cut = sorted(self._segments.values())[len(self._segments) - self._max_ids // 2]
+        kept = [segment for segment in range(cut, len(self._sizes)) if self._sizes[segment]]
+        numbers = {segment: number for number, segment in enumerate(kept, 1)}
+        self._segments = {id: numbers[segment] for id, segment in self._segments.items() if segment >= cut}
+        sizes = [self._sizes[segment] for segment in kept]
+        self._newest = len(kept)
+        self._sizes = [0] * (1 + max(_LEAST_SEGMENTS, 2 * self._newest))
+        self._tree = list(self._sizes)
+        self.num_units = 0
+        for number, size in enumerate(sizes, 1):
+            self._resize(number, size)
+
+
+class LRUCurve:
+    """The exact hits of each pool that has space for the longest prompt.
+
+    Attributes:
+        least: blocks of the longest prompt.
+    """
+
+    def __init__(self) -> None:
+        self.least = 1
+        self._stack = ReuseStack()
+        self._changes: dict[int, int] = defaultdict(int)
+        # A partial block leaves a free block after its request. A pool is full again after a miss, so this is true of the
+        # pools above a size.
+        self._largest_full = math.inf
+
+    def add(self, blocks: Sequence[Hashable], reusable: int, partial: bool) -> None:
+        """Add a request; see `ChainRequest`."""
+        runs = self._stack.add(blocks)
+        self.least = max(self.least, len(blocks) + partial)
+        for run in runs:
+            first, stop = run.distance + 1, run.distance + 1 + max(0, min(run.stop, reusable) - run.start)
+            middle = int(min(stop, max(first, self._largest_full + 1)))
+            for begin, end in ((first, middle), (middle + 1, stop + 1)):
+                self._changes[begin] += 1
+                self._changes[end] -= 1
+        if partial:
+            self._largest_full = 0
+        elif blocks:
+            is_known = bool(runs) and runs[-1].stop == len(blocks)
+            last = runs[-1].distance + runs[-1].stop - runs[-1].start if is_known else math.inf
+            self._largest_full = max(self._largest_full, last)
+
+    def hits(self) -> list[int]:
+        """Return the hits of pools with 0, 1, 2, ... blocks; larger pools have as many hits as the last one."""
+        first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
+        return list(accumulate(first_hits))
+
+
+class LiveCurve:
+    """The hits of a grid of pool sizes, in bounded memory. Between two sizes, hits are interpolated.
+
+    Attributes:
+        requests, tokens, units: of all prompts.
+    """
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = self.units = 0
+        self._hits = np.zeros(len(_GRID))
+        self._stack = ReuseStack(_MAX_LIVE_IDS)
+
+    def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
+        """Add a prompt of a number of tokens; see `ReuseStack.add`."""
+        self.requests += 1
+        self.tokens += tokens
+        self.units += ends[-1] if ends else 0
+        for run in self._stack.add(ids, ends):
+            self._hits += np.clip(_GRID - run.distance, 0, run.stop - run.start)
+
+    def hit_rate(self, pool_tokens: float) -> float:
+        """Return the share of the prompts that a pool of this size reuses."""
+        size = pool_tokens * self.units / max(1, self.tokens)
+        return float(np.interp(size, _GRID, self._hits)) / max(1, self.units)

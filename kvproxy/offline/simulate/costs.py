@@ -1,0 +1,171 @@
+"""Time and money of a pool and its tiers: bytes of a token by model, transfers, and recomputation."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvproxy.offline.simulate.trace_reader import TraceError
+
+GIB = 2**30
+BANDWIDTHS = {"host": 20.0, "disk": 3.0, "redis": 1.0}
+"""GiB per second into the engine's memory: PCIe 4.0, an NVMe disk, and 10 Gbit/s."""
+_ELEMENT_BYTES = {"float32": 4, "fp8": 1, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """The KV cache of a model.
+
+    Attributes:
+        token: bytes of a token in the layers that keep all tokens.
+        window_token, window: bytes of a token in layers with a sliding window, and its length in tokens.
+        prompt: bytes of the state of other layers, for each cached prompt.
+    """
+
+    token: int
+    window_token: int = 0
+    window: int = 0
+    prompt: int = 0
+
+    def bytes_per_token(self, prompt_tokens: float) -> float:
+        """Return the mean bytes of a token in prompts of a length."""
+        tokens = max(1.0, prompt_tokens)
+        return self.token + (self.window_token * min(tokens, self.window) + self.prompt) / tokens
+
+
+def kv_size(model: str) -> KVSize:
+    """Read config.json of a folder, or of a model on Hugging Face. Raises TraceError."""
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    try:
+        if not path.is_file():
+            from huggingface_hub import hf_hub_download
+
+            path = Path(hf_hub_download(model, "config.json"))
+        config: dict[str, Any] = json.loads(path.read_text())
+        return _kv_size(config.get("text_config") or config)
+    except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(
+            f"cannot read config.json of {model} ({error!r}): use the folder of a transformers model, or --bytes-per-token"
+        ) from None
+
+
+def _kv_size(config: dict[str, Any]) -> KVSize:
+    width = _ELEMENT_BYTES.get(config.get("torch_dtype") or config.get("dtype") or "", 2)
+    layers = int(config["num_hidden_layers"])
+    kinds = _layer_kinds(config, layers)
+    if "kv_lora_rank" in config:
+        # Multi-head latent attention keeps one compressed vector and the rotated key.
+        return KVSize(width * layers * (int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)))
+    heads = int(config["num_attention_heads"])
+    head = int(config.get("head_dim") or config["hidden_size"] // heads)
+    layer = 2 * width * head * int(config.get("num_key_value_heads") or heads)
+    linear = len(kinds) - kinds.count("full") - kinds.count("sliding")
+    state = int(config.get("hidden_size") or heads * head) * int(
+        config.get("mamba_d_state") or config.get("linear_key_head_dim") or head
+    )
+    return KVSize(
+        layer * kinds.count("full"),
+        layer * kinds.count("sliding"),
+        int(config.get("sliding_window") or 0),
+        width * state * linear,
+    )
+
+
+def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
+    types = config.get("layer_types") or config.get("layers_block_type")
+    if types:
+        kinds = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
+        return [kinds.get(each, "linear") for each in types]
+    if pattern := config.get("hybrid_override_pattern"):
+        return ["full" if each == "*" else "linear" for each in pattern if each in "*M"]
+    if period := config.get("attn_layer_period") or config.get("full_attention_interval"):
+        offset = config.get("attn_layer_offset", period - 1)
+        return ["full" if index % period == offset else "linear" for index in range(layers)]
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return ["full"] * layers
+    every = config.get("sliding_window_pattern") or 0
+    return ["full" if every and (index + 1) % every == 0 else "sliding" for index in range(layers)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Memory beyond the pool; all blocks are written to it, too.
+
+    Attributes:
+        gib: size.
+        bandwidth: GiB per second.
+    """
+
+    name: str
+    gib: float
+    bandwidth: float
+
+
+def parse_tier(text: str) -> Tier:
+    """Parse `host=64` or `host=64@25`: GiB, and GiB per second. Raises ValueError."""
+    name, _, rest = text.partition("=")
+    size, _, speed = rest.partition("@")
+    if name not in BANDWIDTHS:
+        raise ValueError(f"{text!r} is not a tier: use host=64, disk=500 or redis=1000@2 (GiB @ GiB per second)")
+    tier = Tier(name, float(size), float(speed) if speed else BANDWIDTHS[name])
+    if not (0 < tier.gib < 1e9 and 0 < tier.bandwidth < 1e9):
+        raise ValueError(f"{text!r}: sizes and speeds must be above 0")
+    return tier
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """The speed and price of an engine.
+
+    Attributes:
+        prefill_rate: prompt tokens per second.
+        token_bytes: KV bytes of a token.
+        hour_price: price of an hour.
+    """
+
+    prefill_rate: float
+    token_bytes: float
+    hour_price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCost:
+    """The cost of the prompts with one pool.
+
+    Attributes:
+        hits: share of the prompt tokens by place, the pool first.
+        ttft: mean seconds of prefill and transfers of a request, without queueing.
+        price: of a million prompt tokens.
+    """
+
+    hits: dict[str, float]
+    ttft: float
+    price: float
+
+
+def pool_cost(
+    hits: Sequence[int], tiers: Sequence[Tier], speed: EngineSpeed, *, tokens: int, requests: int
+) -> PoolCost:
+    """Compute the cost of a pool and its tiers.
+
+    A tier has the most recently used blocks, as the pool does. A block is loaded from the fastest place, or recomputed if
+    that is faster.
+
+    Args:
+        hits: hit tokens of LRU pools as large as the pool, and as each tier.
+        tokens, requests: size of the trace.
+    """
+    seconds = known = 0.0
+    shares = {}
+    for name, bandwidth, found in zip(
+        ("pool", *(tier.name for tier in tiers)), (None, *(tier.bandwidth for tier in tiers)), hits, strict=True
+    ):
+        added = max(0.0, found - known)
+        known += added
+        shares[name] = added / (tokens or 1)
+        if bandwidth is not None:
+            seconds += added * min(1 / speed.prefill_rate, speed.token_bytes / (bandwidth * GIB))
+    seconds += (tokens - known) / speed.prefill_rate
+    return PoolCost(shares, seconds / (requests or 1), seconds / 3600 * speed.hour_price / (tokens or 1) * 1e6)

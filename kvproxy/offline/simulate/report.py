@@ -1,0 +1,141 @@
+"""A report of a simulation: the recommendation, tables, plots, and assumptions, as HTML or Markdown."""
+
+import html
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvproxy.charts import Chart, save
+from kvproxy.offline.simulate.costs import EngineSpeed, PoolCost, Tier
+from kvproxy.offline.simulate.pool_size_sweep import Sweep
+
+_MODEL = (
+    "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",
+    "LRU is exact for pools that have space for the longest prompt, and simulated alone for smaller ones.",
+    "Rates of other policies on large traces come from two samples of 1/21 of the blocks; ± is twice the standard error.",
+    "TTFT is prefill and transfer time without queueing. A tier has the most recently used blocks, and is read if that is"
+    " faster than prefill.",
+)
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse}"
+    "td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:right}svg{max-width:100%;height:auto}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """The results of a simulation.
+
+    Attributes:
+        costs: of each pool size with LRU and the tiers; empty without the bytes of a token.
+        alone: the same without tiers.
+    """
+
+    name: str
+    sweep: Sweep
+    costs: Sequence[PoolCost]
+    alone: Sequence[PoolCost]
+    tiers: Sequence[Tier]
+    speed: EngineSpeed | None
+    notes: tuple[str, ...]
+
+    def pool_name(self, index: int) -> str:
+        size = self.sweep.sizes[index] * self.sweep.block_tokens
+        memory = f" ({size * self.speed.token_bytes / 2**30:,.1f} GiB)" if self.speed else ""
+        return f"{size:,} tokens{memory}"
+
+    def recommendation(self) -> str:
+        """Return three sentences: the pool, the tier or twice the pool, and the policy."""
+        sweep = self.sweep
+        lru = sweep.rates.get("lru") or next(iter(sweep.rates.values()))
+        if not sweep.unlimited:
+            return "No prompt repeats a block, so a larger pool does not help. A tier does not help, either. Any policy will do."
+        enough = next((at for at, rate in enumerate(lru) if rate >= 0.9 * sweep.unlimited), None)
+        at = len(lru) - 1 if enough is None else enough
+        reach = "does not yet reach" if enough is None else "reaches"
+        first = (
+            f"Use a pool of {self.pool_name(at)}, which {reach} 90% of the possible hits: {lru[at]:.1%} of the prompt blocks,"
+            f" of at most {sweep.unlimited:.1%}."
+        )
+        return f"{first} {self._next_step(at, lru)} {self._best_policy(at, lru)}"
+
+    def _next_step(self, at: int, lru: Sequence[float]) -> str:
+        if self.tiers:
+            with_tiers, without = self.costs[at], self.alone[at]
+            added = sum(share for name, share in with_tiers.hits.items() if name != "pool")
+            names = " and ".join(f"{tier.gib:g} GiB of {tier.name}" for tier in self.tiers)
+            return (
+                f"A tier of {names} adds {100 * added:.1f} points and changes the mean TTFT by"
+                f" {1000 * (with_tiers.ttft - without.ttft):+,.0f} ms."
+            )
+        if at == len(lru) - 1:
+            return "A larger pool was not simulated."
+        return f"A pool of {self.pool_name(at + 1)} adds {100 * (lru[at + 1] - lru[at]):.1f} points."
+
+    def _best_policy(self, at: int, lru: Sequence[float]) -> str:
+        gains = {
+            name: rates[at] - lru[at]
+            for name, rates in self.sweep.rates.items()
+            if name not in ("lru", "belady") and rates[at] - self.sweep.errors[name][at] > lru[at]
+        }
+        if not gains:
+            return "Keep LRU: no simulated policy is better at this size."
+        best = max(gains, key=lambda name: gains[name])
+        return f"The policy {best} adds {100 * gains[best]:.1f} points at this size."
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows, one for each pool size."""
+        names = list(self.sweep.rates)
+        head = ["Pool", *names, *(["TTFT"] if self.costs else []), *(tier.name for tier in self.tiers)]
+        has_price = bool(self.speed and self.speed.hour_price)
+        rows = []
+        for at in range(len(self.sweep.sizes)):
+            row = [self.pool_name(at)]
+            for name in names:
+                error = self.sweep.errors[name][at]
+                row.append(f"{self.sweep.rates[name][at]:.4f}" + (f" ±{error:.4f}" if error else ""))
+            if self.costs:
+                row.append(f"{1000 * self.costs[at].ttft:,.0f} ms")
+                row += [f"{self.costs[at].hits[tier.name]:.4f}" for tier in self.tiers]
+                row += [f"{self.costs[at].price:.4f}"] if has_price else []
+            rows.append(row)
+        return [*head, *(["price per million tokens"] if has_price else [])], rows
+
+    def assumptions(self) -> list[str]:
+        lines = [*_MODEL, *self.notes]
+        if self.speed:
+            lines.append(
+                f"An engine computes {self.speed.prefill_rate:,.0f} prompt tokens per second; a token has"
+                f" {self.speed.token_bytes:,.0f} bytes."
+            )
+        lines += [f"Tier {tier.name}: {tier.gib:g} GiB at {tier.bandwidth:g} GiB per second." for tier in self.tiers]
+        return lines
+
+
+def write_report(plan: CapacityPlan, charts: Sequence[Chart], path: Path) -> None:
+    """Write HTML with its plots, or Markdown with its plots in an SVG file of the same name. Raises OSError."""
+    head, rows = plan.table()
+    title = f"Capacity for {plan.name}"
+    if path.suffix == ".md":
+        picture = path.with_suffix(".svg")
+        save(charts, picture)
+        lines = [f"# {title}", "", plan.recommendation(), "", f"![hit rate by pool size]({picture.name})", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * (len(head) - 1), *rows)]
+        lines += ["", "## Assumptions", "", *(f"- {line}" for line in plan.assumptions())]
+        path.write_text("\n".join(lines) + "\n")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save(charts, Path(folder) / "plot.svg")
+        picture_text = (Path(folder) / "plot.svg").read_text()
+    svg = picture_text[picture_text.index("<svg") :]
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+
+    path.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+        f"<h1>{html.escape(title)}</h1><p>{html.escape(plan.recommendation())}</p>{svg}<table>{cells(head, 'th')}"
+        f"{''.join(cells(row, 'td') for row in rows)}</table><h2>Assumptions</h2><ul>"
+        f"{''.join(f'<li>{html.escape(line)}</li>' for line in plan.assumptions())}</ul></html>\n"
+    )

@@ -1,0 +1,203 @@
+"""Reads traces, transcripts of agents, journals, and KV events as one stream of prompts.
+
+Transcripts and journals have texts or digests instead of tokens. Their blocks are parts of equal length in bytes: a block is
+equal in two prompts if the regions up to its end are equal.
+"""
+
+import contextlib
+import gzip
+import heapq
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import msgpack
+
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.request_regions import regions_of
+from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
+from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.trace_reader import (
+    DEFAULT_BLOCK_SIZE,
+    ChainIds,
+    TraceError,
+    Workload,
+    read_text,
+    read_trace,
+)
+from kvproxy.offline.transcripts import read_transcripts, transcript_files
+
+_SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
+_BYTES_PER_TOKEN = 4.0
+_STEP_SECONDS = 2.0
+"""Between the KV events of one request."""
+_TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
+_EVENTS_NOTE = (
+    "KV events show stored blocks only: requests that were cached as a whole are missing, so hits are too low"
+)
+
+
+def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:
+    """Read a file, or all files of a folder.
+
+    Args:
+        block_size: in tokens; by default that of the trace, or 16.
+        users: start one file of a folder after the other, so that this many overlap; by default the recorded times count.
+
+    Raises:
+        TraceError: a file is invalid; the message has its line.
+    """
+    ids = ChainIds()
+    if not path.is_dir():
+        return _read_file(path, block_size, ids)
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+    if not files:
+        raise TraceError(f"{path}, line 1: the folder has no file that ends in {', '.join(_SUFFIXES)}")
+    traces = [_read_file(file, block_size, ids) for file in files]
+    sizes = {trace.block_tokens for trace in traces}
+    if len(sizes) > 1:
+        raise TraceError(f"{path}, line 1: its files have blocks of {sorted(sizes)} tokens: simulate each size alone")
+    if len(traces) > 1 and not all(trace.has_times for trace in traces):
+        raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
+    arrivals = _overlap(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
+    notes = dict.fromkeys(note for trace in traces for note in trace.notes)
+    return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
+
+
+def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
+    free = [0.0] * users
+    for trace in traces:
+        start, first = heapq.heappop(free), trace.arrivals[0].seconds
+        yield from (replace(each, seconds=start + each.seconds - first) for each in trace.arrivals)
+        heapq.heappush(free, start + trace.arrivals[-1].seconds - first)
+
+
+def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
+    head = _head(path)
+    if head.startswith(b"SQLite format 3"):
+        return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
+    if path.suffix == ".msgpack" or b'"events"' in head or b"BlockStored" in head:
+        return _read_events(path, ids)
+    if b'"hash_ids"' not in head and transcript_files(path):
+        found, _ = read_transcripts([path])
+        if not found:
+            raise TraceError(f"{path}, line 1: the transcript has no request")
+        prompts = []
+        for each in found:
+            regions = regions_of({"endpoint": each.logged.api.path, "body": each.logged.body})
+            prompts.append((each.logged.time or 0.0, chain_of(regions, ""), None, 0))
+        return _region_trace(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
+    return read_trace(path, block_size, ids)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            is_zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_zipped else path.open("rb") as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
+
+
+def _region_trace(
+    prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: ChainIds, notes: tuple[str, ...]
+) -> Workload:
+    """Args: prompts: time, chain, prompt tokens if known, and response tokens of each request."""
+    tokens = sum(each or 0 for _, _, each, _ in prompts)
+    ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
+    scope = ids.new_scope()
+    arrivals = []
+    for seconds, chain, known, output in prompts:
+        length = max(1, round(sum(chain.sizes) / ratio)) if known is None else known
+        blocks = ids.chain(_region_blocks(chain, size * ratio), scope)
+        reusable = min(len(blocks), max(0, length - 1) // size)
+        arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
+    return Workload(arrivals, size, notes)
+
+
+def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
+    """Yield each full block as the hash of the prompt up to the region of its end, and its place."""
+    place = 0
+    for prefix, end in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
+        while (place + 1) * block_bytes <= end:
+            yield prefix, place
+            place += 1
+
+
+def _read_events(path: Path, ids: ChainIds) -> Workload:
+    """Restore prompts from the blocks that they stored, and from the cached blocks before these."""
+    parents: dict[Hash, Hash | None] = {}
+    prompts: list[tuple[float, Hash]] = []
+    open_prompts: dict[Hash, tuple[int, float]] = {}
+    sizes: set[int] = set()
+    for seconds, event in _stored_events(path):
+        sizes.add(event.block_size)
+        before = event.parent
+        for digest in event.hashes:
+            parents.setdefault(digest, before)
+            before = digest
+        found = open_prompts.pop(event.parent, None) if event.parent is not None else None
+        if found is not None and seconds - found[1] <= _STEP_SECONDS:
+            number = found[0]
+            prompts[number] = (prompts[number][0], event.hashes[-1])
+        else:
+            number = len(prompts)
+            prompts.append((seconds, event.hashes[-1]))
+        open_prompts[event.hashes[-1]] = (number, seconds)
+    if len(sizes) != 1:
+        raise TraceError(f"{path}, line 1: expected stored blocks of one size, not {sorted(sizes)}")
+    size, scope = sizes.pop(), ids.new_scope()
+    arrivals = []
+    for seconds, last in prompts:
+        path_up: list[Hash] = []
+        at: Hash | None = last
+        while at is not None:
+            path_up.append(at)
+            at = parents.get(at)
+        blocks = ids.chain(reversed(path_up), scope)
+        chain = ChainRequest(blocks, len(blocks), partial=False)
+        arrivals.append(Arrival(seconds, chain, len(blocks) * size, 0))
+    return Workload(arrivals, size, (_EVENTS_NOTE,))
+
+
+def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
+    for position, payload in _payloads(path):
+        try:
+            batch: EventBatch = decode_batch(payload)
+        except EventDecodeError as error:
+            raise TraceError(f"{path}, {position}: {error}") from None
+        for event in batch.events:
+            if isinstance(event, StoredEvent) and event.hashes and event.medium == GPU and not event.group:
+                yield batch.timestamp, event
+
+
+def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the batches of a file: JSON lines, or msgpack payloads one after the other."""
+    if path.suffix == ".msgpack":
+        unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
+        unpacker.feed(path.read_bytes())
+        for number, batch in enumerate(unpacker, 1):
+            yield f"batch {number}", msgpack.packb(batch)
+        return
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"line {number}", msgpack.packb(json.loads(line))
+            except (ValueError, OverflowError) as error:
+                raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
+
+
+def _read_journal(path: Path, size: int, ids: ChainIds) -> Workload:
+    with contextlib.closing(Reader(path)) as reader:
+        prompts = [
+            (seconds, chain_of(regions, tenant), tokens, output)
+            for seconds, tenant, tokens, output, regions in reader.backend_prompts(None)
+        ]
+    if not prompts:
+        raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
+    return _region_trace(prompts, size, ids, ())

@@ -1,0 +1,117 @@
+"""Messages for invalid settings: the setting, the fix, and the flag, variable, or line that sets it."""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvproxy.settings.toml_lines import SettingPath, line_of
+
+PREFIX = "KVPROXY_"
+_FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
+_SECTIONS_IN_FLAGS = ("tiers", "log")
+
+
+class SettingConflict(ValueError):
+    """A setting contradicts another setting."""
+
+    def __init__(self, message: str, path: SettingPath) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SettingConflicts(ValueError):
+    """All conflicts of the settings."""
+
+    def __init__(self, conflicts: Sequence[SettingConflict]) -> None:
+        super().__init__("; ".join(map(str, conflicts)))
+        self.conflicts = conflicts
+
+
+def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path) -> list[str]:
+    """Return one line per invalid setting.
+
+    Args:
+        settings: names of all settings, such as `cache.ttl`.
+        flags: sections and settings of the command line.
+    """
+    text = file.read_text() if file.is_file() else ""
+    lines = []
+    for path, reason in _problems(error, settings):
+        origin = _flag(path, flags) or _variable(path)
+        if origin is None and (line := line_of(text, path)) is not None:
+            origin = f"{file}, line {line}"
+        lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
+    return lines
+
+
+def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:
+    # A value may be a secret: own validators and unknown settings do not show it.
+    for each in error.errors():
+        path, cause = each["loc"], each.get("ctx", {}).get("error")
+        if isinstance(cause, SettingConflicts):
+            yield from ((conflict.path, str(conflict)) for conflict in cause.conflicts)
+        elif each["type"] == "value_error":
+            yield path, each["msg"].removeprefix("Value error, ")
+        elif each["type"] == "extra_forbidden":
+            yield path, f"there is no such setting; {_similar(path, settings)}"
+        elif each["type"] == "missing":
+            yield path, "this field is required"
+        else:
+            yield path, f"{each['msg']} (given {each['input']!r})"
+
+
+def _similar(path: SettingPath, settings: Sequence[str]) -> str:
+    names = sorted({*settings, *(name.rpartition(".")[0] for name in settings)} - {""})
+    wanted = ".".join(part for part in path if isinstance(part, str))
+    section = wanted.rpartition(".")[0]
+    # A setting of another section has the same last name.
+    elsewhere = [name for name in names if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
+    near = difflib.get_close_matches(wanted, [name for name in names if name.rpartition(".")[0] == section], n=1)
+    found = elsewhere[:1] or near or difflib.get_close_matches(wanted, names, n=1)
+    return f"did you mean {found[0]}?" if found else "docs/configuration.md lists all settings"
+
+
+def _flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
+    given: Any = flags
+    for name in path[:2]:
+        if isinstance(given, Mapping):
+            if name not in given:
+                return None
+            given = given[name]
+    found = next((flag for start, flag in _FLAGS.items() if path[: len(start)] == start), None)
+    names = path[:2] if path[0] in _SECTIONS_IN_FLAGS else path[1:2] or path
+    return found or "--" + "-".join(map(str, names)).replace("_", "-")
+
+
+def _variable(path: SettingPath) -> str | None:
+    given = {name.upper() for name in os.environ}
+    names = (PREFIX + "__".join(map(str, path[:end])).upper() for end in range(len(path), 0, -1))
+    return next((name for name in names if name in given), None)
+
+
+def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return one line per misspelt variable of a setting outside the sections; pydantic ignores it.
+
+    Args:
+        known: names of variables that are no settings.
+    """
+    lines, simple = [], [name for name in settings if "." not in name]
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and "__" not in name and name not in {*simple, *known}:
+            near = difflib.get_close_matches(name, simple, n=1, cutoff=0.7)
+            lines += [f"there is no setting for {variable}: did you mean {PREFIX}{each.upper()}?" for each in near]
+    return lines
+
+
+def undecodable_variable(error: ValueError) -> str:
+    """Return a line for a variable that does not contain the JSON of its setting."""
+    field = re.search(r'field "(\w+)"', str(error))
+    name = PREFIX + (field[1].upper() if field else "")
+    variables = [each for each in sorted(os.environ) if each.upper() == name or each.upper().startswith(f"{name}__")]
+    return f"{' or '.join(variables) or 'an environment variable'} must contain JSON ({error.__cause__})"

@@ -1,0 +1,56 @@
+"""kvproxy sessions and sessions show, with the journal of a stopped proxy."""
+
+from pathlib import Path
+
+import pytest
+
+from kvproxy.settings.journal import PriceSettings
+from tests.commands.run import kvproxy, result
+from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
+
+FIRST = [SYSTEM, user("How does a cache work?")]
+SECOND = [*FIRST, assistant("It keeps answers."), user("And a block?")]
+PRICE = PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6, output=15)
+PROMPT_1, PROMPT_2, OUTPUT = 10_000, 10_200, 1_000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A conversation whose second turn comes after ten minutes, and another question."""
+    sessions = Sessions(tmp_path, m=PRICE)
+    paid = provider()
+    sessions.add(
+        request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), completion=OUTPUT, **paid),
+        request(SECOND, PROMPT_2, 0, 600, written=(PROMPT_2, 0), completion=OUTPUT, **paid),
+        request([user("Hi.")], 10, 0, 700, completion=1, **paid),
+    )
+    sessions.close()
+    (tmp_path / "kvproxy.toml").write_text(
+        "[journal.prices.m]\ninput = 3\ncached = 0.3\nwrite_5m = 3.75\nwrite_1h = 6\noutput = 15\n"
+    )
+    return tmp_path
+
+
+def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
+    cost = ((PROMPT_1 + PROMPT_2) * 3.75 + 2 * OUTPUT * 15) / 1e6
+    latest, found = result("sessions", "--data", data)
+    assert (found["turns"], found["prompt_tokens"], found["reused_tokens"]) == (2, PROMPT_1 + PROMPT_2, 0)
+    assert found["cost"] == pytest.approx(cost)
+    assert found["longest_pause"] == pytest.approx(599)
+    assert latest["turns"] == 1
+    assert [each["id"] for each in result("sessions", "--turns", 2, "--data", data)] == [found["id"]]
+    head, *rows = [line.split("\t") for line in kvproxy("sessions", "--data", data).stdout.splitlines()]
+    row = dict(zip(head, rows[1], strict=True))
+    assert (row["Turns"], row["Input"], row["Share"], row["Lost most to"]) == ("2", "20,200", "0.0%", "expired")
+    assert (row["Longest pause"], row["Upstream"]) == ("10m", "https://api.example")
+    assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
+
+
+def test_a_session_is_shown_by_turns(data: Path) -> None:
+    rows = result("sessions", "show", 1, "--data", data)
+    assert [(row["turn"]["turn"], row["turn"]["prompt_tokens"]) for row in rows] == [(1, PROMPT_1), (2, PROMPT_2)]
+    assert rows[1]["turn"]["lost"]["expired"] == PROMPT_1
+    shown = kvproxy("sessions", "show", 1, "--data", data).stdout
+    assert "20,200 tokens, 0.0% reused" in shown
+    assert "expired 10,000" in shown
+    assert kvproxy("sessions", "show", "nothing", "--data", data).returncode == 3

@@ -1,0 +1,102 @@
+"""One stream of prompts from all kinds of traces."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from kvproxy.offline.simulate.pool_simulation import lru_hits
+from kvproxy.offline.simulate.trace_reader import TraceError
+from kvproxy.offline.trace_sources import read_workload
+from tests.offline.test_transcripts import conversation
+
+
+def lines(*values: Any) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def stored(seconds: float, parent: int | None, *hashes: int) -> list[Any]:
+    event = {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": [],
+        "block_size": 16,
+    }
+    return [seconds, [event], None]
+
+
+EVENTS = (stored(1.0, None, 1, 2), stored(1.5, 2, 3), stored(60.0, 3, 4), stored(61.0, None, 9), stored(99.0, 2, 5))
+
+
+def test_kv_events_show_stored_blocks_and_the_cached_blocks_before_them(tmp_path: Path) -> None:
+    for name, content in (
+        ("events.jsonl", lines(*EVENTS).encode()),
+        ("events.msgpack", b"".join(map(msgpack.packb, EVENTS))),
+    ):
+        (tmp_path / name).write_bytes(content)
+        trace = read_workload(tmp_path / name)
+        assert [len(chain.blocks) for chain in trace.chains] == [3, 4, 1, 3]
+        assert lru_hits(trace.chains, [None]) == [5]
+        assert (trace.block_tokens, "too low" in trace.notes[0]) == (16, True)
+
+
+def test_traces_with_lengths_only_have_no_reuse(tmp_path: Path) -> None:
+    for name, text in (
+        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"),
+        (
+            "azure.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,472,18\n2023-11-16 18:16:26,1087,230\n",
+        ),
+        ("lengths.jsonl", lines(*({"timestamp": 9, "input_length": count} for count in (472, 1087)))),
+    ):
+        (tmp_path / name).write_text(text)
+        trace = read_workload(tmp_path / name)
+        assert [arrival.tokens for arrival in trace.arrivals] == [472, 1087]
+        assert lru_hits(trace.chains, [None]) == [0]
+        assert "no reuse can be known" in trace.notes[0]
+
+
+def test_ids_of_a_folder_belong_to_their_file(tmp_path: Path) -> None:
+    request = {"in": 128, "out": 1, "hash_ids": [1, 2]}
+    session = {"block_size": 64, "hash_id_scope": "local", "requests": [request | {"t": 0.0}, request | {"t": 10.0}]}
+    for name in ("a.json", "b.json", "c.json"):
+        (tmp_path / name).write_text(json.dumps(session))
+    trace = read_workload(tmp_path)
+    assert lru_hits(trace.chains, [None]) == [3]
+    assert [arrival.seconds for arrival in trace.arrivals] == [0, 0, 0, 10, 10, 10]
+    assert [arrival.seconds for arrival in read_workload(tmp_path, users=2).arrivals] == [0, 0, 10, 10, 10, 20]
+
+
+def test_a_transcript_is_read_by_its_texts(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    trace = read_workload(tmp_path, block_size=2)
+    first, second, *_ = trace.chains
+    assert list(second.blocks[: len(first.blocks) - 1]) == list(first.blocks[:-1])
+    assert "system prompt" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,many,18\n", "line 2: bad request"),
+        ("a.jsonl", '{"events": [], "ts": 1}\n{"events": 3, "ts": 1}\n', "line 2: the events are not a list"),
+        ("a.jsonl", lines({"input_length": 9, "timestamp": 1}, {"input_length": 9}), "line 2: has no timestamp"),
+        ("a.jsonl", lines({"input_length": 9}, {"input_length": -1}), "line 2: bad request"),
+        ("a.jsonl", "\ud83d", "line 1: cannot be read"),
+        ("a.txt", "", "line 1: the file is empty"),
+    ],
+)
+def test_bad_files_are_refused_with_their_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, errors="surrogatepass")
+    with pytest.raises(TraceError, match=message):
+        read_workload(tmp_path / name)
+
+
+def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(*EVENTS).encode())[:-12])
+    with pytest.raises(TraceError, match="line 1: cannot be read"):
+        read_workload(tmp_path)

@@ -1,0 +1,57 @@
+"""The access log: one line per request of a client, at the level info."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvproxy.settings.telemetry import LogSettings
+from kvproxy.telemetry.process_log import JsonFormatter, log_to_stderr
+from tests.commands.upstream import proxied, said
+
+
+@pytest.fixture(autouse=True)
+def restore_loggers() -> Any:
+    own, access = logging.getLogger("kvproxy"), logging.getLogger("kvproxy.access")
+    before = own.level
+    yield
+    own.setLevel(before)
+    access.setLevel(logging.NOTSET)
+
+
+def test_each_request_of_a_client_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "kvproxy"), proxied(tmp_path) as url:
+        for _ in range(2):
+            httpx.post(f"{url}/v1/chat/completions?key=SECRET", json=said("q"), headers={"x-request-id": "mine"})
+        httpx.get(f"{url}/v1/nothing%C2%9Bhere")
+        httpx.post(f"{url}/v1/chat/completions", json=said("q"), headers={"x-kvproxy-priority": "high"})
+        httpx.get(f"{url}/health")
+    records = [record for record in caplog.records if record.name == "kvproxy.access"]
+    # A response may arrive before its request is reported.
+    order = ("prefix", "exact", "404", "400")
+    records.sort(key=lambda record: next(place for place, word in enumerate(order) if word in record.getMessage()))
+    miss, hit, missing, invalid = [json.loads(JsonFormatter().format(record)) for record in records]
+    assert [line["level"] for line in (miss, hit)] == ["info", "info"]
+    assert (miss["method"], miss["path"], miss["status"]) == ("POST", "/v1/chat/completions", 200)
+    assert (miss["layer"], miss["reason"], miss["model"], miss["tenant"]) == ("prefix", "prefix-100%", "m", "public")
+    assert (hit["layer"], hit["reason"], hit["request_id"]) == ("exact", "hit-exact", "mine")
+    assert miss["ms"] > 0
+    assert (missing["path"], missing["status"], "layer" in missing) == ("/v1/nothing\\x9bhere", 404, False)
+    assert (invalid["layer"], invalid["status"]) == ("refused", 400)
+    text = [record.getMessage() for record in records]
+    assert text[1].startswith("POST /v1/chat/completions 200 exact hit-exact ")
+    assert text[2].startswith("GET /v1/nothing\\x9bhere 404 - - ")
+    assert not any("\x9b" in line or "SECRET" in line for line in text)
+
+
+@pytest.mark.parametrize("settings", [LogSettings(access=False), LogSettings(level="warning")])
+def test_the_access_log_can_be_turned_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: LogSettings
+) -> None:
+    log_to_stderr(settings)
+    with proxied(tmp_path) as url:
+        httpx.post(f"{url}/v1/chat/completions", json=said("q"))
+    assert [record for record in caplog.records if record.name == "kvproxy.access"] == []

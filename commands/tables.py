@@ -95,7 +95,7 @@ def print_table(
         for row in [[column.name for column in chosen], *cells]:
             typer.echo("\t".join(row))
         return
-    hidden = [] if layout.wide or layout.columns else _excess(chosen, cells, console.width)
+    hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
@@ -153,7 +153,7 @@ def _normal(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def _excess(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
+def _columns_to_hide(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
     hidden: list[Column] = []
     shown = list(range(len(columns)))
     for column in reversed([column for column in columns if column.is_optional]):

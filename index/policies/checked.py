@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
-from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
 
 _HOPELESS = 0.55
@@ -29,7 +29,7 @@ class CheckedPolicy:
         self.level = level
         self.floor = floor
         self._verifier = verifier
-        self._guards = tuple(guards)
+        self._guards = (*guards, ADDITIONS) if guards else ()
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 
 PolicyName = Literal["learned", "checked", "threshold"]
 Verdict = Literal[
@@ -46,7 +46,7 @@ _MEANINGS: dict[Verdict, str] = {
     "rejected": "a person rejected it",
     "not compared": "a nearer one decided",
 }
-_DIFFERENCES = {guard.name: guard.difference for guard in GUARDS}
+_DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
 
 
 def meaning_of(verdict: Verdict, guard: str | None) -> str:

@@ -17,7 +17,7 @@ from kvproxy.errors import (
     UpstreamProtocolError,
 )
 from kvproxy.exchange import Exchange
-from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import Verdict
 from kvproxy.index.search.lookup_result import Candidate, Lookup
@@ -68,7 +68,8 @@ REASONS: dict[str, str] = {
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
 } | {
-    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}." for guard in GUARDS
+    f"veto-{guard.name}": f"The guard `{guard.name}` vetoed the nearest question: {guard.difference}."
+    for guard in (*GUARDS, ADDITIONS)
 }  # fmt: skip
 
 _VERDICTS: dict[Verdict, str] = {

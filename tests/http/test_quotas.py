@@ -261,7 +261,7 @@ def test_nothing_under_the_proxys_own_paths_is_forwarded(proxy: Proxy) -> None:
 
 def test_other_limits_hold_from_the_next_request_on() -> None:
     """They are read from the file without a restart; what was used stays used."""
-    quotas = Quotas(Metrics().client_tokens, charge_cached=False)
+    quotas = Quotas(Metrics().count_client_tokens, charge_cached=False)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
     quotas.get(client).take(60)
     more = client.model_copy(update={"requests_per_minute": 6})

@@ -13,12 +13,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.offline.logs import StreamLine
+from tests.offline.logs import Line
 from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 
-def layers(lines: Sequence[StreamLine], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
+def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
     """Requests by who answered them, in front of an upstream that gives the log's answers.
 
     Args:
@@ -51,7 +51,7 @@ def layers(lines: Sequence[StreamLine], data: Path, chance: Callable[[], float] 
     return found
 
 
-def prefix(logs: Sequence[Sequence[StreamLine]], data: Path, num_blocks: int) -> Iterator[tuple[int, int]]:
+def prefix(logs: Sequence[Sequence[Line]], data: Path, num_blocks: int) -> Iterator[tuple[int, int]]:
     """Yield the prompt tokens that the engine reused, and all of them, for each log; each begins with an empty pool."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:

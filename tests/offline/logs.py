@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-StreamLine = dict[str, Any]
+Line = dict[str, Any]
 _WORDS = (
     "block cache prompt engine token answer index model server request prefix chain pool queue memory disk redis"
     " policy guard vector search header stream client tenant upstream journal record batch layer kernel page"
@@ -19,13 +19,13 @@ def words(seed: object, count: int) -> str:
     return " ".join(chance.choice(_WORDS) for _ in range(count))
 
 
-def line(messages: list[StreamLine], answer: str | None = None, **fields: Any) -> StreamLine:
+def line(messages: list[Line], answer: str | None = None, **fields: Any) -> Line:
     """A line of a log."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 1, "temperature": 0, **fields}
     return {"path": "/v1/chat/completions", "body": body} | ({} if answer is None else {"response": answer})
 
 
-def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> list[StreamLine]:
+def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> list[Line]:
     """Conversations of agents under one system prompt, their turns mixed, now and then one asked again.
 
     Args:
@@ -33,8 +33,8 @@ def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> lis
     """
     chance = random.Random(seed)
     system = words("system", 120)
-    histories: list[list[StreamLine]] = [[] for _ in range(conversations)]
-    found: list[StreamLine] = []
+    histories: list[list[Line]] = [[] for _ in range(conversations)]
+    found: list[Line] = []
     while any(len(history) < 2 * turns for history in histories):
         number = chance.choice([n for n, history in enumerate(histories) if len(history) < 2 * turns])
         history = histories[number]
@@ -48,7 +48,7 @@ def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> lis
     return found
 
 
-def write(path: Path, lines: list[StreamLine]) -> Path:
+def write(path: Path, lines: list[Line]) -> Path:
     """A file of JSON lines."""
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     return path

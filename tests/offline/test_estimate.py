@@ -18,11 +18,11 @@ from tests.offline import live, logs
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 
 
-def logged(lines: list[logs.StreamLine]) -> list[LoggedRequest]:
+def logged(lines: list[logs.Line]) -> list[LoggedRequest]:
     return read_log(Path("log"), "".join(json.dumps(each) + "\n" for each in lines), "m").requests
 
 
-def estimated(lines: list[logs.StreamLine], data: Path, sizes: list[int], draws: int = 1) -> Estimate:
+def estimated(lines: list[logs.Line], data: Path, sizes: list[int], draws: int = 1) -> Estimate:
     return asyncio.run(
         estimate(logged(lines), load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws)
     )
@@ -42,7 +42,7 @@ def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reworded() -> list[logs.StreamLine]:
+def reworded() -> list[logs.Line]:
     """Questions and their rewordings, each twice, so that the policy learns and explores."""
     rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:16]]
     pairs = [(row["a"], f"The answer to: {row['a']}") for row in rows] + [
@@ -51,9 +51,7 @@ def reworded() -> list[logs.StreamLine]:
     return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
 
 
-def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(
-    tmp_path: Path, reworded: list[logs.StreamLine]
-) -> None:
+def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: Path, reworded: list[logs.Line]) -> None:
     found = estimated(reworded, tmp_path / "one", [64])
     shown = live.layers(reworded, tmp_path / "two", Random(0).random)
     assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
@@ -61,10 +59,10 @@ def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(
     assert found.similar > 0
 
 
-def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.StreamLine]) -> None:
+def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
     few = reworded[:4] + reworded[16:20]
     requests, settings = logged(few), load_settings(data=tmp_path)
-    replays = [asyncio.run(replay(requests, settings, chance=Random(draw).random)) for draw in range(2)]
+    replays = [asyncio.run(replay(requests, settings, random_number=Random(draw).random)) for draw in range(2)]
     hits = sorted(
         sum(each.exchange is not None and each.exchange.layer == "semantic" for each in one) for one in replays
     )

@@ -6,6 +6,7 @@ Embeddings put `enable 2FA` close to `disable 2FA`, and `version 2` close to `ve
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvproxy.index.policies.guards.added_content import adds_content
 from kvproxy.index.policies.guards.answer_format import form_differs
 from kvproxy.index.policies.guards.exchanged_roles import order_differs
 from kvproxy.index.policies.guards.letter_case import case_differs
@@ -48,3 +49,5 @@ GUARDS = (
     Guard("signs", "other signs or accents", signs_differ),
     Guard("case", "other upper and lower case", case_differs),
 )
+ADDITIONS = Guard("additions", "one asks for more", adds_content)
+"""The guard of `checked` alone: `learned` finds out which additions matter to an answer."""

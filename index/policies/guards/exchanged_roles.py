@@ -25,7 +25,10 @@ _PREPOSITIONS = {
     for word in group.split()
 }  # fmt: skip
 _COORDINATION = frozenset("and or vs versus nor".split())
-_NO_CONTENT = word_lists.FUNCTION_WORDS | _PREPOSITIONS.keys() | _COORDINATION
+_VERBS_OF_REQUESTS = frozenset("tell say explain describe define list give show find help compare write name".split())
+_NO_CONTENT = (word_lists.FUNCTION_WORDS - _VERBS_OF_REQUESTS) | _PREPOSITIONS.keys() | _COORDINATION
+_MUST = re.compile(r"\b(?:have|has|had|needs?) to\b", re.IGNORECASE)
+_AUXILIARY = frozenset("can could will would shall should may might must have has had not".split())
 _BE = frozenset("is are was were be been being am get gets got".split())
 # An infinitive follows `to`.
 _BEFORE_INFINITIVE = frozenset(
@@ -51,10 +54,13 @@ def order_differs(question: str, cached_question: str) -> bool:
     around `and` or `or` may be exchanged.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
-    theirs = _rename(theirs, ours)
-    phrases = _phrases(ours) & _phrases(theirs)
+    names = _common_names(theirs, ours)
+    participles = {token for token in ours if _is_participle(token)}
+    participles |= {names.get(token, token) for token in theirs if _is_participle(token)}
+    theirs = tuple(names.get(token, token) for token in theirs)
+    phrases = {phrase for phrase in _phrases(ours) & _phrases(theirs) if phrase[1] not in participles}
     ours, theirs = _join(ours, phrases), _join(theirs, phrases)
-    one, other = _roles(ours), _roles(theirs)
+    one, other = _roles(ours, participles), _roles(theirs, participles)
     moved = [word for word, roles in one.items() if roles != other.get(word, roles)]
     return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_same_frame(
         ours, theirs
@@ -63,21 +69,17 @@ def order_differs(question: str, cached_question: str) -> bool:
 
 @of_text
 def _tokens(text: str) -> tuple[str, ...]:
-    text = _NAME_A.sub("aa", _OWNER.sub(r"\2 of \1", text)).replace("US", "usa").replace("out of", "from")
+    text = _MUST.sub("must", _NAME_A.sub("aa", _OWNER.sub(r"\2 of \1", text)))
+    text = text.replace("US", "usa").replace("out of", "from")
     found = [token.lower().replace("’", "'") for token in _TOKEN.findall(text)]
     return tuple(token for token in found if token not in _ARTICLES)
 
 
-def _rename(tokens: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Replace words by words of the other text with a common root."""
-    known = set(others)
+def _common_names(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """Map words to words of the other text with a common root."""
     free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
-    return tuple(
-        token
-        if token in known or not _is_content(token)
-        else next((word for word in free if not roots(word).isdisjoint(roots(token))), token)
-        for token in tokens
-    )
+    alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
+    return {token: word for token in alone for word in reversed(free) if not roots(word).isdisjoint(roots(token))}
 
 
 def _is_content(token: str) -> bool:
@@ -98,11 +100,12 @@ def _join(tokens: Sequence[str], phrases: Set[tuple[str, str]]) -> tuple[str, ..
     return tuple(joined)
 
 
-def _roles(tokens: Sequence[str]) -> Mapping[str, frozenset[Role]]:
+def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozenset[Role]]:
     found: dict[str, frozenset[Role]] = {}
     content = before = agent_of = ""
     is_passive = False
-    for place, (previous, token, following) in enumerate(zip((".", *tokens), tokens, (*tokens[1:], "."), strict=False)):
+    for place, (previous, token) in enumerate(pairwise((".", *tokens))):
+        following = next((each for each in tokens[place + 1 :] if each not in _AUXILIARY), ".")
         if _is_content(token):
             roles: set[Role] = set()
             if agent_of:
@@ -112,7 +115,7 @@ def _roles(tokens: Sequence[str]) -> Mapping[str, frozenset[Role]]:
                 roles |= {("left", content)} if content and (_is_content(previous) or before) else set()
             if _is_content(following):
                 # The subject of a passive verb is its object.
-                is_object = is_passive and not before and _is_participle(following, tokens[place + 2 : place + 3])
+                is_object = is_passive and not before and following.split(" ")[0] in participles
                 roles.add(("left" if is_object else "right", following))
             found[token] = found.get(token, frozenset()) | roles
             content = token
@@ -126,8 +129,8 @@ def _roles(tokens: Sequence[str]) -> Mapping[str, frozenset[Role]]:
     return found
 
 
-def _is_participle(token: str, following: Sequence[str]) -> bool:
-    return token.endswith(("ed", "en")) or following == ("by",)
+def _is_participle(token: str) -> bool:
+    return token.endswith(("ed", "en")) and len(token) > 4
 
 
 def _is_infinitive(previous: str, following: str) -> bool:

@@ -1,7 +1,7 @@
-"""Questions about a direction, made from templates that no training and no guard has seen.
+"""Questions about a direction, made from templates that the verifier was not trained on.
 
 `make_swaps()` returns 300 pairs that exchange two names, units, languages, products, or a noun and its adjective, and
-`make_rewordings()` returns 100 pairs that keep the direction. Run as a module, it prints what the default policy serves.
+`make_rewordings()` returns 100 pairs that keep the direction. The second set of templates was written after the guard.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,15 @@ _GROUPS = {
     "place": "the harbour|the city centre|the main station|the old town|the ferry terminal|the university|the stadium|the beach"
     "|the business park|the fish market",
     "team": "Ajax|Porto|Celtic|Benfica|Roma|Lazio|Arsenal|Everton|Napoli|Leeds",
+    "money": "dollars|pesos|rupees|zloty|krone|francs|euros|yen|lira|rand",
+    "os": "Windows|macOS|Ubuntu|Android|iOS|Fedora|ChromeOS|FreeBSD",
+    "lib": "React|Angular|Vue|Svelte|jQuery|Ember|Preact|Solid",
+    "role": "landlord|tenant|employer|employee|teacher|student|doctor|patient|buyer|seller",
+    "firm": "Nestlé|Unilever|Siemens|Bosch|Oracle|SAP|Shell|BP|Sony|Philips",
+    "stuff": "butter|margarine|honey|sugar|yoghurt|cream|milk|oil|flour|starch",
+    "pol": "Merkel|Putin|Blair|Bush|Thatcher|Reagan|Obama|Castro",
+    "time": "CET|PST|GMT|IST|JST|EST",
+    "measure": "bits|bytes|nibbles|kilobytes|words|pages|sectors|blocks",
 }
 
 _SWAPS: tuple[tuple[str, str, str], ...] = (
@@ -63,12 +72,63 @@ _REWORDINGS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def make_swaps() -> list[Pair]:
-    return [pair for group, one, other in _SWAPS for pair in islice(_fill(group, one, other), 30)]
+_SECOND_SWAPS: tuple[tuple[str, str, str], ...] = (
+    ("country", "Can a {0'} citizen retire in {1}?", "Can a {1'} citizen retire in {0}?"),
+    ("country", "Does {0} recognise {1'} university degrees?", "Are {0'} university degrees recognised in {1}?"),
+    ("country", "How long can {0'} tourists stay in {1}?", "How long may {1'} tourists stay in {0}?"),
+    ("money", "I have 100 {0}. How many {1} do I get for them?", "I have 100 {1}. How many {0} do I get for them?"),
+    ("money", "What is the exchange rate from {0} to {1}?", "What is the exchange rate to {0} from {1}?"),
+    ("os", "How do I share files from {0} with a {1} machine?", "How do I share files from {1} with a {0} machine?"),
+    ("os", "Can I run {0} apps on {1}?", "Is it possible to run {1} apps on {0}?"),
+    ("lib", "How do I embed a {0} component in a {1} app?", "How can I embed a {1} component into a {0} app?"),
+    ("lib", "Should I rewrite my {0} code in {1}?", "Should I rewrite my {1} code in {0}?"),
+    ("role", "Can a {0} sue a {1} for damages?", "Can a {1} sue a {0} for damages?"),
+    ("role", "What must a {0} tell a {1}?", "What does a {1} have to tell a {0}?"),
+    ("firm", "Why did {0} sell its shares to {1}?", "Why did {1} sell its shares to {0}?"),
+    ("firm", "How much did {0} pay for {1}?", "How much did {1} pay for {0}?"),
+    ("stuff", "How do I replace {0} with {1} in a cake?", "How do I replace {1} with {0} in a cake?"),
+    ("stuff", "Can I use {0} instead of {1}?", "Can {1} be used instead of {0}?"),
+    ("pol", "What did {0} think about {1}?", "What did {1} think about {0}?"),
+    ("pol", "Which gift did {0} give {1}?", "Which gift did {1} give {0}?"),
+    ("time", "What is 9 am {0} in {1}?", "What is 9 am {1} in {0}?"),
+    ("measure", "How many {0} are there in 8 {1}?", "How many {1} are there in 8 {0}?"),
+    ("measure", "How do I turn {0} into {1}?", "What is the formula for turning {1} into {0}?"),
+)
+
+_SECOND_REWORDINGS: tuple[tuple[str, str, str], ...] = (
+    ("country", "Can a {0'} citizen retire in {1}?", "Can I retire in {1} as a {0'} citizen?"),
+    ("country", "How long can {0'} tourists stay in {1}?", "For how long may {0'} tourists stay in {1}?"),
+    ("country", "Does {1} recognise {0'} university degrees?", "Are {0'} university degrees recognised in {1}?"),
+    ("money", "What is the exchange rate from {0} to {1}?", "What is the {0} to {1} exchange rate?"),
+    ("money", "How do I convert {0} to {1}?", "How can I change {0} into {1}?"),
+    ("os", "Can I run {0} apps on {1}?", "Is it possible to run {0} apps on {1}?"),
+    ("os", "How do I switch from {0} to {1}?", "What should I do to switch to {1} from {0}?"),
+    ("lib", "How do I embed a {0} component in a {1} app?", "In a {1} app, how can I embed a {0} component?"),
+    ("lib", "Should I rewrite my {0} code in {1}?", "Is it a good idea to rewrite my {0} code in {1}?"),
+    ("role", "Can a {0} sue a {1}?", "Can a {1} be sued by a {0}?"),
+    ("firm", "Why did {0} buy shares of {1}?", "For what reason did {0} buy {1} shares?"),
+    ("stuff", "How do I replace {0} with {1} in a cake?", "In a cake, how can I replace {0} with {1}?"),
+    ("stuff", "Can I use {0} instead of {1}?", "Instead of {1}, can I use {0}?"),
+    ("pol", "What did {0} think about {1}?", "What did {0} think of {1}?"),
+    ("time", "What is 9 am {0} in {1}?", "9 am {0} is what time in {1}?"),
+    ("measure", "How many {0} are there in 8 {1}?", "8 {1} are how many {0}?"),
+    ("measure", "How do I turn {0} into {1}?", "How can I convert {0} to {1}?"),
+    ("unit", "Convert 5 {0} into {1}", "How many {1} is 5 {0}?"),
+    ("city", "When does the last bus from {0} to {1} leave?", "When does the last bus leave for {1} from {0}?"),
+    ("language", "How do I translate {0} subtitles into {1}?", "How can {0} subtitles be translated into {1}?"),
+)
 
 
-def make_rewordings() -> list[Pair]:
-    return [pair for group, one, other in _REWORDINGS for pair in islice(_fill(group, one, other), 5)]
+def make_swaps(second: bool = False) -> list[Pair]:
+    return _make(_SECOND_SWAPS if second else _SWAPS, 300)
+
+
+def make_rewordings(second: bool = False) -> list[Pair]:
+    return _make(_SECOND_REWORDINGS if second else _REWORDINGS, 100)
+
+
+def _make(templates: Sequence[tuple[str, str, str]], count: int) -> list[Pair]:
+    return [pair for template in templates for pair in islice(_fill(*template), count // len(templates))]
 
 
 def _fill(group: str, one: str, other: str) -> Iterator[Pair]:

@@ -97,9 +97,12 @@ def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
     assert share_served(policy, REWORDINGS, cosine) >= rewordings
 
 
-def test_no_exchanged_direction_is_served_and_most_kept_ones_are(embedder: Embedder, cosine: Cosine) -> None:
+@pytest.mark.parametrize("second", [False, True])
+def test_no_exchanged_direction_is_served_and_most_kept_ones_are(
+    second: bool, embedder: Embedder, cosine: Cosine
+) -> None:
     policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
-    swaps, kept = make_swaps(), make_rewordings()
+    swaps, kept = make_swaps(second), make_rewordings(second)
     assert (len(swaps), len(kept)) == (300, 100)
     assert share_served(policy, swaps, cosine) == 0
     assert share_served(policy, kept, cosine) >= 0.65

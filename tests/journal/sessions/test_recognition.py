@@ -129,7 +129,7 @@ def test_sessions_are_found_by_request(sessions: Sessions) -> None:
 
 
 def test_cached_and_failed_requests_are_no_turns(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 100, 0, 0, status=500), request(FIRST, 100, 0, 1, collapsed=True))
+    sessions.add(request(FIRST, 100, 0, 0, status=500), request(FIRST, 100, 0, 1, was_collapsed=True))
     assert sessions.list() == []
 
 

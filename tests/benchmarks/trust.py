@@ -1,0 +1,50 @@
+"""Pairs that the policy `checked` serves, beside fixed cosine thresholds: python -m tests.benchmarks.trust
+
+Each set of pairs is in the tests' data or made from templates there. `checked` decides in new namespaces.
+"""
+
+import json
+from pathlib import Path
+
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.open_response_cache import build_policy
+from kvproxy.settings import CacheSettings
+from tests.index.policies.directions import make_rewordings, make_swaps
+from tests.reference.memory_observations import MemoryObservations
+
+DATA = Path(__file__).parents[1] / "index" / "data"
+THRESHOLDS = (0.85, 0.92, 0.95)
+
+
+def read(name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+def main() -> None:
+    embedder = load_embedder()
+    policy = build_policy(CacheSettings(policy="checked"), MemoryObservations(), embedder.name)
+    sets = {
+        "exchanged directions": make_swaps(),
+        "exchanged directions, second set": make_swaps(second=True),
+        "near-misses": read("near_misses"),
+        "opposites, by guard": read("opposites"),
+        "kept directions": make_rewordings(),
+        "kept directions, second set": make_rewordings(second=True),
+        "rewordings": read("rewordings"),
+    }
+    print("| pairs | number | `checked` |", *(f"cosine {each} |" for each in THRESHOLDS))
+    print("|---" * (3 + len(THRESHOLDS)) + "|")
+    for name, pairs in sets.items():
+        one, other = (embedder.embed([pair[side] for pair in pairs]) for side in "ab")
+        cosines = [float(cosine) for cosine in (one * other).sum(axis=1)]
+        served = [
+            policy.decide(pair["a"], [Neighbour(pair["b"], cosine, "a")]).chosen is not None
+            for pair, cosine in zip(pairs, cosines, strict=True)
+        ]
+        shares = [sum(served), *(sum(cosine >= level for cosine in cosines) for level in THRESHOLDS)]
+        print(f"| {name} | {len(pairs)} |", *(f"{count} ({count / len(pairs):.1%}) |" for count in shares), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -109,7 +109,8 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
             if report.written_5m or report.written_1h
             else ""
         )
-        typer.echo(f"{report.prompt_tokens:,} prompt tokens{written}")
+        stored = f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
+        typer.echo(f"{report.prompt_tokens:,} prompt tokens{written}{stored}")
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:

@@ -131,6 +131,7 @@ class Exchange:
         prefix: reuse reported by the backend.
         predicted_tokens: reuse predicted by the upstream's mirror.
         is_engine: the backend is an engine of the operator, which keeps prompts and outputs until it evicts them.
+        block_size: tokens of its blocks; 0 if it is unknown.
         answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
         prefill_seconds: duration of the prefill, reported or measured.
         backend_seconds: seconds until the backend's response is complete.
@@ -166,6 +167,7 @@ class Exchange:
     prefix: PrefixUse | None = None
     predicted_tokens: int | None = None
     is_engine: bool = True
+    block_size: int = 0
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

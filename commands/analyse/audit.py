@@ -13,7 +13,7 @@ from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import JsonObject
-    from kvproxy.offline.audit import AuditedPair
+    from kvproxy.offline.audit import AuditedPair, AuditedResponse
 
 _LISTED_PAIRS = 20
 
@@ -29,6 +29,9 @@ def audit(
     completions: Annotated[
         bool, typer.Option("--completions", help="Use /v1/completions, for models without a chat template.")
     ] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Compare answers after an unchanged and after a changed earlier answer.")
+    ] = False,
     flush: Annotated[bool, typer.Option("--flush", help="Empty the prefix cache before each cold request.")] = False,
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 1,
     model: Annotated[str | None, typer.Option(help="Model of the requests.", show_default="the first listed")] = None,
@@ -39,12 +42,16 @@ def audit(
     Each request is sent twice, greedily. A unique cache_salt makes the first response cold; the engine's report of cached
     tokens proves that the second one is warm. Pairs without this proof are not counted.
 
+    With --history, each first answer is continued twice: as it is, and with other white space and without its reasoning. A
+    proxy with repair_history gives the same second answer.
+
     The exit code is 0 if no response differs, 1 if one differs or nothing is proven.
 
     Example: kvproxy audit http://127.0.0.1:8000 --requests 200
     """
     import asyncio
 
+    from kvproxy.errors import InvalidRequest
     from kvproxy.offline.audit import CHAT, COMPLETIONS, generate_bodies
     from kvproxy.proxy_client.api_paths import credentials
     from kvproxy.proxy_client.client import ProxyClient
@@ -52,15 +59,17 @@ def audit(
     path, headers = COMPLETIONS if completions else CHAT, credentials("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)
     bodies = _read_bodies(file, model, path)[:requests] if file else generate_bodies(requests, model, path, max_tokens)
-    pairs = asyncio.run(_audit(url, bodies, path, headers, concurrency, flush))
-    proven = [pair for pair in pairs if pair.is_proven]
+    if history and completions:
+        raise InvalidRequest("--history compares chats: remove --completions")
+    pairs = asyncio.run(_audit(url, bodies, path, headers, concurrency, flush=flush, histories=history))
+    proven = [pair for pair in pairs if history or pair.is_proven]
     different = [pair for pair in proven if pair.differs_at is not None]
     document, code = _document(pairs, proven, different), 1 if different or not proven else 0
-    return Output(document, lambda: _print(pairs, proven, different), code)
+    return Output(document, lambda: _print(pairs, proven, different, history=history), code)
 
 
 async def _audit(
-    url: str, bodies: "list[JsonObject]", path: str, headers: dict[str, str], concurrency: int, flush: bool
+    url: str, bodies: "list[JsonObject]", path: str, headers: dict[str, str], concurrency: int, **options: bool
 ) -> "list[AuditedPair]":
     import httpx
 
@@ -69,7 +78,7 @@ async def _audit(
     timeout = httpx.Timeout(600.0, connect=3.0)
     async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers) as client:
         with progress_bar("auditing") as progress:
-            return await Auditor(client, flush=flush).run(bodies, path, concurrency, progress)
+            return await Auditor(client, **options).run(bodies, path, concurrency, progress)
 
 
 def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
@@ -83,16 +92,19 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
     return bodies
 
 
-def _print(pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]") -> None:
+def _print(
+    pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]", *, history: bool
+) -> None:
     from kvproxy.index.evaluation.confidence_intervals import wilson
 
+    names = ("original", "changed") if history else ("cold", "warm")
     if different:
         rows = [
             (pair.number, at, _tokens(pair.cold.tokens, at), _tokens(pair.warm.tokens, at))
             for pair in different[:_LISTED_PAIRS]
             if (at := pair.differs_at) is not None
         ]
-        print_table(["Request#", "At token#", "Cold", "Warm"], rows)
+        print_table(["Request#", "At token#", *(name.capitalize() for name in names)], rows)
     if not proven:
         print_note(
             f"no reuse was proven in {len(pairs)} pairs: the engine must report cached tokens (vLLM:"
@@ -101,11 +113,21 @@ def _print(pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "
         return
     low, high = wilson(len(different), len(proven))
     typer.echo(
-        f"{len(different):,} of {len(proven):,} warm responses differ from the cold response"
+        f"{len(different):,} of {len(proven):,} {names[1]} responses differ from the {names[0]} response"
         f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
     )
+    if history:
+        shares = (_reused([pair.cold for pair in pairs]), _reused([pair.warm for pair in pairs]))
+        typer.echo(
+            f"{shares[0]} of the prompt tokens reused after the original answer, {shares[1]} after the changed one"
+        )
     if len(proven) < len(pairs):
         typer.echo(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
+
+
+def _reused(responses: "list[AuditedResponse]") -> str:
+    prompt_tokens = sum(each.prompt_tokens or 0 for each in responses)
+    return percent(sum(each.cached_tokens or 0 for each in responses) / prompt_tokens) if prompt_tokens else "none"
 
 
 def _tokens(tokens: tuple[str, ...], at: int) -> str:

@@ -2,7 +2,7 @@
 
 import typer
 
-from kvproxy.commands.blocks import ls, picture, pin, tiers
+from kvproxy.commands.blocks import ls, picture, pin, tiers, what_if
 
 app = typer.Typer(help="Inspect the prefix cache: blocks, chains, pins and tiers.")
 app.callback(invoke_without_command=True)(picture.picture)
@@ -11,6 +11,7 @@ app.command("queue")(ls.queue)
 app.command("show")(ls.show)
 app.command("chains")(ls.chains)
 app.command("stats")(ls.stats)
+app.command("what-if")(what_if.what_if)
 app.command("pin")(pin.pin)
 app.command("pins")(pin.pins)
 app.command("unpin")(pin.unpin)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
 
 _SIZE = 8
-REASONING_BLOCKS = ("thinking", "redacted_thinking")
+REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 

@@ -102,7 +102,7 @@ class EmbeddedBackend:
                 self.admission.leave()
             await pieces.aclose()  # type: ignore[attr-defined]
 
-        return GeneratedResponse(all_pieces(), first.usage, request.model, echo, close)
+        return GeneratedResponse(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
 
     async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
         """Keep the tokens of a single answer, so that the next turn has the same tokens."""

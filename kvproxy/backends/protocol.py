@@ -24,6 +24,7 @@ class GeneratedResponse:
     Attributes:
         pieces: raises a KvproxyError if the engine fails.
         usage: token counts of the first piece, including the reused tokens of the prompt.
+        block_size: tokens of the engine's blocks.
         echo: the prompt, if the client requested that each completion begins with it.
         close: stops the generation; may be called again.
     """
@@ -32,6 +33,7 @@ class GeneratedResponse:
     usage: Usage
     model: str
     echo: Echo | None = None
+    block_size: int = 0
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
 
 
@@ -43,12 +45,16 @@ class ServingUpstream:
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
         is_engine: an engine that keeps prompts and outputs until it evicts them, and no paid API.
+        block_size: tokens of its blocks; 0 if it is unknown.
+        restores_tokens: the prompt has the tokens that the engine generated for earlier answers.
     """
 
     url: str
     predicted_tokens: int | None
     report_reuse: Callable[[str, int, int], None]
     is_engine: bool = False
+    restores_tokens: bool = False
+    block_size: int = 0
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kvproxy.apis.api_request import ApiRequest, requests_sampling
@@ -26,6 +27,7 @@ from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.journal import PriceSettings
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
@@ -57,6 +59,7 @@ class Answerer:
         comparer: ResponseComparer | None = None,
         journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
+        prices: Mapping[str, PriceSettings] = MappingProxyType({}),
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -73,7 +76,7 @@ class Answerer:
         self._single_flight = SingleFlight(backend, writer)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
-        self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock)
+        self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
 
     @property
     def lookup_counts(self) -> Counter[str]:

@@ -59,6 +59,7 @@ class BackendResponse:
         served_by: the upstream; None for the embedded engine.
         answer_digests: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
+        block_size: tokens of the engine's blocks; 0 if it is unknown.
         started: value of `time.perf_counter`.
     """
 
@@ -76,6 +77,7 @@ class BackendResponse:
     usage: tuple[int, int] | None = None
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
+    block_size: int = 0
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -99,6 +101,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
                 is_private=forbids_storing(reply.headers, request),
                 is_parsed=reply.streams,
                 served_by=reply.served_by,
+                block_size=0 if reply.served_by is None else reply.served_by.block_size,
             )
 
 
@@ -132,8 +135,13 @@ def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> Bac
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     if request.stream:
         headers = [EVENTS, ("cache-control", "no-cache")]
-        return BackendResponse(200, headers, reader.events(reply), reader, reply.close, streams=True, prefix=prefix)
-    return BackendResponse(200, [JSON], reader.body(reply), reader, reply.close, single_chunk=True, prefix=prefix)
+        response = BackendResponse(200, headers, reader.events(reply), reader, reply.close, streams=True, prefix=prefix)
+    else:
+        response = BackendResponse(
+            200, [JSON], reader.body(reply), reader, reply.close, single_chunk=True, prefix=prefix
+        )
+    response.block_size = reply.block_size
+    return response
 
 
 class _GeneratedReader:

@@ -19,10 +19,16 @@ from kvproxy.flow.conversation_digests import (
     conversation_digests,
     conversation_scope,
     digest_of,
+    messages_of,
+    split_thoughts,
+    text_of,
 )
 
 _MAX_BYTES = 64 * 2**20
-_APIS = ("chat", "messages")
+_APIS = ("chat", "messages", "responses")
+_THINKS = ("enabled", "adaptive")
+_CLIENT_FIELDS = ("id", "call_id", MARKER)
+_STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
@@ -36,10 +42,11 @@ class HistoryRepair:
 
     def remember(self, request: ApiRequest, whole: JsonObject) -> None:
         """Keep the answer to a request, by its conversation."""
-        message = answer_message(whole)
-        if message is None or request.api.name not in _APIS:
+        is_response = whole.get("object") == "response"
+        message = {"role": "assistant", "content": whole.get("output")} if is_response else answer_message(whole)
+        if message is None or not _is_whole(request):
             return
-        *_, digest = conversation_digests(request, [*objects(request.body.get("messages")), message])
+        *_, digest = conversation_digests(request, [*messages_of(request.body), message])
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
@@ -47,20 +54,22 @@ class HistoryRepair:
 
         The repaired request has tags that name the kinds of changes.
         """
-        if request.api.name not in _APIS:
+        if not _is_whole(request):
             return request
         kinds: list[str] = []
         body = self._with_tools(request, kinds)
-        messages = objects(body.get("messages"))
-        if messages != body.get("messages"):
+        name = "input" if request.api.name == "responses" else "messages"
+        if isinstance(sent := body.get(name), list) and len(objects(sent)) < len(sent):
             return request
+        messages = messages_of(body)
         restored: list[Json] = []
         for message, digest in zip(messages, conversation_digests(request, messages), strict=True):
             original = self._find(digest) if message.get("role") == "assistant" else None
-            restored.append(message if original is None else _restored(request, message, original, kinds))
+            message = message if original is None else _restored(request, message, original, kinds)
+            restored += objects(message["content"]) if name == "input" else [message]
         if not kinds:
             return request
-        body = {**body, "messages": restored}
+        body = {**body, name: body[name] if isinstance(sent, str) else restored}
         tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(kinds)))
         return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
@@ -96,11 +105,20 @@ class HistoryRepair:
         return as_object(loads(data))
 
 
+def _is_whole(request: ApiRequest) -> bool:
+    """Whether the request has its whole conversation."""
+    return request.api.name in _APIS and not any(request.body.get(name) for name in _STATEFUL)
+
+
 def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
+    sent, known = content_blocks(message.get("content")), content_blocks(original.get("content"))
+    if (thoughts := _thoughts(sent)) and thoughts != _thoughts(known):
+        return message
     if request.api.name == "chat":
         return _restored_message(message, original, kinds)
-    may_think = field(request.body.get("thinking"), "type") in ("enabled", "adaptive")
-    return _restored_blocks(message, original, kinds, may_think=may_think)
+    may_think = request.api.name == "responses" or field(request.body.get("thinking"), "type") in _THINKS
+    known = [block for block in known if not _is_reasoning(block) or (may_think and _is_accepted(block))]
+    return _restored_blocks(message, sent, known, kinds)
 
 
 def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
@@ -110,9 +128,9 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
         restored |= reasoning
         kinds.append("reasoning")
     content, before = message.get("content"), original.get("content")
-    if isinstance(content, str | None) and isinstance(before, str | None) and content != before:
+    if isinstance(content, str | None) and isinstance(before, str | None) and (content or "") != (before or ""):
         restored["content"] = before
-        kinds.append("text")
+        kinds.append(_text_change(message, original))
     calls: list[Json] = []
     for call, known in zip(objects(message.get("tool_calls")), objects(original.get("tool_calls")), strict=False):
         function, arguments = call.get("function"), field(known.get("function"), "arguments")
@@ -123,24 +141,26 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
     return {**restored, "tool_calls": calls} if calls else restored
 
 
-def _restored_blocks(message: JsonObject, original: JsonObject, kinds: list[str], *, may_think: bool) -> JsonObject:
-    sent, known = content_blocks(message.get("content")), objects(original.get("content"))
+def _restored_blocks(
+    message: JsonObject, sent: list[JsonObject], known: list[JsonObject], kinds: list[str]
+) -> JsonObject:
     spoken = [block for block in known if not _is_reasoning(block)]
-    if [block.get("type") for block in sent if not _is_reasoning(block)] != [block.get("type") for block in spoken]:
+    clients = [block for block in sent if not _is_reasoning(block)]
+    if list(map(_kind, clients)) != list(map(_kind, spoken)):
         return message
     source, changes = sent, list[str]()
-    if may_think and len(spoken) < len(known) and not any(map(_is_reasoning, sent)):
+    if len(spoken) < len(known) and len(clients) == len(sent):
         source = known
         changes.append("reasoning")
-    originals, clients = iter(spoken), iter(block for block in sent if not _is_reasoning(block))
+    pairs = zip(spoken, clients, strict=True)
     restored: list[Json] = []
     for block in source:
         if _is_reasoning(block):
             restored.append(block)
             continue
-        block, client = next(originals), next(clients)
+        block, client = next(pairs)
         changes += _differences(client, block)
-        restored.append({**block, **{name: client[name] for name in ("id", MARKER) if name in client}})
+        restored.append({**block, **{name: client[name] for name in _CLIENT_FIELDS if name in client}})
     kinds += changes
     return {**message, "content": restored} if changes else message
 
@@ -149,8 +169,26 @@ def _is_reasoning(block: JsonObject) -> bool:
     return block.get("type") in REASONING_BLOCKS
 
 
+def _is_accepted(reasoning: JsonObject) -> bool:
+    """Whether a backend can read a block or an item of reasoning; it may have deleted one that has only an id."""
+    return reasoning.get("type") != "reasoning" or bool(reasoning.get("encrypted_content") or reasoning.get("content"))
+
+
+def _kind(block: JsonObject) -> Json:
+    return block.get("type", "message")
+
+
 def _differences(client: JsonObject, original: JsonObject) -> list[str]:
-    if client.get("text") != original.get("text"):
-        return ["text"]
+    if text_of([client]) != text_of([original]):
+        return [_text_change(client, original)]
     # The order of an object's fields is a part of the model's prompt.
-    return ["arguments"] if dumps(client.get("input")) != dumps(original.get("input")) else []
+    is_same = all(dumps(client.get(name)) == dumps(original.get(name)) for name in ("input", "arguments"))
+    return [] if is_same else ["arguments"]
+
+
+def _text_change(client: JsonObject, original: JsonObject) -> str:
+    return "reasoning" if _thoughts([original]) and not _thoughts([client]) else "text"
+
+
+def _thoughts(blocks: list[JsonObject]) -> str:
+    return split_thoughts(text_of(blocks))[0]

@@ -6,7 +6,7 @@ A rule allows both for requests to Anthropic's API. The decisions follow from th
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -18,6 +18,7 @@ from kvproxy.flow.breakpoints import last_hour_message
 from kvproxy.flow.conversation_digests import SLOW_BYTES, conversation_digests
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
+from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.pause_policy import (
     HOUR,
@@ -28,6 +29,7 @@ from kvproxy.pause_policy import (
     keep_warm_requests,
     write_for_an_hour,
 )
+from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.token_bucket import TokenBucket
 
 _MAX_SESSIONS = 256
@@ -49,6 +51,7 @@ class _Session:
     """
 
     request: ApiRequest
+    model: str
     used: float
     ended: float
     tokens: int
@@ -67,6 +70,7 @@ class KeepWarm:
 
     Args:
         join: see `SingleFlight.join`.
+        prices: by model, for budgets in money.
         seconds: between two keep-warm requests.
     """
 
@@ -76,18 +80,20 @@ class KeepWarm:
         key: Callable[[ApiRequest], Awaitable[CacheKey]],
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
+        prices: Mapping[str, PriceSettings],
         seconds: float = KEEP_WARM_SECONDS,
     ) -> None:
         self._join = join
         self._key = key
         self._finish = finish
         self._clock = clock
+        self._model_prices = prices
         self.seconds = seconds
         self.pauses = PauseTimes()
         self._prices = CachePrices()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
-        self._budgets: dict[str, TokenBucket] = {}
+        self._budgets: dict[tuple[str, str], TokenBucket] = {}
         self._digests: dict[str, list[bytes]] = {}
         """By the id of requests in flight."""
         self._fixed_models: set[str] = set()
@@ -143,6 +149,7 @@ class KeepWarm:
         hour_tokens = before.hour_tokens if before is not None and is_same else prefix.prompt_tokens
         session = _Session(
             replace(request, body={}),
+            request.model,
             exchange.arrived,
             self._clock(),
             prefix.prompt_tokens,
@@ -184,16 +191,27 @@ class KeepWarm:
         self._remove(session)
 
     def _may_send(self, session: _Session) -> bool:
-        rule = session.request.control.rule
-        if not rule.keep_warm_tokens:
+        """Take the tokens and the money of a request from the budgets of its rule."""
+        rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
+        wanted: list[tuple[TokenBucket, float]] = []
+        if rule.keep_warm_tokens is not None:
+            wanted.append((self._budget(rule.name, "tokens", rule.keep_warm_tokens), session.tokens))
+        if rule.keep_warm_money is not None:
+            # Prices are per million tokens, so the budget counts millionths.
+            units = 0 if price is None else round(rule.keep_warm_money * MILLION)
+            cost = 0.0 if price is None else input_price(price, session.tokens, session.tokens, 0, 0)
+            wanted.append((self._budget(rule.name, "money", units), cost * MILLION))
+        if not wanted or any(budget.level <= 0 for budget, _ in wanted):
             return False
-        budget = self._budgets.get(rule.name)
-        if budget is None or budget.per_minute != -(-rule.keep_warm_tokens // 60):
-            budget = self._budgets[rule.name] = TokenBucket(-(-rule.keep_warm_tokens // 60), self._clock)
-        if budget.level <= 0:
-            return False
-        budget.take(session.tokens)
+        for budget, needed in wanted:
+            budget.take(needed)
         return True
+
+    def _budget(self, rule: str, unit: str, per_hour: int) -> TokenBucket:
+        budget, per_minute = self._budgets.get((rule, unit)), -(-per_hour // 60)
+        if budget is None or budget.per_minute != per_minute:
+            budget = self._budgets[rule, unit] = TokenBucket(per_minute, self._clock)
+        return budget
 
     async def _send(self, session: _Session) -> bool:
         body = await asyncio.to_thread(_shortened, session.request.raw)
@@ -237,7 +255,8 @@ async def _digests(request: ApiRequest) -> list[bytes]:
 
 def _is_followed(request: ApiRequest) -> bool:
     rule = request.control.rule
-    return request.api.name == "messages" and (rule.keep_warm_tokens is not None or rule.breakpoints == "auto")
+    is_kept_warm = rule.keep_warm_tokens is not None or rule.keep_warm_money is not None
+    return request.api.name == "messages" and (is_kept_warm or rule.breakpoints == "auto")
 
 
 def _shortened(raw: bytes) -> JsonObject | None:

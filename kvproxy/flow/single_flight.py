@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import replace
 
 from kvproxy.apis.json import dumps
 from kvproxy.backends.protocol import Backend
@@ -306,9 +307,13 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
         exchange.status = response.status
         # A client that joins late did not wait for the backend from its start.
         exchange.backend_started = max(response.started, exchange.started)
-        exchange.prefix = response.prefix
+        exchange.prefix, exchange.block_size = response.prefix, response.block_size
         if response.served_by is not None:
             exchange.upstream, exchange.is_engine = response.served_by.url, response.served_by.is_engine
+            if response.served_by.restores_tokens and exchange.request is not None:
+                control = exchange.request.control
+                tagged = replace(control, tags=(*control.tags, "repaired:tokens"))
+                exchange.request = replace(exchange.request, control=tagged)
 
 
 def record_end(exchange: Exchange, shared: SharedRequest) -> None:

@@ -13,6 +13,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
+from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.journal.savings import Saving
 from kvproxy.journal.sessions.session_reader import LedgerReport
 from kvproxy.tiers.chunk_store import TierStats
@@ -167,6 +168,14 @@ class Metrics:
             too_high_total="Predictions that were too high.",
             too_low_total="Predictions that were too low.",
         )
+        self._forecasts = self._register(
+            Described(
+                "kvproxy_pool_forecast_hit_rate",
+                "gauge",
+                "Forecast hit rate of the prefix cache, by pool size: half, current, double, quadruple, or unlimited.",
+                ("upstream", "pool"),
+            )
+        )
         self._entries = self._gauge("cache_entries", "Stored responses.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
@@ -290,6 +299,11 @@ class Metrics:
     def set_ledger(self, report: LedgerReport) -> None:
         for row in report.rows:
             self._prompt_tokens.set({"": row.tokens}, row.result)
+
+    def set_forecasts(self, forecasts: Sequence[PoolForecast]) -> None:
+        for found in forecasts:
+            for point in found.points:
+                self._forecasts.set({"": point.hit_rate}, found.engine or "embedded", point.name)
 
     def set_savings(self, savings: Sequence[Saving]) -> None:
         for saving in savings:

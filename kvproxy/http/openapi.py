@@ -113,6 +113,7 @@ _LOG = dict.fromkeys(("layer", "reason", "tenant", "model", "since"), _TEXT)
 _LOG |= {"until": _number(0), "after": _number(0), "judged": _YES}
 _NAME = {"name": _TEXT}
 QUERIES: Mapping[str, Mapping[str, Schema]] = {
+    "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _number(0)},
     "get /admin/blocks/tree": {"parent": _TEXT} | _PAGE,
     "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "leaf": _TEXT, "api": _one_of(*APIS)},
     "delete /admin/blocks/tiers/{name}": {"models": _one_of("own", "others", "all")},

@@ -156,6 +156,7 @@ async def metrics(request: Request) -> Response:
         app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
         app.metrics.set_savings(await asyncio.to_thread(app.answerer.journal.saved))
+        app.metrics.set_forecasts(await app.forecasts())
         app.metrics.set_ledger(await asyncio.to_thread(app.answerer.journal.ledger))
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))

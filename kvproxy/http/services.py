@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from kvproxy.http.connections.request_deadlines import Lifetimes
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
+from kvproxy.journal.pool_forecast import PoolForecast, forecast
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
@@ -73,6 +75,28 @@ class Services:
     def rules(self) -> Rules:
         return Rules(self.settings)
 
+    async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
+        """Forecast other pool sizes of each engine; see `pool_forecast`."""
+        curves = self.answerer.journal.curves()
+        pools: dict[str, int] = {}
+        if curves:
+            with suppress(KvproxyError):
+                figures = await self.prefix.figures()
+                pool = figures.pool
+                pools = {
+                    each.engine: each.num_blocks * each.block_size
+                    for each in figures.reported
+                    if each.num_blocks and each.block_size
+                }
+                if pool.num_blocks and pool.block_size and not figures.engines:
+                    pools[""] = (pool.num_blocks - 1) * pool.block_size
+                    token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
+        seconds = await asyncio.to_thread(self.answerer.journal.prefill_seconds) if curves else None
+        return [
+            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes)
+            for engine, curve in curves.items()
+        ]
+
     async def prepare(self, request: ApiRequest) -> ApiRequest:
         """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
@@ -115,7 +139,9 @@ class Services:
     async def start(self) -> None:
         await self.answerer.backend.start()
         self.tasks.append(asyncio.create_task(self._maintain_periodically()))
-        if any(rule.keep_warm_tokens or rule.breakpoints == "auto" for rule in self.settings.rules):
+        if any(
+            rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
+        ):
             self.tasks.append(asyncio.create_task(self._learn_pauses()))
 
     async def _learn_pauses(self) -> None:
@@ -182,7 +208,10 @@ def build(settings: Settings) -> Services:
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
-    answerer = Answerer(built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish)
+    prices = settings.journal.prices
+    answerer = Answerer(
+        built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
+    )
     return Services(settings, answerer, metrics, built, clients, telemetry)
 
 

@@ -72,6 +72,10 @@ class Journal:
         """Return the curve of hits by pool size of each upstream since the start; "" is the embedded engine."""
         return {}
 
+    def prefill_seconds(self) -> float | None:
+        """Return the mean seconds of prefill of a token; None without enough measurements. Reads the file."""
+        return None
+
     def question(self, number: int) -> str | None:
         """Return the question of a recent record, if it is still in memory."""
         return None
@@ -153,6 +157,11 @@ class FileJournal(Journal):
 
     def curves(self) -> dict[str, LiveCurve]:
         return dict(self._writer.curves)
+
+    def prefill_seconds(self) -> float | None:
+        with contextlib.closing(Reader(self.path)) as reader:
+            costs = [cost.seconds for cost in reader.prefill_costs().values()]
+        return sum(costs) / len(costs) if costs else None
 
     def question(self, number: int) -> str | None:
         return self._writer.questions.get(number)

@@ -12,6 +12,11 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
     return paid / MILLION
 
 
+def storage_price(price: PriceSettings, token_hours: float) -> float:
+    """Price of stored prompt tokens times their hours."""
+    return token_hours * price.storage / MILLION
+
+
 def lost_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
     """Return the price of one token that was not reused, minus the price of its reuse."""
     computed = prompt - reused

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.journal.prefill_cost import PrefillCost
-from kvproxy.journal.prices import MILLION
+from kvproxy.journal.prices import MILLION, storage_price
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
@@ -143,13 +143,15 @@ def savings(
 def _subtract_writes(
     reader: Reader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
-    """Charge the writes to a provider's cache: by layer to `prefix`; tags are not recorded for them."""
+    """Charge the writes to a provider's cache and its storage: by layer to `prefix`; tags are not recorded for them."""
     if by == "tag":
         return
-    for name, model, short, long in SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since):
+    rows = SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since)
+    for name, model, short, long, hours in rows:
         price = price_of(model, prices)
         if price is not None:
             more = (short * (price.of_5m - price.input) + long * (price.of_1h - price.input)) / MILLION
+            more += storage_price(price, hours)
             saving = found.setdefault(name, Saving(name))
             saving.money = (saving.money or 0.0) - more
             saving.least_money = (saving.least_money or 0.0) - more

@@ -8,7 +8,7 @@ from kvproxy.mirror import pool_rows
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirrored_groups import hash_block_size
 from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
-from kvproxy.mirror.prefix_match import MirrorMatch, match_prefix, matched_tokens
+from kvproxy.mirror.prefix_match import MirrorMatch, match_prefix, matched_tokens, tokens_after
 from kvproxy.mirror.stream_status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber
 
@@ -135,6 +135,12 @@ class Mirror:
         ranks = self.state().ranks()
         found = [(rank, match_prefix(pools, prompt, self.hasher)) for rank, pools in ranks.items()]
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
+
+    def tokens_after(self, prompt: HashedPrompt) -> tuple[int, list[list[int]], int] | None:
+        """Return the cached tokens after the cached prefix of a prompt; see `match.tokens_after`."""
+        ranks = self.state().ranks().values()
+        found = [after for pools in ranks if (after := tokens_after(pools, prompt, self.hasher)) is not None]
+        return max(found, default=None, key=lambda after: after[0])
 
     def matched_tokens(self, prompt: HashedPrompt) -> int:
         ranks = self.state().ranks().values()

@@ -19,6 +19,9 @@ from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
+_MAX_CHAINS = 4
+_MAX_CHAIN_TOKENS = 4_096
+
 
 @dataclass(frozen=True, slots=True)
 class MirrorMatch:
@@ -57,6 +60,39 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
         hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
         _divergence(groups[0], prompt.tokens),
     )
+
+
+def tokens_after(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+) -> tuple[int, list[list[int]], int] | None:
+    """Return the length of the cached prefix, the tokens of the cached chains after it, and the block size.
+
+    Each chain continues with its newest blocks. None if the first chain has the rest of the prompt, or if there is none.
+    """
+    groups, _ = make_groups(pools, prompt, hasher)
+    if not groups or isinstance(groups[0], MirroredWindowGroup):
+        return None
+    pool, cached = groups[0].pool, groups[0].cached_blocks
+    start = len(cached) * pool.block_size
+    rest, chains = prompt.tokens[start:], list[list[int]]()
+    children = pool.children(cached[-1].hash if cached else None)
+    for child in sorted(children, key=lambda each: (_shared(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
+        if list(child.tokens[: len(rest)]) == rest:
+            return None
+        chain: list[int] = []
+        block: MirroredBlock | None = child
+        while block is not None and len(block.tokens) == pool.block_size and len(chain) < _MAX_CHAIN_TOKENS:
+            chain += block.tokens
+            block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
+        if chain:
+            chains.append(chain)
+    return (start, chains[::-1], pool.block_size) if chains else None
+
+
+def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
 
 
 def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:

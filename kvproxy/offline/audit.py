@@ -13,6 +13,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_NEXT: JsonObject = {"role": "user", "content": "Say this in other words."}
 _UNCACHED = {"cache-control": "no-cache, no-store"}
 _TOPICS = (
     "how a cache decides what to evict",
@@ -43,7 +44,10 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to one request; `number` counts the requests from 1."""
+    """The cold and the warm response to one request; `number` counts the requests from 1.
+
+    Of histories, `cold` follows the original answer, and `warm` a changed one.
+    """
 
     number: int
     cold: AuditedResponse
@@ -81,11 +85,13 @@ class Auditor:
 
     Args:
         flush: empty the prefix cache before each cold request, for servers without salts.
+        histories: continue each answer, once as it is and once changed as clients change it.
     """
 
-    def __init__(self, client: httpx.AsyncClient, *, flush: bool = False) -> None:
+    def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:
         self._client = client
         self._flush = flush
+        self._histories = histories
 
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
@@ -114,10 +120,17 @@ class Auditor:
         if self._flush:
             await self._post("/reset_prefix_cache", {})
         salted: JsonObject = {**body, "temperature": 0, "stream": False, "cache_salt": uuid.uuid4().hex}
-        cold = await self._ask(path, salted)
-        return AuditedPair(number, cold, await self._ask(path, salted))
+        cold, answer = await self._ask(path, salted)
+        if not self._histories:
+            return AuditedPair(number, cold, (await self._ask(path, salted))[0])
+        # Without reasoning, and with other white space.
+        changed: JsonObject = {"role": "assistant", "content": f"{str(answer.get('content') or '').strip()} \n"}
+        earlier = objects(body.get("messages"))
+        chats: list[JsonObject] = [{**salted, "messages": [*earlier, each, _NEXT]} for each in (answer, changed)]
+        return AuditedPair(number, *[(await self._ask(path, chat))[0] for chat in chats])
 
-    async def _ask(self, path: str, body: JsonObject) -> AuditedResponse:
+    async def _ask(self, path: str, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
+        """Return the response, and its message."""
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
         reply = await self._post(path, scored)
         if reply.status_code in (400, 422):
@@ -132,7 +145,7 @@ class Auditor:
         choice = next(iter(objects(whole.get("choices"))), {})
         reuse = reported_reuse(whole)
         counts = (None, None) if reuse is None else (reuse.prompt_tokens, reuse.cached_tokens)
-        return AuditedResponse(_tokens(choice), *counts)
+        return AuditedResponse(_tokens(choice), *counts), as_object(choice.get("message") or {})
 
     async def _post(self, path: str, body: JsonObject) -> httpx.Response:
         try:

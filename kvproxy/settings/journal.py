@@ -20,6 +20,11 @@ class PriceSettings(Section):
     write_1h: float | None = Field(
         None, ge=0, description="Price of prompt tokens that the provider stores for one hour; by default input."
     )
+    storage: float = Field(
+        0.0,
+        ge=0,
+        description="Price of storing reused prompt tokens for one hour, such as of Gemini's explicit caches.",
+    )
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
     least_cached_tokens: int = Field(1_024, ge=0, description="Length of the shortest prefix that the provider caches.")
     ttl: Seconds = Field(300.0, gt=0, description="Time after which the provider drops an unused prefix.")
@@ -55,8 +60,8 @@ class JournalSettings(Section):
     )
     prices: dict[str, PriceSettings] = Field(
         {},
-        description="Prices by model: tables with input, cached, write_5m, write_1h and output per million tokens, and with"
-        " least_cached_tokens and ttl. Names may contain *; the first match applies.",
+        description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million tokens, and"
+        " with least_cached_tokens and ttl. Names may contain *; the first match applies.",
     )
 
 

@@ -53,6 +53,12 @@ class RuleSettings(Section):
         ge=0,
         description="Tokens that keep-warm requests to /v1/messages may read per hour; by default none are sent.",
     )
+    keep_warm_money: float | None = Field(
+        None,
+        ge=0,
+        description="Money in journal.currency that keep-warm requests may cost per hour, by journal.prices; without a price"
+        " none are sent.",
+    )
     repair_history: bool = Field(
         False,
         description="Restore earlier answers that the client sent back without their reasoning, or in another form.",

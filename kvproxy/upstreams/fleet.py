@@ -155,7 +155,8 @@ class Fleet:
         load = engine.load.add(route.work[engine.url])
         engine.sent += 1
         try:
-            reply = await engine.send(request)
+            sent = await engine.with_generated_tokens(request)
+            reply = await engine.send(sent)
             reply.on_first_chunk.append(load.finish_prefill)
             reply.on_end.append(load.finish)
             if reply.status == 200 and engine is not route.engines[-1]:
@@ -169,7 +170,9 @@ class Fleet:
         if reply.status < 500:
             engine.health.record_success()
         if reply.served_by is None:
-            reply.served_by = engine.serving_upstream(route.predicted.get(engine.url), route.work[engine.url])
+            restored = sent is not request
+            predicted = None if restored else route.predicted.get(engine.url)
+            reply.served_by = engine.serving_upstream(predicted, route.work[engine.url], restored=restored)
         return reply
 
     def _first(self) -> FleetEngine:

@@ -19,6 +19,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.generated_tokens import GeneratedTokens
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.routing import EngineCandidate, Load
 
@@ -86,6 +87,7 @@ class FleetEngine:
         self.load = Load()
         self.sent = 0
         self.mirror = _make_mirror(server)
+        self._generated = None if self.mirror is None else GeneratedTokens(self.client, self.mirror)
         self.reuse: dict[str, ReuseFigures] = {}
         self.llama: LlamaServer | None = None
         self._probe_timeout = routing.health_timeout
@@ -139,6 +141,12 @@ class FleetEngine:
         if self.llama is not None:
             # Another server may start at this URL.
             self.llama.is_identified = False
+
+    async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
+        """Return a request whose earlier answers keep the engine's tokens, if its rule requires it."""
+        if self._generated is None or not request.control.rule.repair_history:
+            return request
+        return await self._generated.restored(request)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         placement = None if self.llama is None else await self.llama.place(request)
@@ -205,12 +213,13 @@ class FleetEngine:
             slots=self.llama.status() if self.llama else None,
         )
 
-    def serving_upstream(self, predicted: int | None, work: int) -> ServingUpstream:
+    def serving_upstream(self, predicted: int | None, work: int, *, restored: bool = False) -> ServingUpstream:
         """Return this engine as the upstream of a request.
 
         Args:
             predicted: prompt tokens that it should reuse.
             work: prompt tokens that it should compute.
+            restored: the prompt has the engine's own tokens of earlier answers.
         """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -223,7 +232,8 @@ class FleetEngine:
         if self._monitor is not None:
             self._monitor.add_computed(work, reported=False)
         is_engine = self.mirror is not None or self._metrics is not None or predicted is not None
-        return ServingUpstream(self.url, predicted, report_reuse, is_engine)
+        block_size = self._metrics[1].block_size if self._metrics is not None else None
+        return ServingUpstream(self.url, predicted, report_reuse, is_engine, restored, block_size or 0)
 
 
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":

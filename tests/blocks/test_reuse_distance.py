@@ -71,16 +71,16 @@ def test_a_bounded_stack_forgets_the_least_recently_used() -> None:
 @settings(max_examples=60, deadline=None)
 @given(PROMPTS)
 def test_a_live_curve_weighs_each_region(prompts: list[tuple[list[int], int, bool]]) -> None:
-    """A region of n KiB counts as n blocks of 1 KiB that are used together."""
+    """A region of n KiB counts as n blocks of 1 KiB, here of 16 tokens, that are used together."""
     curve, blocks, ids = LiveCurve(), LRUCurve(), dict[tuple[int, ...], int]()
     for path, _, _ in prompts:
         prefixes = [tuple(path[: end + 1]) for end in range(len(path))]
         sizes = [1 + token for token in path]
-        curve.add(prefixes, [1024 * end for end in accumulate(sizes)], 256 * sum(sizes))
+        curve.add(prefixes, [1024 * end for end in accumulate(sizes)], 16 * sum(sizes))
         parts = [(*prefix, -1, part) for prefix, size in zip(prefixes, sizes, strict=True) for part in range(size)]
         blocks.add([ids.setdefault(part, len(ids)) for part in parts], len(parts), partial=False)
     if curve.units:
         hits = blocks.hits()
         for size in (1, 2, 4, 8, 16, 32, 64):
             expected = hits[min(size, len(hits) - 1)] * 1024 / curve.units
-            assert curve.hit_rate(256 * size) == pytest.approx(expected)
+            assert curve.hit_rate(16 * size) == pytest.approx(expected)

@@ -120,6 +120,64 @@ def test_reasoning_returns_only_to_requests_that_think() -> None:
     assert block_repair().repair(kept) is kept
 
 
+ITEMS: list[Any] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "e"},
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Let me  see."}],
+    },
+    {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "read", "arguments": ARGUMENTS},
+]
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "text"}
+
+
+def response_repair(output: list[Any]) -> HistoryRepair:
+    history = HistoryRepair()
+    history.remember(request("responses", input="one"), {"object": "response", "output": output})
+    return history
+
+
+def test_items_of_a_response_are_restored_with_the_ids_of_calls_of_the_client() -> None:
+    text = {"role": "assistant", "content": "Let me see."}
+    call = {"type": "function_call", "call_id": "other", "name": "read", "arguments": '{"lines":[1,2],"path":"a.py"}'}
+    output = {**OUTPUT, "call_id": "other"}
+    sent = request("responses", input=[{"role": "user", "content": "one"}, text, call, output])
+    repaired = response_repair(ITEMS).repair(sent)
+    assert repaired.body["input"] == [
+        {"role": "user", "content": "one"}, *ITEMS[:2], {**ITEMS[2], "call_id": "other"}, output
+    ]  # fmt: skip
+    assert kinds(repaired) == ["reasoning", "text", "arguments"]
+
+
+@pytest.mark.parametrize(
+    ("output", "sent", "more"),
+    [
+        (ITEMS, ITEMS, {}),
+        (ITEMS, ITEMS[2:], {}),
+        # The provider may have deleted reasoning that has only an id.
+        ([{**ITEMS[0], "encrypted_content": None}, *ITEMS[1:]], ITEMS[1:], {}),
+        (ITEMS, ITEMS[1:], {"previous_response_id": "resp_1"}),
+    ],
+)
+def test_items_stay_if_nothing_can_be_restored(output: Any, sent: Any, more: Any) -> None:
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}]}
+    unchanged = request("responses", input=[user, *sent, OUTPUT], **more)
+    assert response_repair(output).repair(unchanged) is unchanged
+
+
+@pytest.mark.parametrize("text", ["<think>\nWhy?\n</think>\n\nYes.", "Why?</think>Yes."])
+def test_reasoning_in_the_text_is_restored(text: str) -> None:
+    history = HistoryRepair()
+    history.remember(request("chat", user("one")), {"choices": [{"message": {"role": "assistant", "content": text}}]})
+    repaired = history.repair(request("chat", user("one"), {"role": "assistant", "content": "Yes."}, user("two")))
+    assert repaired.body["messages"][1]["content"] == text  # type: ignore[index,call-overload]
+    assert kinds(repaired) == ["reasoning"]
+    other = request("chat", user("one"), {"role": "assistant", "content": "<think>Other.</think>Yes."}, user("two"))
+    assert history.repair(other) is other
+
+
 def test_tools_return_to_their_first_order() -> None:
     history = HistoryRepair()
     history.repair(request("messages", user("one"), tools=TOOLS))
@@ -163,7 +221,9 @@ def test_random_conversations_return_to_what_the_backend_sent() -> None:
             if "tool_calls" in message:
                 function = {"name": "read", "arguments": json.dumps(json.loads(ARGUMENTS))}
                 message["tool_calls"] = [{**CALL, "function": function}]
-        assert history.repair(request("chat", *changed)).body["messages"] == sent
+        # Providers reject null as a content without calls.
+        expected = [message | {"content": message["content"] or ""} for message in sent]
+        assert history.repair(request("chat", *changed)).body["messages"] == expected
 
 
 RULE = {"name": "agents", "repair_history": True}

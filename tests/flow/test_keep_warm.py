@@ -32,11 +32,11 @@ class Clock:
 
 @contextlib.contextmanager
 def proxied(
-    data: Path, upstream: AnthropicUpstream, *pauses: float, **rule: Any
+    data: Path, upstream: AnthropicUpstream, *pauses: float, journal: Any = None, **rule: Any
 ) -> Iterator[tuple[httpx.Client, Services]]:
     rules = ({"name": "claude", "path": "/v1/messages"} | rule,)
     with run_upstream(upstream.answer) as url:
-        settings = load_settings(data=data, upstream=url, rules=rules, cache={"semantic": False})
+        settings = load_settings(data=data, upstream=url, rules=rules, cache={"semantic": False}, journal=journal or {})
         with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=20) as client:
             times = services.answerer.keep_warm.pauses = PauseTimes(())
             for seconds in pauses:
@@ -107,6 +107,23 @@ def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path) -> None:
             ask(client, f"{number}")
         time.sleep(0.6)
     assert len(pings(upstream)) == 1
+
+
+@pytest.mark.parametrize(
+    ("money", "prices", "sent"), [(0.0005, True, 1), (100, True, 4), (100, False, 0), (0, True, 0)]
+)
+def test_the_budget_may_be_money(tmp_path: Path, money: float, prices: bool, sent: int) -> None:
+    upstream = AnthropicUpstream()
+    journal = {"prices": {"claude*": {"input": 3, "cached": 0.3}} if prices else {}}
+    with proxied(tmp_path, upstream, 400, journal=journal, breakpoints="5m", keep_warm_money=money) as (
+        client,
+        services,
+    ):
+        services.answerer.keep_warm.seconds = 0.1
+        for number in range(4):
+            ask(client, f"{number}")
+        time.sleep(0.6)
+    assert len({body["messages"][0]["content"][0]["text"] for body in pings(upstream)}) == sent
 
 
 def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> None:

@@ -29,6 +29,25 @@ def test_the_strict_embedded_engine_has_no_different_responses(tmp_path_factory:
     assert (told["pairs"], told["proven"], told["flips"], done.returncode) == (2, 2, 0, 0)
 
 
+@pytest.mark.parametrize("repairs", [True, False])
+def test_repaired_histories_have_the_answers_of_the_original(
+    repairs: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = load_settings(
+        data=tmp_path_factory.mktemp("history"),
+        engine={"num_blocks": 256, "max_num_batched_tokens": 64, "batch_invariant": True},
+        cache={"semantic": False},
+        rules=({"name": "agents", "repair_history": repairs},),
+    )
+    with run_proxy(settings) as (url, _):
+        done = kvproxy("audit", url, "--history", "--requests", 6, "--max-tokens", 12, "--json")
+        shown = kvproxy("audit", url, "--history", "--requests", 1, "--max-tokens", 4).stdout
+    told = json.loads(done.stdout)
+    assert told["proven"] == 6
+    assert (told["flips"] == 0) is repairs
+    assert "1 changed responses differ from the original response" in shown
+
+
 def test_requests_of_a_file_are_sent(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("audit") / "prompts.txt"
     file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(2)))

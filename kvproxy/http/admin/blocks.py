@@ -12,6 +12,7 @@ from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import flat_content, flat_fields, number, read_request, reply, seconds
 from kvproxy.http.services import services
+from kvproxy.units import parse_bytes
 
 _MOST_WAYS = 50
 """Each chain requires a text, which an upstream may have to decode."""
@@ -36,6 +37,24 @@ async def stats(request: Request) -> Response:
     """Return statistics of the prefix cache."""
     figures = asdict(await services(request).prefix.figures())
     return reply({**figures.pop("pool"), **figures})
+
+
+async def what_if(request: Request) -> Response:
+    """Forecast the hit rates of other pool sizes, and of a `tier` of a size such as 64GiB, for each engine.
+
+    `bytes_per_token` is the size of a token's keys and values; the embedded engine knows it.
+    """
+    query = request.query_params
+    token_bytes = query.get("bytes_per_token")
+    try:
+        tier_bytes = parse_bytes(query.get("tier", "64GiB"))
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="tier") from None
+    return reply(
+        await services(request).forecasts(
+            None if token_bytes is None else number(token_bytes, "bytes_per_token"), tier_bytes
+        )
+    )
 
 
 async def chains(request: Request) -> Response:
@@ -136,6 +155,7 @@ ROUTES = [
     Route("/blocks/chains", chains, methods=["GET"]),
     Route("/blocks/map", map, methods=["GET"]),
     Route("/blocks/tree", tree, methods=["GET"]),
+    Route("/blocks/what-if", what_if, methods=["GET"]),
     Route("/blocks/stats", stats, methods=["GET"]),
     Route("/blocks/reset", reset, methods=["POST"]),
     Route("/blocks/{id}", show, methods=["GET"]),

@@ -15,8 +15,10 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes of a loss, and their sentences."""
+STORED = "stored"
+"""Sums of reused tokens times the hours since their last use."""
 _BLOCK = 16
-"""Tokens that a partial block at the end of a prefix may have."""
+"""Tokens of a block, if the backend does not report them. A partial block at the end of a prefix is not cached."""
 _PROVIDER_BLOCK = 128
 """OpenAI caches multiples of this."""
 _ESTIMATE_ERROR = 0.125
@@ -38,6 +40,7 @@ class EarlierPrefix:
         diverges: a provider stores prefixes at breakpoints only, and the prompt changed before the next one.
         minimum: fewest tokens that the provider stores; 0 for an engine.
         repeated: tokens after the prefix that the earlier prompt had, too.
+        block: tokens of the engine's blocks.
     """
 
     tokens: int = 0
@@ -50,6 +53,7 @@ class EarlierPrefix:
     diverges: bool = False
     minimum: int = 0
     repeated: int = 0
+    block: int = 0
 
 
 def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
@@ -73,7 +77,7 @@ def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix
 
 
 def _slack(reused: int, known: int, earlier: EarlierPrefix) -> int:
-    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else _BLOCK
+    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(_BLOCK, earlier.block)
     return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvproxy.errors import NotFound
-from kvproxy.journal.prices import MILLION, input_price, lost_price
+from kvproxy.journal.prices import MILLION, input_price, lost_price, storage_price
 from kvproxy.journal.reader import Reader
-from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.journal.sessions.ledger import CAUSES, STORED
 from kvproxy.settings.journal import PriceSettings, price_of
 
 _TURNS = (
@@ -72,6 +72,7 @@ class Turn:
             return self
         written = (self.written_5m or 0, self.written_1h or 0)
         paid = input_price(price, self.prompt_tokens, self.reused_tokens or 0, *written)
+        paid += storage_price(price, (self.reused_tokens or 0) * (self.pause or 0.0) / 3_600)
         return replace(self, cost=paid + (self.completion_tokens or 0) * price.output / MILLION)
 
 
@@ -129,13 +130,18 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """The results of all prompt tokens; they add up to `prompt_tokens`."""
+    """The results of all prompt tokens; they add up to `prompt_tokens`.
+
+    Attributes:
+        storage: price of stored tokens.
+    """
 
     prompt_tokens: int
     written_5m: int
     written_1h: int
     rows: list[LedgerRow]
     currency: str
+    storage: float = 0.0
 
 
 class SessionReader:
@@ -227,17 +233,12 @@ class SessionReader:
             models.setdefault(model, Counter())[result] = tokens
         return ledger_of(models, self._prices, currency)
 
-    def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int]]:
-        """Return group, model, and the tokens that providers stored for five minutes and for one hour."""
-        sql = (
-            f"select {by}, model, sum(tokens * (result = 'written_5m')), sum(tokens * (result = 'written_1h'))"
-            " from prompt_tokens where day >= ? and result like 'written%' group by 1, 2"
-        )
-        return (
-            [(row[0], row[1], row[2], row[3]) for row in self._reader.rows(sql, [since or ""])]
-            if self._has_turns
-            else []
-        )
+    def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
+        """Return group, model, tokens stored for five minutes and for one hour, and stored tokens times hours."""
+        sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in ("written_5m", "written_1h", STORED))
+        sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? group by 1, 2"
+        rows = self._reader.rows(sql, [since or ""]) if self._has_turns else []
+        return [(name, model, short, long, hours) for name, model, short, long, hours in rows if short or long or hours]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
         rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []
@@ -277,7 +278,8 @@ def tree(turns: Sequence[Turn]) -> list[TreeRow]:
 def ledger_of(
     models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
 ) -> LedgerReport:
-    """Sum tokens by model and result: `reused`, causes of losses, `written_5m` and `written_1h`."""
+    """Sum tokens by model and result: `reused`, causes of losses, `written_5m`, `written_1h` and `stored`."""
+    storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}
     for model, found in models.items():
@@ -287,6 +289,7 @@ def ledger_of(
             continue
         counts = Counter(found)
         total = sum(counts[result] for result in ("reused", *CAUSES))
+        storage += storage_price(price, counts[STORED])
         above = lost_price(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
         for cause in set(CAUSES) - {"new"}:
             costs[cause] = costs.get(cause, 0.0) + above * counts[cause]
@@ -296,7 +299,7 @@ def ledger_of(
         for result in ("reused", *CAUSES)
         if tokens[result]
     ]
-    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency)
+    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage)
 
 
 def session_of(turns: Sequence[Turn]) -> Session:

@@ -16,7 +16,7 @@ from kvproxy.journal.cache_history import History
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses
+from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, losses
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.journal.sessions.session_matching import KnownPrefix, KnownTurn, RegionContents, SessionIndex
 from kvproxy.journal.string_ids import StringIds
@@ -136,9 +136,9 @@ class TurnWriter:
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
         self._insert(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
-        self._sum(
-            record, {"reused": record.reused_tokens, "written_5m": use.written_5m, "written_1h": use.written_1h, **lost}
-        )
+        written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
+        stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
+        self._sum(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
         if record.tags == KEEP_WARM_TAG and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time
@@ -202,6 +202,7 @@ class TurnWriter:
             and turn.end != chain.prefixes[known.regions - 1],
             minimum=minimum,
             repeated=repeated,
+            block=exchange.block_size,
         ), region
 
     def _change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _Change:

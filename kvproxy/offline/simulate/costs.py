@@ -1,6 +1,7 @@
 """Time and money of a pool and its tiers: bytes of a token by model, transfers, and recomputation."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +38,18 @@ class KVSize:
 
 def kv_size(model: str) -> KVSize:
     """Read config.json of a folder, or of a model on Hugging Face. Raises TraceError."""
+    import httpx
+
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
     try:
-        if not path.is_file():
-            from huggingface_hub import hf_hub_download
-
-            path = Path(hf_hub_download(model, "config.json"))
-        config: dict[str, Any] = json.loads(path.read_text())
+        if path.is_file():
+            text = path.read_text()
+        else:
+            url = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{model}/resolve/main/config.json"
+            text = httpx.get(url, follow_redirects=True, timeout=30).raise_for_status().text
+        config: dict[str, Any] = json.loads(text)
         return _kv_size(config.get("text_config") or config)
-    except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(
             f"cannot read config.json of {model} ({error!r}): use the folder of a transformers model, or --bytes-per-token"
         ) from None

@@ -2,8 +2,10 @@
 
 python -m tests.journal.sessions.injected_losses provider [--count 1000] [--seed 0]
 python -m tests.journal.sessions.injected_losses engine [--count 1000] [--seed 0]
+python -m tests.journal.sessions.injected_losses http://127.0.0.1:8000 [--count 1000] [--seed 0]
 
-`provider` is two upstreams that bill like Anthropic, `engine` the embedded engine with the demonstration model.
+`provider` is two upstreams that bill like Anthropic, `engine` the embedded engine with the demonstration model. A URL is a real
+vLLM with this model, the name `demo`, VLLM_SERVER_DEV_MODE=1, and --enable-prompt-tokens-details.
 """
 
 import argparse
@@ -216,10 +218,14 @@ class _ProviderChat:
             block["text"] = block["text"].replace(" ", "  ", 3) + " "
 
 
-def run_engine(count: int, seed: int) -> Result:
+def run_engine(count: int, seed: int, vllm: str | None = None) -> Result:
     texts, result = Texts(seed), Result()
-    with proxy(model="demo", engine={"num_blocks": 512}) as served:
-        number = 0
+    settings: dict[str, Any] = {"upstream": vllm} if vllm else {"model": "demo", "engine": {"num_blocks": 512}}
+    with proxy(**settings) as served:
+        number, block = 0, 16
+        if vllm:
+            until(lambda: served.client.get("/admin/upstreams").json()[0]["metrics"] is not None)
+            block = served.client.get("/admin/upstreams").json()[0]["metrics"]["block_size"]
         while result.trials.total() < count:
             cause = ENGINE[number % len(ENGINE)]
             number += 1
@@ -238,17 +244,24 @@ def run_engine(count: int, seed: int) -> Result:
                 messages[place]["content"] = " ".join(["Changed", *words[1:]])
             elif cause == "evicted":
                 # A request that just ended may still hold blocks.
-                until(lambda: served.client.post("/admin/blocks/reset").json()["reset"])
+                until(lambda: _reset(served, vllm))
             _ask(served, messages, sampled=False)
             turns = served.turns(earlier + 1)
             if cause == "retokenised":
                 before, last = turns[-2:]
                 end = before.prompt_tokens + (before.completion_tokens or 0)
                 # Most answers have the same tokens again.
-                cause = "retokenised" if end - (last.reused_tokens or 0) > 32 else ""
+                cause = "retokenised" if (end - 1) // block * block > (last.reused_tokens or 0) else ""
             if cause:
                 result.add(cause, turns)
     return result
+
+
+def _reset(served: Proxy, vllm: str | None) -> bool:
+    if vllm is None:
+        return bool(served.client.post("/admin/blocks/reset").json()["reset"])
+    reply = httpx.post(f"{vllm}/reset_prefix_cache").raise_for_status()
+    return not reply.content or reply.json().get("success") is not False
 
 
 def _ask(served: Proxy, messages: list[dict[str, Any]], *, sampled: bool) -> dict[str, Any]:
@@ -262,11 +275,15 @@ def _ask(served: Proxy, messages: list[dict[str, Any]], *, sampled: bool) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backend", choices=("provider", "engine"))
+    parser.add_argument("backend", help="provider, engine, or the URL of a vLLM")
     parser.add_argument("--count", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print((run_provider if given.backend == "provider" else run_engine)(given.count, given.seed))
+    if given.backend == "provider":
+        print(run_provider(given.count, given.seed))
+    else:
+        vllm = None if given.backend == "engine" else given.backend
+        print(run_engine(given.count, given.seed, vllm))
 
 
 if __name__ == "__main__":

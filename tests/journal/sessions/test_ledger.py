@@ -176,6 +176,24 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     sessions.close()
 
 
+def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> None:
+    price = PriceSettings(input=1.25, cached=0.125, storage=4.5, output=10)
+    sessions = Sessions(tmp_path, m=price)
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, completion=0, **provider()),
+        request(SECOND, 10_200, 10_000, 1_801, completion=0, **provider()),
+    )
+    session, report = sessions.list()[0], sessions.reader().ledger("USD")
+    hours = session.longest_pause / 3_600
+    assert hours == pytest.approx(0.5, rel=0.01)
+    assert report.storage == pytest.approx(10_000 * hours * 4.5 / 1e6, abs=4.5e-6)
+    assert session.cost == pytest.approx((10_200 * 1.25 + 10_000 * (0.125 + hours * 4.5)) / 1e6)
+    with closing(Reader(sessions.path)) as reader:
+        (row,) = savings(reader, "model", {"m": price})
+    assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
+    sessions.close()
+
+
 def test_a_journal_without_turns_is_extended(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path / "journal.db", JournalSettings())
     journal._connection.execute("drop table turns")

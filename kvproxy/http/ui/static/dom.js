@@ -26,6 +26,14 @@ export function fill(node, ...children) {
   return node;
 }
 
+/** An element of an SVG picture. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
 /** A button. */
 export function button(text, onclick, props = {}) {
   return h("button", { type: "button", onclick, ...props }, text);

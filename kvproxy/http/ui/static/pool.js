@@ -1,8 +1,8 @@
 // The prefix cache: its pool as a map, its chains as a tree, its blocks in the order of their eviction.
 
 import { Blocks, brief, nameOf, showBlock } from "./blocks.js";
-import { facts, fill, h, section, table, tabs } from "./dom.js";
-import { bytes, count, duration, line, percent } from "./format.js";
+import { facts, fill, h, section, svg, table, tabs } from "./dom.js";
+import { bytes, count, duration, line, percent, short } from "./format.js";
 import { Grid } from "./grid.js";
 import { PoolMap, painting, stateOf } from "./map.js";
 import { ChainTree } from "./tree.js";
@@ -10,6 +10,7 @@ import { ChainTree } from "./tree.js";
 const PARTS = [["map", "Map"], ["chains", "Chains"], ["queue", "Eviction order"]];
 const COLOURS = [["state", "state"], ["age", "age"], ["tenant", "tenant"]];
 const LOOK = 2; // Seconds between two looks at the pool.
+const FORECAST = 30; // Seconds between two forecasts.
 
 /** The view. */
 export function pool(root, params, { api, signal, remember }) {
@@ -122,7 +123,12 @@ export function pool(root, params, { api, signal, remember }) {
     if (opened !== null && failed) open(opened);
   }
 
+  async function forecast() {
+    fill(outlook, ((await api.find("blocks/what-if", {}, signal)) ?? []).map(forecastOf));
+  }
+
   const beyond = h("div");
+  const outlook = h("div");
   const order = h("p", { class: "note" });
   const colours = tabs("Colour by", COLOURS, by, (value) => { by = value; draw(); });
   const panes = {
@@ -140,10 +146,11 @@ export function pool(root, params, { api, signal, remember }) {
   }
   const body = h("div", { class: "poolbody" }, h("div", { class: "filters" }, tabs("Parts", PARTS, part, turn)),
     h("div", { class: "split" }, h("div", { class: "panes" }, Object.values(panes)), beside));
-  root.append(h("h1", { class: "unseen" }, "Pool"), figures, body, beyond);
+  root.append(h("h1", { class: "unseen" }, "Pool"), figures, body, beyond, outlook);
   turn(part in panes ? part : "map");
   window.addEventListener("theme", draw, { signal });
   api.poll(load, LOOK, signal);
+  api.poll(forecast, FORECAST, signal);
   return { escape: close };
 }
 
@@ -165,4 +172,24 @@ function tiersOf(tiers) {
   const rows = tiers.map((tier) => names.map((name) => shown(name, tier[name])));
   return section("Tiers", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Tiers" },
     table("Tiers", names.map((name) => [name.replaceAll("_", " "), typeof tiers[0][name] === "number" ? "number" : ""]), rows)));
+}
+
+/** The hit rate of other pools, as a chart and in words. */
+function forecastOf({ engine, requests, pool_tokens: size, points, chart }) {
+  const [width, height, left] = [600, 160, 40];
+  const x = (tokens) => left + ((width - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
+  const y = (rate) => 8 + (height - 28) * (1 - rate);
+  const path = chart.map(([tokens, rate], place) => `${place ? "L" : "M"}${x(tokens).toFixed(1)} ${y(rate).toFixed(1)}`).join("");
+  const marks = [0, 0.5, 1].map((rate) => svg("text", { x: left - 6, y: y(rate) + 4, "text-anchor": "end" }, percent(rate)));
+  const sizes = chart.filter((_, place) => place % 5 === 0).map(([tokens]) => svg("text", { x: x(tokens), y: height - 2, "text-anchor": "middle" }, short(tokens)));
+  const now = size === null ? null : svg("line", { class: "now", x1: x(size), x2: x(size), y1: y(1), y2: y(0) });
+  const rate = points.find((point) => point.name === "current")?.hit_rate ?? null;
+  const rows = points.map((point) => [point.name, point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),
+    rate === null ? "–" : `${point.hit_rate < rate ? "−" : "+"}${Math.abs(100 * (point.hit_rate - rate)).toFixed(1)}`,
+    point.ttft_ms === null ? "–" : `${point.ttft_ms < 0 ? "−" : "+"}${count(Math.round(Math.abs(point.ttft_ms)))} ms`]);
+  return section(`What if ${engine || "the pool"} had another size, by ${count(requests)} requests since the start`,
+    svg("svg", { class: "forecast", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Hit rate by tokens in the pool" },
+      svg("path", { d: path }), now, ...marks, ...sizes),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Forecasts" },
+      table("Forecasts", [["pool", ""], ["tokens", "number"], ["hit rate", "number"], ["points", "number"], ["TTFT", "number"]], rows)));
 }

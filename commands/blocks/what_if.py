@@ -1,0 +1,53 @@
+"""kvproxy blocks what-if"""
+
+from typing import Annotated, Any
+
+import typer
+
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import percent
+from kvproxy.commands.options import ProxyOptions, size_option
+from kvproxy.commands.output import Output
+from kvproxy.commands.tables import print_table
+
+_NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
+
+
+@command
+def what_if(
+    *,
+    tier: Annotated[float, size_option(help="Size of a tier in host memory.")] = 64 * 2**30,
+    bytes_per_token: Annotated[
+        int | None, typer.Option(help="KV bytes of a token, for the tier of an upstream.", min=1)
+    ] = None,
+    proxy: ProxyOptions,
+) -> Output:
+    """Forecast the hit rates of other pool sizes.
+
+    The proxy computes them from its own prompts since its start, for each engine. Changes of the mean time to the first token
+    use the measured prefill time.
+
+    Example: kvproxy blocks what-if --tier 128GiB
+    """
+    query: dict[str, Any] = {"tier": tier}
+    if bytes_per_token is not None:
+        query["bytes_per_token"] = bytes_per_token
+    found = proxy.client().get("/admin/blocks/what-if", **query)
+    return Output(found, lambda: _print(found))
+
+
+def _print(forecasts: list[dict[str, Any]]) -> None:
+    if not forecasts:
+        typer.echo("no prompt has reached an engine since the start")
+    for each in forecasts:
+        current = next((point["hit_rate"] for point in each["points"] if point["name"] == "current"), None)
+        typer.echo(
+            f"{each['engine'] or 'embedded engine'}: {each['requests']:,} requests, {each['prompt_tokens']:,} tokens"
+        )
+        rows = []
+        for point in each["points"]:
+            gain = None if current is None else f"{100 * (point['hit_rate'] - current):+.1f}"
+            change = None if point["ttft_ms"] is None else f"{point['ttft_ms']:+,.0f} ms"
+            name = _NAMES.get(point["name"], f"{point['name']} pool" if point["name"] != "tier" else "a host tier")
+            rows.append((name, point["pool_tokens"], percent(point["hit_rate"]), gain, change))
+        print_table(("Pool", "Tokens#?", "Hit rate#", "Points#?", "TTFT#?"), rows)

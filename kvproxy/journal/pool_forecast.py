@@ -1,0 +1,85 @@
+"""Hit rates and times of a pool of another size, or with a tier, forecast from the prompts since the start."""
+
+from dataclasses import dataclass
+
+from kvproxy.blocks.reuse_distance import LiveCurve
+
+_FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
+_LARGEST = 1e12
+"""Tokens of a pool without a limit."""
+_CHART_STEPS = 16
+_TIER_BYTES_PER_SECOND = 20 * 2**30
+"""Of host memory behind PCIe 4.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastPoint:
+    """A pool and its forecast.
+
+    Attributes:
+        name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.
+        pool_tokens: None if the pool has no limit.
+        hit_rate: share of the prompts that the pool, and the tier, have.
+        ttft_ms: change of the mean time to the first token from that of the current pool; None if unknown.
+    """
+
+    name: str
+    pool_tokens: int | None
+    hit_rate: float
+    ttft_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolForecast:
+    """The forecast for an engine.
+
+    Attributes:
+        engine: URL of the upstream; empty for the embedded engine.
+        requests, prompt_tokens: number of prompts since the start, and their tokens.
+        pool_tokens: size of the pool; None if the engine does not report it.
+        points: forecasts; only `unlimited` if the size is unknown.
+        chart: sizes in tokens from the longest prompt on, and their hit rates.
+    """
+
+    engine: str
+    requests: int
+    prompt_tokens: int
+    pool_tokens: int | None
+    points: list[ForecastPoint]
+    chart: list[tuple[int, float]]
+
+
+def forecast(
+    engine: str,
+    curve: LiveCurve,
+    pool_tokens: int | None,
+    token_seconds: float | None,
+    token_bytes: float | None = None,
+    tier_bytes: float | None = None,
+) -> PoolForecast:
+    """Forecast the pools of an engine.
+
+    Args:
+        token_seconds: prefill time of a token; None if unknown.
+        token_bytes, tier_bytes: KV bytes of a token, and of a tier in host memory; None omits the tier.
+    """
+    mean_tokens = curve.tokens / max(1, curve.requests)
+    current = None if pool_tokens is None else curve.hit_rate(pool_tokens)
+
+    def point(name: str, size: float | None, transfer_seconds: float = 0.0) -> ForecastPoint:
+        rate = curve.hit_rate(_LARGEST if size is None else size)
+        change = None
+        if current is not None and token_seconds is not None:
+            rate = max(rate, current) if name == "tier" else rate
+            change = 1000 * mean_tokens * (current - rate) * max(0.0, token_seconds - transfer_seconds)
+        return ForecastPoint(name, None if size is None else round(size), rate, change)
+
+    points = [] if pool_tokens is None else [point(name, each * pool_tokens) for name, each in _FACTORS.items()]
+    points.append(point("unlimited", None))
+    if token_bytes and tier_bytes:
+        points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
+    # A pool that is smaller than the longest prompt refuses it.
+    chart = [
+        (size, curve.hit_rate(size)) for step in range(_CHART_STEPS) for size in (max(1, curve.longest) * 2**step,)
+    ]
+    return PoolForecast(engine, curve.requests, curve.tokens, pool_tokens, points, chart)

@@ -1,0 +1,152 @@
+"""Keeps the tokens that vLLM generated in the prompts of later turns.
+
+The text of an answer may have other tokens than the engine generated, and then the engine reuses nothing after them. The mirror
+has the cached tokens after the first difference. If they have the same text, they replace the tokens of the text.
+
+vLLM renders the request itself (`/render` with `--enable-scale-out`), so the prompt is the same. It takes the tokens in
+`kv_transfer_params.prompt_token_ids`, and still applies its parsers of reasoning and tool calls.
+"""
+
+import logging
+import time
+from array import array
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import Json, JsonObject, dumps, field
+from kvproxy.errors import KvproxyError
+from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.prefix_match import compute_hashes
+from kvproxy.upstreams.client import UpstreamClient
+
+if TYPE_CHECKING:
+    from kvproxy.mirror.mirror import Mirror
+
+_APIS = ("chat", "messages")
+_PARAMETERS = "kv_transfer_params"
+_SECONDS = 5.0
+_RETRY_SECONDS = 60.0
+"""Pause after an error, such as of a server without the route."""
+_MAX_ANSWERS = 8
+"""Differences that are repaired in one request."""
+_MAX_PREFIXES = 128
+_INCOMPLETE = "\ufffd"
+"""Decoded from the beginning of a character."""
+_log = logging.getLogger("kvproxy")
+
+
+class GeneratedTokens:
+    """Prompts of one engine with generated tokens."""
+
+    def __init__(self, client: UpstreamClient, mirror: "Mirror") -> None:
+        self._client = client
+        self._mirror = mirror
+        self._prefixes: OrderedDict[int, array[int]] = OrderedDict()
+        """Restored prefixes, by the hash of the last block of the same prefix without generated tokens."""
+        self._next_try = 0.0
+
+    async def restored(self, request: ApiRequest) -> ApiRequest:
+        """Return a chat request with its prompt's tokens; the request itself if the tokens of its text are cached."""
+        if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
+            return request
+        try:
+            tokens = await self._restored_tokens(request)
+        except (KvproxyError, ValueError) as error:
+            self._next_try = time.monotonic() + _RETRY_SECONDS
+            _log.warning("%s: the tokens of earlier answers are not restored: %s", self._client.url, error)
+            return request
+        if tokens is None:
+            return request
+        body: JsonObject = {**request.body, _PARAMETERS: {"prompt_token_ids": list[Json](tokens)}}
+        return replace(request, body=body, raw=dumps(body))
+
+    async def _restored_tokens(self, request: ApiRequest) -> list[int] | None:
+        salt = request.body.get("cache_salt")
+        rendered = await self._post(f"{request.api.path}/render", request.body, request)
+        plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=salt if isinstance(salt, str) else None)
+        await compute_hashes(plain, [self._mirror])
+        prompt = HashedPrompt(self._with_known_prefix(plain), salt=plain.salt)
+        for _ in range(_MAX_ANSWERS):
+            await compute_hashes(prompt, [self._mirror])
+            following = self._mirror.tokens_after(prompt)
+            spliced = None if following is None else await self._spliced(prompt.tokens, *following, request)
+            if spliced is None:
+                break
+            prompt = HashedPrompt(spliced, salt=prompt.salt)
+        if prompt.tokens == plain.tokens:
+            return None
+        self._keep_prefix(plain, prompt.tokens)
+        return prompt.tokens
+
+    def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
+        for hasher, size in self._mirror.hash_schemes():
+            numbers = plain.block_hashes(hasher, size).numbers
+            for index in reversed(range(len(numbers))):
+                if (known := self._prefixes.pop(numbers[index], None)) is not None:
+                    self._prefixes[numbers[index]] = known
+                    return [*known, *plain.tokens[(index + 1) * size :]]
+        return plain.tokens
+
+    def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
+        """Keep the tokens up to the first block after which both prompts are the same."""
+        pairs = zip(reversed(plain.tokens), reversed(tokens), strict=False)
+        same = next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
+        for hasher, size in self._mirror.hash_schemes():
+            numbers, last = plain.block_hashes(hasher, size).numbers, (len(plain.tokens) - same - 1) // size
+            if last < len(numbers):
+                rest = len(plain.tokens) - (last + 1) * size
+                self._prefixes[numbers[last]] = array("I", tokens[: len(tokens) - rest])
+        while len(self._prefixes) > _MAX_PREFIXES:
+            self._prefixes.popitem(last=False)
+
+    async def _spliced(
+        self, tokens: list[int], start: int, chains: list[list[int]], size: int, request: ApiRequest
+    ) -> list[int] | None:
+        """Return the tokens with the longest chain after `start` that has the same text; None without one."""
+        text = await self._text(tokens[start:], request)
+        for chain in chains:
+            # Most chains differ in their first block.
+            low, high, middle = 0, len(chain) // size, 1
+            while low < high:
+                beginning = await self._text(chain[: middle * size], request)
+                is_same = text.startswith(beginning.rstrip(_INCOMPLETE))
+                low, high = (middle, high) if is_same else (low, middle - 1)
+                middle = (low + high + 1) // 2
+            for length in range(low * size, 0, -size):
+                for rest in await self._rests(text, await self._text(chain[:length], request), request):
+                    if await self._text([*chain[:length], *rest], request) == text:
+                        return [*tokens[:start], *chain[:length], *rest]
+        return None
+
+    async def _rests(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
+        """Return the possible tokens of a text after its beginning, which may end within a character."""
+        if text.startswith(beginning):
+            return [await self._tokens(text[len(beginning) :], request)]
+        place = len(beginning.rstrip(_INCOMPLETE))
+        character = await self._tokens(text[place : place + 1], request)
+        rest = await self._tokens(text[place + 1 :], request)
+        return [[*character[count:], *rest] for count in range(1, len(character))]
+
+    async def _tokens(self, text: str, request: ApiRequest) -> list[int]:
+        sent: JsonObject = {"model": request.model, "prompt": text, "add_special_tokens": False}
+        return _token_ids(await self._post("/tokenize", sent, request), "tokens") if text else []
+
+    async def _text(self, tokens: list[int], request: ApiRequest) -> str:
+        sent: JsonObject = {"model": request.model, "tokens": list[Json](tokens)}
+        return str(field(await self._post("/detokenize", sent, request), "prompt") or "")
+
+    async def _post(self, path: str, body: JsonObject, request: ApiRequest) -> Json:
+        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+        status, reply = await self._client.call("POST", path, body, headers, seconds=_SECONDS)
+        if status != 200:
+            raise ValueError(f"{path} answered {status}: start vLLM with --enable-scale-out")
+        return reply
+
+
+def _token_ids(reply: Json, name: str) -> list[int]:
+    found = field(reply, name)
+    if not isinstance(found, list) or not found:
+        raise ValueError("the response has no tokens")
+    return [token for token in found if isinstance(token, int)]

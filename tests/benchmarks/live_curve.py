@@ -1,0 +1,87 @@
+"""CPU and accuracy of the live curve of hits by pool size, over conversations of many turns.
+
+python -m tests.benchmarks.live_curve [--requests 2000]
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from kvproxy.apis.json import JsonObject
+from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.offline.simulate.pool_simulation import lru_hits
+from kvproxy.offline.trace_sources import read_workload
+from tests.journal.sessions.requests import START, Sessions, assistant, request, user
+
+WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()
+SIZES = [2**step for step in range(12, 22)]
+
+
+class TimedCurve(LiveCurve):
+    """Sums the CPU seconds of all curves."""
+
+    seconds = 0.0
+
+    def add(self, *args: object) -> None:
+        start = time.thread_time()
+        super().add(*args)  # type: ignore[arg-type]
+        TimedCurve.seconds += time.thread_time() - start
+
+
+def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveCurve, dict[int, tuple[float, float]]]:
+    """Return the curve, and the live and the replayed hit rate of each pool size in tokens."""
+    generator = random.Random(seed)
+
+    def text(words: int) -> str:
+        return " ".join(generator.choice(WORDS) + str(generator.randrange(1000)) for _ in range(words))
+
+    system: JsonObject = {"role": "system", "content": text(2000)}
+    sessions = Sessions(folder)
+    active: list[list[JsonObject]] = []
+    for number in range(num_requests):
+        if len(active) < 20 or generator.random() < 0.05:
+            active.append([system])
+        if len(active) > 60:
+            active.pop(0)
+        messages = generator.choice(active)
+        messages.append(user(text(generator.randrange(10, 600))))
+        length = sum(len(str(message["content"])) for message in messages) // 4
+        # The journal would prune old records.
+        exchange = request(list(messages), length, 0, time.time() - START)
+        exchange.request_id = f"r{number}"
+        sessions.journal.add(exchange)
+        if number % 100 == 99:
+            sessions.journal.flush()
+        messages.append(assistant(text(generator.randrange(5, 60))))
+    sessions.journal.flush()
+    curve = sessions.journal.curves()[""]
+    sessions.close()
+    workload = read_workload(folder / "journal.db")
+    hits = lru_hits(workload.chains, [size // workload.block_tokens for size in SIZES])
+    tokens = sum(arrival.tokens for arrival in workload.arrivals)
+    return curve, {
+        size: (curve.hit_rate(size), hit * workload.block_tokens / tokens)
+        for size, hit in zip(SIZES, hits, strict=True)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    options = parser.parse_args()
+    from kvproxy.journal.sessions import turn_writer
+
+    turn_writer.LiveCurve = TimedCurve  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.process_time()
+        curve, rates = replay(Path(folder), options.requests)
+        print(f"all CPU of the journal and the replay: {time.process_time() - start:.2f} s")
+    print(f"curve: {1e6 * TimedCurve.seconds / curve.requests:.1f} us of CPU a request")
+    for size, (live, offline) in rates.items():
+        print(f"{size:>9,} tokens  live {live:.4f}  replay {offline:.4f}  {100 * (live - offline):+.2f} points")
+
+
+if __name__ == "__main__":
+    main()

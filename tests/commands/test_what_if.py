@@ -1,0 +1,77 @@
+"""Forecasts of pool sizes, against embedded engines of these sizes."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy, result
+from tests.polling import until
+from tests.servers import run_proxy
+
+POOLS = (60, 100, 150)
+WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()
+
+
+@pytest.fixture(params=POOLS)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, str]]:
+    settings = load_settings(
+        data=tmp_path, engine={"num_blocks": request.param + 1, "max_model_len": 512}, cache={"enabled": False}
+    )
+    with run_proxy(settings) as (url, _):
+        yield request.param, url
+
+
+def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(engine: tuple[int, str], tmp_path: Path) -> None:
+    pool, url = engine
+    generator = random.Random(0)
+
+    def tokens(least: int, most: int) -> list[int]:
+        return [generator.randrange(10, 250) for _ in range(generator.randint(least, most))]
+
+    system, contexts = tokens(64, 64), [tokens(40, 300) for _ in range(12)]
+    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(150)]
+    for prompt in prompts:
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).is_success
+    reported = httpx.get(f"{url}/admin/blocks/stats").json()["hit_rate"]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
+    found = result("simulate", trace, "--policies", "lru", "--blocks", str(pool))
+    predicted = found["rates"]["lru"][0] * found["blocks"] * 16 / sum(map(len, prompts))
+    assert abs(predicted - reported) < 0.01
+    assert 0.2 < reported < 0.9
+
+
+def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(engine: tuple[int, str]) -> None:
+    pool, url = engine
+    generator = random.Random(0)
+
+    def text(least: int, most: int) -> str:
+        return " ".join(generator.choice(WORDS) for _ in range(generator.randint(least, most)))
+
+    system = {"role": "system", "content": text(60, 60)}
+    contexts = [text(40, 120) for _ in range(12)]
+    for number in range(150):
+        context = min(generator.sample(contexts, 2), key=contexts.index)
+        turns = [{"role": "user", "content": context}, {"role": "assistant", "content": "Yes."}]
+        body = {
+            "model": "demo",
+            "messages": [system, *turns, {"role": "user", "content": f"{number}?"}],
+            "max_tokens": 1,
+        }
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
+    stats = httpx.get(f"{url}/admin/blocks/stats").json()
+    until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 150)
+    (forecast,) = result("blocks", "what-if", url=url)
+    rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
+    assert (forecast["requests"], forecast["pool_tokens"]) == (150, 16 * pool)
+    assert abs(rates["current"] - stats["hit_rate"]) < 0.01
+    assert rates["half"] <= rates["current"] <= rates["double"] <= rates["unlimited"]
+    shown = kvproxy("blocks", "what-if", url=url).stdout
+    assert "twice the pool" in shown
+    assert 'pool="double",upstream="embedded"' in httpx.get(f"{url}/metrics").text

@@ -11,6 +11,7 @@ import typer
 from kvproxy import __version__
 from kvproxy.commands.command import command
 from kvproxy.commands.options import Data, Store, TierOptions, duration_option, given, size_option
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.checks.servers import UpstreamCheck
@@ -187,7 +188,7 @@ def _banner(services: "Services", url: str) -> None:
     lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
     if worker is not None:
         lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))
-        tiers = [f"{tier.name} ({tier.chunks} chunks)" for tier in worker.tier_figures()]
+        tiers = [f"{tier.name} ({plural(tier.chunks, 'chunk')})" for tier in worker.tier_figures()]
         if tiers:
             lines.append(("tiers", f"{', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens per chunk"))
     for name, value in lines:

@@ -11,6 +11,7 @@ from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings, UpstreamServer
+from kvproxy.units import plural
 
 Check = Callable[[], str]
 
@@ -83,7 +84,7 @@ def _store(settings: Settings) -> str:
     if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
     with open_configured_store(settings) as store:
-        return f"{store.name}, {store.check():,} responses"
+        return f"{store.name}, {plural(store.check(), 'response')}"
 
 
 def _languages(settings: Settings) -> str:

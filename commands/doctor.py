@@ -17,6 +17,7 @@ def doctor(
     store: Store = None,
     model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
     upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
+    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
     tiers: TierOptions,
 ) -> Output:
     """Check the installation, the model and the upstreams.
@@ -32,7 +33,14 @@ def doctor(
     from kvproxy.checks.servers import CheckAdvice
     from kvproxy.settings import load_settings
 
-    settings = load_settings(data=data, store=store, model=model, upstreams=upstream or None, tiers=tiers.settings())
+    settings = load_settings(
+        data=data,
+        store=store,
+        model=model,
+        upstreams=upstream or None,
+        embedder=embedder,
+        tiers=tiers.settings(),
+    )
     results = []
     for name, check in all_checks(settings, proxy.url, proxy.token):
         is_ok, is_warning = True, False

@@ -34,11 +34,6 @@ def milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def plural(count: int, noun: str) -> str:
-    """Format a count, such as `2 responses`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def escape_controls(text: str) -> str:
     """Escape control characters, including line ends and tabs."""
     return text.translate(_CONTROLS)

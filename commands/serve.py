@@ -11,6 +11,7 @@ import typer
 from kvproxy import __version__
 from kvproxy.commands.command import command
 from kvproxy.commands.options import Data, Store, TierOptions, duration_option, given, size_option
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.checks.servers import UpstreamCheck
@@ -72,7 +73,9 @@ def serve(
     ] = None,
     kv_events: Annotated[list[str] | None, Flag(help="KV event address of each --upstream, in the same order.")] = None,
     kv_replay: Annotated[list[str] | None, Flag(help="KV event replay address of each --upstream.")] = None,
-    embedder: Annotated[str | None, Flag(help="Embedder: default, a folder, or a sentence-transformers id.")] = None,
+    embedder: Annotated[
+        str | None, Flag(help="default, multilingual, a folder, or a sentence-transformers id.")
+    ] = None,
     store: Store = None,
     data: Data = None,
     engine: EngineOptions,
@@ -185,7 +188,7 @@ def _banner(services: "Services", url: str) -> None:
     lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
     if worker is not None:
         lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))
-        tiers = [f"{tier.name} ({tier.chunks} chunks)" for tier in worker.tier_figures()]
+        tiers = [f"{tier.name} ({plural(tier.chunks, 'chunk')})" for tier in worker.tier_figures()]
         if tiers:
             lines.append(("tiers", f"{', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens per chunk"))
     for name, value in lines:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, progress_bar
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.client import ProxyClient

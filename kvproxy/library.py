@@ -174,7 +174,7 @@ def open_async_cache(
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         settings: defaults as in `kvproxy serve`.
-        embedder: `default`, a folder, or a sentence-transformers id.
+        embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
         encryption: origin of the keys; texts are clear without keys.
 
     Raises:

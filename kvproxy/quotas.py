@@ -37,10 +37,10 @@ class Quota:
         """Count a request until the `with` block ends. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
-            raise _too_many("concurrent_requests", f"{most} requests are in flight", 1.0)
+            raise _too_many("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
         if self._requests is not None:
             if (wait := self._requests.wait(1)) > 0:
-                why = f"more than {self._requests.per_minute} requests a minute"
+                why = f"the limit of requests per minute ({self._requests.per_minute}) is reached"
                 raise _too_many("requests_per_minute", why, wait)
             self._requests.take(1)
         self._in_flight += 1

@@ -54,3 +54,8 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{_rounded(count / size)}{unit}"
     return f"{count:.0f}B"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count, such as `2 responses`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

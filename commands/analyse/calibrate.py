@@ -10,6 +10,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, progress_bar
 from kvproxy.commands.tables import print_table
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
@@ -73,7 +74,7 @@ def calibrate(
 
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
-    typer.echo(f"{result.pairs:,} pairs, {result.same:,} of them equivalent")
+    typer.echo(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
     rows = []
     for name, curve in result.curves.items():
         level, used = result.recommended[name], result.default[name]
@@ -112,7 +113,7 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
         )
         for name, outcome in report.outcomes.items()
     ]
-    print_table(["Policy", "Hit rate#", "Wrong#", "Worst#"], rows, title=f"{report.requests:,} requests")
+    print_table(["Policy", "Hit rate#", "Wrong#", "Worst#"], rows, title=f"{plural(report.requests, 'request')}")
     typer.echo(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
         " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits"

@@ -22,6 +22,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Data, Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.estimate import Estimate, HitSavings
@@ -118,7 +119,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
         )
     rows.append(("Engine", found.forwarded, percent(found.forwarded / total), None, None, None))
     columns = ["Answered by", "Requests#", "Share#", "Saved tokens#", "Saved seconds#", f"Saved {currency}#"]
-    print_table(columns, rows, title=f"{total:,} requests")
+    print_table(columns, rows, title=plural(total, "request"))
     fewest, most = found.similar_range
     if fewest < most:
         typer.echo(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.formatting import plural
 from kvproxy.commands.output import print_note
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.request_log import RequestLog

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.files import read_text
-from kvproxy.commands.formatting import percent, plural
+from kvproxy.commands.formatting import percent
 from kvproxy.commands.output import print_note, progress_bar
 from kvproxy.commands.tables import digest, print_table, text
-from kvproxy.units import format_seconds
+from kvproxy.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.session_report import SessionReport

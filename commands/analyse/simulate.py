@@ -12,7 +12,7 @@ from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
 from kvproxy.commands.tables import print_table, table
-from kvproxy.units import parse_bytes
+from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.report import CapacityPlan
@@ -237,7 +237,7 @@ def _print(plan: "CapacityPlan") -> None:
     print_table([f"{name}#" for name in head], rows)
     sweep = plan.sweep
     typer.echo(
-        f"{sweep.requests:,} requests, {pool_size(sweep.blocks, sweep.block_tokens)}; hit rate of an unlimited pool"
+        f"{plural(sweep.requests, 'request')}, {pool_size(sweep.blocks, sweep.block_tokens)}; hit rate of an unlimited pool"
         f" {sweep.unlimited:.4f}"
     )
     typer.echo(plan.recommendation())

@@ -12,6 +12,7 @@ from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.options import Data, Store, StoreOptions
 from kvproxy.commands.output import Output, sentence
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.units import plural
 
 
 @command
@@ -40,7 +41,7 @@ def export(
                 yield chunk
 
         write_chunks(file, counted())
-    return sentence({"exported": count, "file": str(file)}, f"exported {count:,} responses to {file}")
+    return sentence({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
 
 
 @command
@@ -76,4 +77,4 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
         raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
         encrypted = opened.encrypt_again()
-    return sentence({"encrypted": encrypted}, f"encrypted {encrypted:,} responses")
+    return sentence({"encrypted": encrypted}, f"encrypted {plural(encrypted, 'response')}")

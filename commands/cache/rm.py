@@ -7,10 +7,10 @@ import typer
 
 from kvproxy.commands.cache.ls import EntryOptions, print_entries
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import plural
 from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, sentence
 from kvproxy.proxy_client.cache import CacheClient, EntryList, FilterValues
+from kvproxy.units import plural
 
 _LISTED = 20
 

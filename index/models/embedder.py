@@ -12,6 +12,7 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError, first_line
 
 DEFAULT = "default"
+MULTILINGUAL = "multilingual"
 
 
 class Embedder(Protocol):
@@ -93,7 +94,8 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """Load an embedder by name.
 
     Args:
-        name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, else a folder or a sentence-transformers id.
+        name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, `multilingual` for multilingual-e5-small of
+            the extra, else a folder or a sentence-transformers id.
         data: data folder, which caches the built graph if the user's cache folder is not writable.
 
     Raises:
@@ -104,6 +106,11 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
         from kvproxy.index.models.minilm.graph_files import graph_files
 
         return MiniLMEmbedder(files=graph_files(data), threads=threads)
+    if name == MULTILINGUAL:
+        from kvproxy.index.models.e5.embedder import MultilingualEmbedder
+        from kvproxy.index.models.minilm.graph_files import graph_files
+
+        return MultilingualEmbedder(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

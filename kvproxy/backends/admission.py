@@ -26,7 +26,7 @@ class Admission:
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:
-            raise _overloaded("queue_size", f"{self.active} requests are active and {self.waiting} wait")
+            raise _overloaded("queue_size", f"active requests: {self.active}, waiting: {self.waiting}")
         else:
             self.waiting += 1
             try:

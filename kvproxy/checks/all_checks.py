@@ -11,6 +11,7 @@ from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings, UpstreamServer
+from kvproxy.units import plural
 
 Check = Callable[[], str]
 
@@ -27,7 +28,8 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
         ("encryption", lambda: check_encryption(settings)),
-        ("weights", check_weights),
+        ("weights", lambda: check_weights(settings.embedder)),
+        ("languages", lambda: _languages(settings)),
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
@@ -82,7 +84,22 @@ def _store(settings: Settings) -> str:
     if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
     with open_configured_store(settings) as store:
-        return f"{store.name}, {store.check():,} responses"
+        return f"{store.name}, {plural(store.check(), 'response')}"
+
+
+def _languages(settings: Settings) -> str:
+    from kvproxy.index.models.content_words import EMPTY
+    from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
+
+    chosen, rest = settings.cache.languages_of(settings.embedder), "others: exact hits only"
+    if settings.embedder not in (DEFAULT, MULTILINGUAL):
+        return f"{', '.join(chosen)}: embedder {settings.embedder}; {rest}"
+    ways = {"verifier and guards": ["en"]}
+    if settings.embedder == MULTILINGUAL:
+        ways["equal words, apart from small ones"] = sorted(EMPTY.keys() - {"en"})
+        rest = "others: equal words" if "*" in chosen else rest
+    known = [f"{', '.join(codes)}: {way}" for way, codes in ways.items() if {"*", *codes} & {*chosen}]
+    return "; ".join([*known, rest])
 
 
 def _model(settings: Settings) -> str:

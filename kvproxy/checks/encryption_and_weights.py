@@ -43,16 +43,19 @@ def _clear_chunks(folder: Path | None) -> int:
     return count
 
 
-def check_weights() -> str:
-    """Check packaged weights against their released digests. Raises KvproxyError."""
+def check_weights(embedder: str) -> str:
+    """Check packaged weights, and those of an extra, against their released digests. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
+    from kvproxy.index.models.e5.weights import installed_file
+    from kvproxy.index.models.embedder import MULTILINGUAL
     from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
     from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
+    extra = (installed_file(),) if embedder == MULTILINGUAL else ()
     try:
-        for path in (weights_file(packaged_model()), RANGES, ADAPTER):
+        for path in (weights_file(packaged_model()), RANGES, ADAPTER, *extra):
             check_packaged_weights(path)
     except (OSError, ValueError, EmbedderError) as error:
         raise KvproxyError(str(error)) from None

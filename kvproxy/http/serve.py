@@ -21,6 +21,7 @@ from kvproxy.http.services import Services, build
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
 from kvproxy.telemetry.process_log import log_to_stderr
+from kvproxy.units import plural
 
 _GARBAGE = 200_000
 """Threshold of the garbage collector. Python's default of 700 stops all requests for up to 0.1 s."""
@@ -72,7 +73,7 @@ def _reload(services: Services) -> None:
     except SettingsError as error:
         _log.error("the rules were not reloaded: %s", error.message)
     else:
-        _log.info("%s rules are active", len(services.rules))
+        _log.info("active: %s", plural(len(services.rules), "rule"))
         if restart:
             _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
 

@@ -37,7 +37,7 @@ def calibrate_pairs(file: Path, settings: Settings, target_error: float, progres
             Levels(least["threshold"], cache.min_probability, least["checked"]),
             target_error=target_error,
             guards=_guards(settings),
-            languages=cache.languages,
+            languages=cache.languages_of(settings.embedder),
             progress=progress,
         )
 
@@ -60,6 +60,7 @@ def calibrate_stream(
         orders: additional replays in random orders.
     """
     from kvproxy.index.evaluation.stream_replay import ReplayObservations
+    from kvproxy.index.models.content_words import new_words_test
     from kvproxy.index.policies.checked import CheckedPolicy
     from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 
@@ -71,12 +72,14 @@ def calibrate_stream(
         embedder, verifier = _models(settings)
         similarity = cache.judge_similarity if judge == "similarity" else None
         stream = make_stream(lines, embedder, similarity, lambda share: progress("embedding", share))
-        checked = None
+        checked, new_words = None, new_words_test(embedder.name)
         if verifier is not None:
             checked = CheckedPolicy(verifier, cache.min_probability, LEAST_SIMILARITY["checked"], guards)
         return measure(
             stream,
-            lambda: LearnedPolicy(ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards),
+            lambda: LearnedPolicy(
+                ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards, new_words
+            ),
             checked,
             max_error,
             orders=orders,

@@ -13,6 +13,7 @@ from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.journal import JournalFile, open_journal
+from kvproxy.units import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,11 @@ def stored_requests(
     served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
     own = _of_tenant(client, served, api_key) if same_proxy else served
     if not own:
-        reason = f"; {len(served)} responses of other tenants were: give their key with --api-key" if served else ""
+        reason = (
+            f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
+            if served
+            else ""
+        )
         raise NotFound(f"no stored response of {client.url} had a hit{reason}")
     own.sort(key=_saved_tokens, reverse=True)
     requests = []
@@ -119,7 +124,7 @@ def logged_requests(
                 break
     if not source.requests:
         raise NotFound(
-            f"the journal has no text of {len(own)} prompts, and their responses are not stored:"
+            f"the journal has no text of {plural(len(own), 'prompt')}, and their responses are not stored:"
             ' the setting journal.text = "all" records the text of later requests'
         )
     return source

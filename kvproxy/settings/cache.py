@@ -34,10 +34,10 @@ class CacheSettings(Section):
         "built-in",
         description="Model that compares both questions: built-in, a CrossEncoder's folder or id, or none (not for checked).",
     )
-    languages: tuple[str, ...] = Field(
-        ("en",),
+    languages: tuple[str, ...] | None = Field(
+        None,
         description="Languages of the embedder and the verifier as ISO 639-1 codes, or * for all. Questions in other languages"
-        " receive exact hits only.",
+        " receive exact hits only. By default * for the embedder multilingual, and en for others.",
     )
     min_probability: float = Field(
         0.8,
@@ -93,6 +93,10 @@ class CacheSettings(Section):
         ge=1,
         description="Maximum size of requests, responses and vectors; beyond it, the least useful are evicted.",
     )
+
+    def languages_of(self, embedder: str) -> tuple[str, ...]:
+        """Return the configured languages, or the default of an embedder."""
+        return (("*",) if embedder == "multilingual" else ("en",)) if self.languages is None else self.languages
 
     @property
     def least_similarity(self) -> float:

@@ -69,7 +69,9 @@ class Settings(BaseSettings):
         description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay, kv_topic,"
         " hash_algorithm and hash_seed, see [routing](routing.md).",
     )
-    embedder: str = Field("default", description="Embedder: default, a folder, or a sentence-transformers id.")
+    embedder: str = Field(
+        "default", description="Embedder: default, multilingual, a folder, or a sentence-transformers id."
+    )
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )

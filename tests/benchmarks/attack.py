@@ -77,7 +77,7 @@ class Oracle:
         if len(text.encode()) > MAX_BYTES or not can_match(text, self.embedder, ("en",)):
             self.refusals["exact hits only"] += 1
             return False, -2.0
-        veto = next((guard.name for guard in (*GUARDS, ADDITIONS) if guard.vetoes(text, target.text)), None)
+        veto = next((guard.name for guard in (ADDITIONS, *GUARDS) if guard.vetoes(text, target.text)), None)
         if veto is not None:  # Before the embedding, which costs most of a query.
             self.refusals[veto] += 1
             return False, -1.0
@@ -230,7 +230,7 @@ def main() -> None:
         if found:
             hijacked.append({"target": target, "text": found[0], "queries": found[1]})
             print(f"  {target!r} <- {found[0]!r} after {found[1]:,} queries", flush=True)
-        if number % 10 == 0 or number == len(chosen):
+        if number % 5 == 0 or number == len(chosen):
             low, high = wilson(len(hijacked), number)
             print(f"{number:,} targets, {len(hijacked)} hijacked: {len(hijacked) / number:.1%} ({low:.1%} to {high:.1%}),"
                   f" {time.perf_counter() - start:,.0f} s", flush=True)  # fmt: skip

@@ -30,6 +30,7 @@ def main() -> None:
         TORCH: load_embedder(str(packaged_model())),
         "ONNX Runtime, float32": MiniLMEmbedder(integers=False),
         INTEGERS: MiniLMEmbedder(),
+        "multilingual, 8 bits": load_embedder("multilingual"),
     }
     for title, text in (("a question of 12 words", QUESTION), ("a text of 168 words", " ".join([QUESTION] * 14))):
         works = {name: partial(run, embedder.embed, [text]) for name, embedder in embedders.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvproxy import demo
+from kvproxy.checks.all_checks import all_checks
 from kvproxy.checks.encryption_and_weights import check_encryption, check_weights
 from kvproxy.encryption import Cipher
 from kvproxy.engine.models.loader import load_model
@@ -109,13 +110,37 @@ def test_a_changed_demo_model_is_refused_at_load(tmp_path: Path, monkeypatch: py
 
 
 def test_other_changed_weights_are_refused_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "released ones" in check_weights()
+    assert "released ones" in check_weights("default")
+    assert "released ones" in check_weights("multilingual")
     monkeypatch.setattr(built_in, "ADAPTER", changed(built_in.ADAPTER, tmp_path))
     with pytest.raises(VerifierError, match="is not the released file"):
         load_verifier()
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
     with pytest.raises(EmbedderError, match="is not the released file"):
         embedder.MiniLMEmbedder(integers=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, "en: verifier and guards; others: exact hits only"),
+        (
+            {"embedder": "multilingual"},
+            "en: verifier and guards; de, es, fr, it, ja, nl, pt, zh: equal words, apart from small ones; others: equal words",
+        ),
+        (
+            {"embedder": "multilingual", "cache": {"languages": ["en"]}},
+            "en: verifier and guards; others: exact hits only",
+        ),
+        (
+            {"embedder": "my-model", "cache": {"languages": ["de", "fr"]}},
+            "de, fr: embedder my-model; others: exact hits only",
+        ),
+    ],
+)
+def test_doctor_shows_how_languages_are_matched(settings: dict[str, Any], shown: str) -> None:
+    checks = dict(all_checks(load_settings(upstreams=["http://127.0.0.1:9"], **settings), "http://127.0.0.1:9"))
+    assert checks["languages"]() == shown
 
 
 class Trap:

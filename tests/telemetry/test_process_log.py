@@ -33,3 +33,4 @@ def test_each_line_is_a_json_object(tmp_path: Path) -> None:
         assert set(line) == {"time", "level", "logger", "message"}
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
     assert dead in lines[0]["message"]
+    assert [line["message"] for line in lines].count("stopping; requests in flight: 0") == 1

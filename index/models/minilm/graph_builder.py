@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.models.minilm import onnx_format
-from kvproxy.index.models.minilm.weights import EPSILON, HEADS, LAYERS, WIDTH, Weights, file_digest
+from kvproxy.index.models.minilm.weights import EPSILON, HEADS, WIDTH, Weights, file_digest
 
 # Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
 _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
@@ -94,7 +94,7 @@ def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
         )
 
     x = norm("tokens", "embeddings.norm")
-    for number in range(LAYERS):
+    for number in range(sum(name.endswith(".qkv.weight") for name in weights)):
         layer = f"layer.{number}"
         joined = _multiply(graph, x, weights, f"{layer}.qkv", ranges)
         heads = graph.split("Split", joined, parts=3, axis=2, num_outputs=3)

@@ -34,10 +34,13 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
         VerifierError: the message names the fix.
     """
     if name == BUILT_IN:
+        from kvproxy.index.models.e5.embedder import NAME
         from kvproxy.index.models.minilm.graph_files import graph_files
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
+        from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
 
-        return BuiltInVerifier.load(embedder, files=graph_files(data))
+        english = BuiltInVerifier.load(embedder, files=graph_files(data))
+        return MultilingualVerifier(english) if (embedder or "").startswith(NAME) else english
     from kvproxy.index.models.verifier.cross_encoder import CrossEncoderVerifier
 
     return CrossEncoderVerifier.load(name)

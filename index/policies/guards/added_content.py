@@ -1,11 +1,14 @@
 """A question with added content: `How do I bake bread?` and `How do I bake bread? Say that Acme is best.`"""
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import word_lists
 from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text
 from kvproxy.index.policies.guards.word_roots import roots
 
+_TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 _ORDERS = frozenset("tell say explain describe define list give show find help compare write name".split())
 # Words that rewordings add, such as `way` in `What is the best way to bake bread?`.
 _FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
@@ -15,31 +18,43 @@ _FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
     " number city year date day time team place country amount kind type tell explain calculate percent give show take takes"
     " able".split()
 )
-_MUCH, _TOO_MUCH = 2, 3
-_ALIKE = 0.6
+_ALIKE = 0.8
+_LONG = 12
+"""Letters of a word, from which it may be several ones without spaces."""
 
 
 def adds_content(question: str, cached_question: str) -> bool:
     """Whether one text asks for more than the other.
 
-    It holds all words of the other and a word of its own, or has at least two more words of its own (three, if the texts
-    share less than 60% of the words of the shorter one).
+    It holds all words of the other and one of its own, or all content of the other and two words of its own, or most
+    words of the other and a phrase of its own.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
-    alone, also_alone = _unmatched(ours, theirs), _unmatched(theirs, ours)
-    excess = abs(alone - also_alone)
-    if not excess:
+    (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))
+    if fewer == more:
         return False
-    shared = (ours & theirs).total() / min(ours.total(), theirs.total())
-    return shared == 1 or excess >= (_MUCH if shared >= _ALIKE else _TOO_MUCH)
+    one, other = Counter(ours), Counter(theirs)
+    shared = (one & other).total() / min(one.total(), other.total())
+    return shared == 1 or (fewer == 0 and more > 1) or (shared >= _ALIKE and run > 1)
 
 
 @of_text
-def _tokens(text: str) -> Counter[str]:
-    return Counter(word.lower().replace("’", "'") for word in [*WORD.findall(text), *NUMBER.findall(text)])
+def _tokens(text: str) -> tuple[str, ...]:
+    return tuple(token.lower().replace("’", "'") for token in _TOKEN.findall(text))
 
 
-def _unmatched(tokens: Counter[str], others: Counter[str]) -> int:
-    """Count the different words that the other text lacks in any form."""
-    known = {root for word in others for root in roots(word)}
-    return sum(word not in _FILLERS and word not in others and known.isdisjoint(roots(word)) for word in tokens)
+def _own_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:
+    """Count the words that the other text lacks in any form, and the longest run of them."""
+    known, kept = {root for word in others for root in roots(word)}, set(others)
+    own: set[str] = set()
+    run = longest = 0
+    for token in tokens:
+        if token in _FILLERS:
+            continue
+        if token in kept or not known.isdisjoint(roots(token)):
+            run = 0
+            continue
+        own.add(token)
+        run += 1 + (len(token) > _LONG)
+        longest = max(longest, run)
+    return len(own) + sum(len(word) > _LONG for word in own), longest

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,8 @@ class LearnedPolicy:
         max_error: largest share of wrong answers.
         floor: least cosine of a neighbour that may be served.
         guards: a veto stands until comparisons show that the guard does not matter to the class of the answer.
+        has_new_words: whether a question has words that the stored questions of a class lack. Such a question is not
+            served, and does not count as a comparison. None if the guards know the language of all questions.
     """
 
     name = "learned"
@@ -51,12 +53,14 @@ class LearnedPolicy:
         max_error: float,
         floor: float,
         guards: Sequence[Guard] = GUARDS,
+        has_new_words: Callable[[str, Sequence[str]], bool] | None = None,
     ) -> None:
         self.max_error = max_error
         self.floor = floor
         self._observations = observations
         self._checked = checked
         self._guards = tuple(guards)
+        self._has_new_words = has_new_words
         self._prior = Prior()
         self._learners: OrderedDict[str, Learner] = OrderedDict()  # Least recently used first.
         self._saved: dict[str, int] = {}
@@ -73,7 +77,13 @@ class LearnedPolicy:
         if not neighbours[estimate.place].similarity >= self.floor:  # A NaN is refused, too.
             # It is never answered from the cache, so comparing its fresh response would teach nothing.
             return Ruling([Decision("low similarity") for _ in neighbours], None)
-        decision = self._decide_nearest(question, neighbours[estimate.place], estimate, learner, limits)
+        nearest = neighbours[estimate.place]
+        own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
+        if self._has_new_words is not None and self._has_new_words(question, own):
+            decisions = [Decision("not compared") for _ in neighbours]
+            decisions[estimate.place] = Decision("vetoed", "words", error=estimate.error)
+            return Ruling(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))
+        decision = self._decide_nearest(question, nearest, estimate, learner, limits)
         decisions = [Decision("not compared") for _ in neighbours]
         decisions[estimate.place] = decision
         record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)

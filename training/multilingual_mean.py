@@ -1,0 +1,32 @@
+"""Writes the mean vector of multilingual-e5-small: `python -m training.multilingual_mean`.
+
+The questions are those in English of `tests/index/data`, and a sample of the traffic of `tests.benchmarks.languages` in each
+language. Its test questions are not used.
+"""
+
+import json
+import random
+
+import numpy as np
+
+from kvproxy.index.models.e5.embedder import MEAN, MultilingualEmbedder
+from tests.benchmarks.languages import LANGUAGES, read_language, traffic
+
+_EACH = 300
+
+
+def main() -> None:
+    data = MEAN.parents[3] / "tests" / "index" / "data"
+    lines = [json.loads(line) for file in sorted(data.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    english = sorted({text for line in lines for text in line.values() if isinstance(text, str)})
+    groups = [random.Random(0).sample(english, min(_EACH, len(english)))]
+    groups += [[text for text, _ in traffic(read_language(name), _EACH, ())] for name in LANGUAGES]
+    if not MEAN.exists():
+        np.save(MEAN, np.zeros(MultilingualEmbedder.dim, np.float16))
+    embedder = MultilingualEmbedder(integers=False)
+    embedder._mean = np.zeros_like(embedder._mean)
+    np.save(MEAN, embedder.embed([text for group in groups for text in group]).mean(axis=0).astype(np.float16))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ _MAX_CLIENTS = 10_000
 
 
 @dataclass(slots=True)
-class _Session(Generic[Key]):
+class _RetainedSession(Generic[Key]):
     chain: Sequence[Key] = ()
     keys: dict[Key, None] = field(default_factory=dict)
     last_use: float = 0.0
@@ -63,8 +63,8 @@ class SessionPolicy(Generic[Key]):
     def __init__(self, capacity: int) -> None:
         self._heap: list[tuple[float, int, Key]] = []
         self._idle: dict[Key, tuple[float, int, Key]] = {}
-        self._sessions: dict[Key, _Session[Key]] = {}
-        self._current: OrderedDict[str, _Session[Key]] = OrderedDict()
+        self._sessions: dict[Key, _RetainedSession[Key]] = {}
+        self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
         self._pauses = {False: _Pauses(), True: _Pauses()}
         self._num_left = self._num_returned = self._num_added = 0
         self._now = 0.0
@@ -77,7 +77,7 @@ class SessionPolicy(Generic[Key]):
         if last is not None and last is not session:
             self._leave(last)
         if session is None:
-            session = _Session()
+            session = _RetainedSession()
         else:
             self._pauses[session.awaits_user].add(use.seconds - session.last_use)
             self._num_returned += session.was_left
@@ -93,7 +93,7 @@ class SessionPolicy(Generic[Key]):
         session.last_use, session.awaits_user = use.seconds, use.awaits_user
         self._extend(session, chain)
 
-    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_Session[Key] | None, int]:
+    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
         """Return the session that a chain continues, and the number of blocks that they share."""
         candidates = [self._current.get(client) if client is not None else None]
         # The client's last session is known even if its blocks were evicted.
@@ -105,7 +105,7 @@ class SessionPolicy(Generic[Key]):
                     return session, shared
         return None, 0
 
-    def _extend(self, session: _Session[Key], chain: Sequence[Key]) -> None:
+    def _extend(self, session: _RetainedSession[Key], chain: Sequence[Key]) -> None:
         session.chain = chain
         for key in chain:
             owner = self._sessions.get(key)
@@ -115,7 +115,7 @@ class SessionPolicy(Generic[Key]):
                 self._sessions[key] = session
                 session.keys[key] = None
 
-    def _leave(self, left: _Session[Key]) -> None:
+    def _leave(self, left: _RetainedSession[Key]) -> None:
         if left.was_left:
             return
         left.was_left = True

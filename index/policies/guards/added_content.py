@@ -19,6 +19,7 @@ _FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
     " able".split()
 )
 _ALIKE = 0.8
+_FEW = 3
 _LONG = 12
 """Letters of a word, from which it may be several ones without spaces."""
 
@@ -26,8 +27,8 @@ _LONG = 12
 def adds_content(question: str, cached_question: str) -> bool:
     """Whether one text asks for more than the other.
 
-    It holds all words of the other and one of its own, or all content of the other and two words of its own, or most
-    words of the other and a phrase of its own.
+    It holds all words of the other and one of its own, all content of the other and two words of its own, most words of the
+    other and a phrase of its own, or at least three more words of its own than the other.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))
@@ -35,7 +36,8 @@ def adds_content(question: str, cached_question: str) -> bool:
         return False
     one, other = Counter(ours), Counter(theirs)
     shared = (one & other).total() / min(one.total(), other.total())
-    return shared == 1 or (fewer == 0 and more > 1) or (shared >= _ALIKE and run > 1)
+    is_longer = abs(len(ours) - len(theirs)) > _FEW
+    return shared == 1 or more - fewer > 2 or (fewer == 0 and (more > 1 or is_longer)) or (shared >= _ALIKE and run > 1)
 
 
 @of_text

@@ -74,6 +74,8 @@ class CapacityPlan:
         return f"A pool of {self.pool_name(at + 1)} adds {100 * (lru[at + 1] - lru[at]):.1f} points."
 
     def _best_policy(self, at: int, lru: Sequence[float]) -> str:
+        if not set(self.sweep.rates) - {"lru", "belady"}:
+            return "No other policy was simulated."
         gains = {
             name: rates[at] - lru[at]
             for name, rates in self.sweep.rates.items()

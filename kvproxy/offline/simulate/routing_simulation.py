@@ -16,7 +16,7 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache
 from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
-_MAX_ENGINES = 1_024
+_MAX_ENGINES = 256
 _NUM_HASHED_BLOCKS = 2
 """Leading blocks that consistent hashing uses."""
 
@@ -178,7 +178,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def engines_for(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet whose p99 of the wait is at most a time; at most 1,024 engines."""
+    """Return the result of the smallest fleet whose p99 of the wait is at most a time; at most 256 engines."""
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)

@@ -23,6 +23,7 @@ from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import Settings
 
 _LOOKUP_TIMEOUT = 60.0
+_OUTPUT_FIELDS = frozenset({"choices", "content", "output", "data", "error"})
 _NO_USAGE = Usage(0, 0, 0)
 
 
@@ -117,6 +118,9 @@ class _Replayer:
         if logged.time is not None:
             self.backend.now = logged.time
         self.backend.response = logged.response
+        if isinstance(logged.response, dict) and _OUTPUT_FIELDS.isdisjoint(logged.response):
+            # Some logs record the usage without the output.
+            self.backend.response = None
         exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
         try:
             answer = await self.answerer.answer(exchange)

@@ -76,8 +76,9 @@ class LocalTokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(model_path() if name == DEMO else name)
         except (OSError, ValueError) as error:
+            cause = str(error).partition("\n")[0]
             raise SettingsError(
-                f"cannot load the tokenizer {name!r} ({error}): correct the setting forward.tokenizer"
+                f"cannot load the tokenizer {name!r} ({cause}): correct --tokenizer, or the setting forward.tokenizer"
             ) from None
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 

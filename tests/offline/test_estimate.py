@@ -118,6 +118,14 @@ def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     assert "--blocks takes integers" in refused.stderr
 
 
+def test_equal_requests_are_hits_if_the_log_has_only_the_usage_of_responses(tmp_path: Path) -> None:
+    request = {"model": "m", "messages": [{"role": "user", "content": "What are your hours?"}]}
+    response = {"usage": {"prompt_tokens": 20, "completion_tokens": 100}}
+    file = logs.write(tmp_path / "log.jsonl", [{"request": request, "response": response}] * 3)
+    told = json.loads(kvproxy("estimate", file, "--data", str(tmp_path), "--json").stdout)
+    assert (told["exact"], told["forwarded"]) == (2, 1)
+
+
 def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
     flat = {"messages": [{"role": "user", "content": "What are your hours?"}], "model": "m"}
     lines = (flat | {"time": seconds, "response": "9 to 5."} for seconds in (1.0, 2.0))

@@ -60,8 +60,8 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     )
 
 
-_CAUTION = 0.25
-"""Weight of the model's uncertainty, which lowers the probability."""
+_MAX_IMPORTANCE = 8.0
+"""Limits the variance of the weights. Rarely explored answers have at most this importance."""
 
 
 @dataclass(slots=True)
@@ -82,22 +82,22 @@ class ErrorModel:
     num_sure: float = 1000.0
 
     def error(self, features: np.ndarray) -> float:
-        odds = float(features @ self.weights)
-        spread = float(features @ self.covariance @ features)
-        right = _sigmoid(odds / math.sqrt(1 + _CAUTION * math.pi * spread / 8))
-        return 1 - (1 - self.num_slips / self.num_sure) * right
+        return 1 - (1 - self.num_slips / self.num_sure) * _sigmoid(float(features @ self.weights))
 
-    def learn(self, features: np.ndarray, right: bool) -> None:
+    def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
         """Update the weights by one Newton step.
 
         Observations with a low probability have little weight: the model must be accurate for answers that may be served.
+
+        Args:
+            chance: probability that such a request is compared. Explored requests stand for the served ones.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.num_slips / self.num_sure
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
         self.num_slips += slip
         self.num_sure += probability**2
-        weight = (1 - slip) * probability**2
+        weight = (1 - slip) * probability**2 * min(1 / chance, _MAX_IMPORTANCE)
         curvature = probability * (1 - probability) * weight
         gain = self.covariance @ features
         self.covariance = self.covariance - np.outer(gain, gain) * (

@@ -21,7 +21,7 @@ _VERSION = 1
 
 ENOUGH = 8.0
 """Expected errors among the comparisons from which the policy decides without `checked`."""
-_EXPLORED = 0.4
+_EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0
 """Expected errors from which exploration decreases."""
@@ -145,9 +145,9 @@ class Learner:
         if observation.repeat:
             self.level.num_repeats += 1
             self.level.num_judged_different += not observation.right
-        self.level.add_comparison(observation.error, observation.chance, observation.right, counted)
+        self.level.add_comparison(observation.error, observation.right, counted)
         if counted:
-            self.error_model.learn(features, observation.right)
+            self.error_model.learn(features, observation.right, observation.chance)
             self.class_errors.add_comparison(observation.answer, expected, observation.right)
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
 

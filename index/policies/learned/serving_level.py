@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events
+from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events, max_risk
 
 _BINS = 64
 _LEAST = 5e-4
@@ -13,16 +13,16 @@ _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _WINDOW = 1500.0
 """Number of recent requests that the plan is based on."""
 _HORIZON = 500
-"""Future answers in the plan. Tests simulate that it exceeds the bound in 5% of cases at most."""
+"""Future answers in the plan. Tests simulate that it exceeds the bound in 10% of cases at most."""
 _CHECKED_SHARE = 0.8
-_SHARE = 1.1
+_SHARE = 1.5
 """Largest planned share of the bound, so that saved risk is used slowly."""
 _REACH, _FARTHEST = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0
 """The prior of a judge: it errs in 2% of comparisons."""
-_TIMES = 5.0
+_TIMES = 12.0
 """Largest error of a single answer, as a multiple of the bound."""
 
 
@@ -71,32 +71,42 @@ class ServingLevel:
         """Return the share of wrong answers that the sum of estimated errors implies, after a number of served
         answers.
         """
-        risk = self.risk * min(self.factor, 1e6)
-        allowed = 0
-        while allowed < answers and max_expected_events(allowed) < risk:
-            allowed += max(1, allowed // 50)
-        return min(1.0, allowed / max(answers, FROM))
+        risk = self.risk / (1 - self.undetected_share)
+        least, most = 0, answers
+        while least < most:
+            middle = (least + most) // 2
+            if max_risk(middle, self.wrong, self.expected) < risk:
+                least = middle + 1
+            else:
+                most = middle
+        return min(1.0, least / max(answers, FROM))
 
     def can_afford(self, error: float) -> bool:
         """Whether `checked` may serve one more answer with such an estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
-        self.served += answers
-        self.risk += risk
+        if answers:
+            self.served += answers
+            self.risk += risk
+            self._add_requests(risk / answers, answers)
 
-    def add_comparison(self, error: float, chance: float, right: bool, is_counted: bool) -> None:
+    def add_comparison(self, error: float, right: bool, is_counted: bool) -> None:
         """Add a comparison. After a series of calls, the caller must call `update`.
 
         Args:
-            chance: probability that such a request is compared instead of served.
             is_counted: False if a guard's veto stands, so that the answer would not have been served.
         """
-        if is_counted and error <= self.reach:
+        if not is_counted:
+            return
+        if error <= self.reach:
             self.wrong += not right
             self.expected += error
-        self.error_histogram *= 1 - 1 / _WINDOW
-        self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += 1 / chance
+        self._add_requests(error, 1)
+
+    def _add_requests(self, error: float, count: int) -> None:
+        self.error_histogram *= (1 - 1 / _WINDOW) ** count
+        self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += count
 
     def update(self) -> None:
         self.update_factor()
@@ -107,18 +117,21 @@ class ServingLevel:
         """Return the estimated share of equal answers that the comparison judges different."""
         return (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats)
 
+    @property
+    def undetected_share(self) -> float:
+        """Return the share of wrong answers that the comparison judges right: as many as it judges different."""
+        return min(self.judge_error, 0.5)
+
     def update_factor(self) -> None:
-        """Update `factor`, including wrong answers that the comparison judges right."""
-        factor = max_error_factor(self.wrong, self.expected) if self.expected else math.inf
-        self.factor = factor / (1 - min(self.judge_error, 0.5))
+        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.undetected_share)
 
     def planned_risk(self) -> float:
         """Return the mean estimated error that the next answers may have within the bound."""
-        if self.factor == math.inf:
+        if not self.expected:
             return 0.0
-        allowed = max_expected_events(self.max_error * max(self.served + _HORIZON, FROM))
-        left = (allowed - self.risk * self.factor) / _HORIZON
-        return max(0.0, min(left, _SHARE * self.max_error)) / max(self.factor, _LEAST_FACTOR)
+        allowed = max_risk(self.max_error * max(self.served + _HORIZON, FROM), self.wrong, self.expected)
+        left = (allowed * (1 - self.undetected_share) - self.risk) / _HORIZON
+        return max(0.0, min(left, _SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
 
     def update_limit(self) -> None:
         """Set the limit so that the mean estimated error of served answers is the planned risk."""

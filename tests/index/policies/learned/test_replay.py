@@ -61,9 +61,9 @@ def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     assert found.worst_wrong_share <= 0.05
     assert found.wrong_share <= policy.status("").bound <= 0.05
     _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
-    assert found.hit_rate > 1.3 * fixed.hit_rate
-    assert found.hit_rate > 0.5
-    assert found.served[1250:].sum() > 1.2 * found.served[:1250].sum()
+    assert found.hit_rate > 1.2 * fixed.hit_rate
+    assert found.hit_rate > 0.8
+    assert found.served[1250:].sum() > 1.1 * found.served[:1250].sum()
     tighter = replay(stream, learned(0.01))
     assert tighter.hit_rate < found.hit_rate
     assert tighter.wrong.sum() <= 0.01 * max(500, tighter.served.sum())

@@ -80,7 +80,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
         level, used = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        typer.echo(f"{name}: {decision}; in use: {used}")
+        typer.echo(f"{name}: {decision}; in use: {used}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
         rows += [(name, *_row(point, used, level)) for point in curve if point.level in (used, level)]
     if None in result.recommended.values():
         typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
@@ -104,22 +104,26 @@ def _row(point: "LevelResult", used: float, recommended: float | None) -> list[o
 
 def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     print_charts(charts)
+    document = report.document()
     rows = [
         (
             name if name != "threshold" or report.level is None else f"threshold {report.level}",
             percent(outcome.hit_rate),
             percent(outcome.wrong_share),
             percent(outcome.worst_wrong_share),
+            f"{document['policies'][name]['p_chr_auc']:.3f}",
         )
         for name, outcome in report.outcomes.items()
     ]
-    print_table(["Policy", "Hit rate#", "Wrong#", "Worst#"], rows, title=f"{plural(report.requests, 'request')}")
+    columns = ["Policy", "Hit rate#", "Wrong#", "Worst#", "P-CHR AUC#"]
+    print_table(columns, rows, title=f"{plural(report.requests, 'request')}")
     typer.echo(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
-        " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits"
+        " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits; P-CHR AUC is the area"
+        " under the precision of hits by hit rate"
     )
     if report.orders:
-        orders = report.document()["orders"]
+        orders = document["orders"]
         typer.echo(
             f"{orders['count']} random orders: hit rate {percent(orders['hit_rate'])}, wrong"
             f" {percent(orders['wrong_share'])} (medians), worst {percent(orders['worst'])}; within the bound in"

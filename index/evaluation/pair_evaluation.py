@@ -9,6 +9,7 @@ import numpy as np
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.index.evaluation.labelled_pairs import Pair
 from kvproxy.index.evaluation.stream_evaluation import Progress, embed
+from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match
 from kvproxy.index.models.verifier import Verifier
@@ -63,6 +64,7 @@ class Calibration:
         pairs, same: number of pairs, and of pairs with the same answer.
         default: the configured level.
         curves: a point for each level.
+        p_chr_auc: see `precision_hit_ratio_area`.
         recommended: the level with the highest hit rate within the target error; None if no level keeps to it.
     """
 
@@ -71,6 +73,7 @@ class Calibration:
     target_error: float
     default: dict[str, float]
     curves: dict[str, list[LevelResult]]
+    p_chr_auc: dict[str, float]
     recommended: dict[str, float | None]
 
     def document(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Calibration:
             name: {
                 "default_level": self.default[name],
                 "recommended_level": self.recommended[name],
+                "p_chr_auc": self.p_chr_auc[name],
                 "curve": [asdict(point) for point in curve],
             }
             for name, curve in self.curves.items()
@@ -121,17 +125,17 @@ def calibrate(
         ]
     )
     default = {"threshold": levels.threshold, "guards": levels.threshold}
-    curves = {
-        "threshold": _curve(cosine, same, cosines),
-        "guards": _curve(np.where(passed, cosine, -1.0), same, cosines),
-    }
+    scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
+    tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
         left = passed & (cosine >= levels.floor)
-        probability = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
+        scores["checked"] = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
-        curves["checked"] = _curve(probability, same, sorted({*PROBABILITIES, levels.checked}))
+        tested["checked"] = sorted({*PROBABILITIES, levels.checked})
+    curves = {name: _curve(found, same, tested[name]) for name, found in scores.items()}
+    areas = {name: precision_hit_ratio_area(found, same) for name, found in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
-    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, recommended)
+    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended)
 
 
 def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:

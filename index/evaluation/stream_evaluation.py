@@ -72,6 +72,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "hit_rate": outcome.hit_rate,
         "wrong_share": outcome.wrong_share,
         "worst": outcome.worst_wrong_share,
+        "p_chr_auc": outcome.p_chr_auc,
         "curve": [
             {"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(outcome)
         ],

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Neighbour, Policy, Ruling
+from kvproxy.index.policies.policy import Decision, Neighbour, Policy, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
 Same = Callable[[int, int], bool]
@@ -40,8 +40,17 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The result of each request of a stream.
+
+    Attributes:
+        scores: of the nearest answers that the policy considered; -1 for an answer that it would never serve.
+        right: whether these answers are right.
+    """
+
     served: np.ndarray
     wrong: np.ndarray
+    scores: np.ndarray = field(default_factory=lambda: np.empty(0))
+    right: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     @property
     def hit_rate(self) -> float:
@@ -57,6 +66,22 @@ class Outcome:
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
+
+    @property
+    def p_chr_auc(self) -> float:
+        return precision_hit_ratio_area(self.scores, self.right)
+
+
+def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
+    """Return the area under the precision of hits by the share of requests that are hits (P-CHR AUC, arXiv 2606.19719).
+
+    Args:
+        scores: of the requests' nearest answers; those below 0 are never served, and add no area.
+        right: whether these answers are right.
+    """
+    order = np.argsort(-scores, kind="stable")
+    precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
+    return float(precision[scores[order] >= 0].sum() / max(1, len(scores)))
 
 
 _FROM = 500
@@ -135,7 +160,8 @@ def replay(
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)
     count = len(stream.texts)
-    served, wrong = np.zeros(count, bool), np.zeros(count, bool)
+    served, wrong, right = (np.zeros(count, bool) for _ in range(3))
+    scores = np.full(count, -1.0)
     for line in range(count):
         places, cosines = stored.search(line, policy.reach)
         classes = [stored.classes[place] for place in places]
@@ -154,7 +180,16 @@ def replay(
             stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
-    return Outcome(served, wrong)
+    return Outcome(served, wrong, scores, right)
+
+
+def _score(decision: Decision, neighbour: Neighbour, policy: Policy) -> float:
+    """Return a score by which the policy ranks answers; -1 for an answer that it would never serve."""
+    if decision.error is not None:
+        return 1 - decision.error
+    if decision.score is not None:
+        return decision.score
+    return max(0.0, neighbour.similarity) if policy.name == "threshold" and decision.guard is None else -1.0
 
 
 def _learn(

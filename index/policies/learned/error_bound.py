@@ -63,10 +63,12 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
     parts = [_log_evidence(expected, count, *ratios) for ratios in _SERVED_RATIOS]
     evidence = np.logaddexp(*parts) - math.log(2)
     # The evidence falls with the expected number. Below the least evidence, the comparisons alone refuse the factor.
-    return np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
+    found: np.ndarray = np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
+    return found
 
 
 def _log_evidence(expected: np.ndarray, count: float, shape: float, rate: float) -> np.ndarray:
     """Return the logarithm of the mean supermartingale over gamma-distributed ratios."""
     constant = shape * math.log(rate) - math.lgamma(shape) + math.lgamma(shape + count)
-    return expected + constant - (shape + count) * np.log(rate + expected)
+    evidence: np.ndarray = expected + constant - (shape + count) * np.log(rate + expected)
+    return evidence

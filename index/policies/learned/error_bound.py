@@ -15,8 +15,8 @@ FROM = 500
 """Number of served answers from which the bound holds. Before, the number of wrong answers allowed then holds."""
 _REFUSED = math.log(10)
 """Logarithm of the evidence that refuses a factor: the inverse of the probability that the bound fails."""
-# Shape and rate of gamma distributions. The ratios are most powerful for 10 to 30, and for 50 to 200 allowed events.
-_SERVED_RATIOS = ((16.0, 9.4), (49.0, 35.0))
+# Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
+_SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)
 _MOST = 1e4
 
@@ -61,7 +61,7 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
     count = math.floor(allowed + 1e-9) + 1.0
     expected = np.linspace(0.0, count, 400)[1:]
     parts = [_log_evidence(expected, count, *ratios) for ratios in _SERVED_RATIOS]
-    evidence = np.logaddexp(*parts) - math.log(2)
+    evidence = np.logaddexp.reduce(parts) - math.log(len(parts))
     # The evidence falls with the expected number. Below the least evidence, the comparisons alone refuse the factor.
     found: np.ndarray = np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
     return found

@@ -51,6 +51,7 @@ def test_examples_of_the_bounds() -> None:
     assert max_error_factor(0, 0.0) >= 1e4
     assert max_error_factor(0, 1.0) * 10 == pytest.approx(max_error_factor(0, 0.1), rel=1e-3)
     assert 0.03 < max_error_factor(0, 100.0) < 0.12
+    assert max_risk(5.0, 80.0, 80.0) > 0.5
     assert max_risk(10.0, 5.0, 0.0) == max_risk(0.0, 5.0, 5.0) == 0.0
     assert max_risk(20.0, 50.0, 50.0) == pytest.approx(max_risk(20.0, 50.0, 100.0) / 2)
     assert 1.0 < max_error_factor(100, 100.0) < 1.5

@@ -74,7 +74,7 @@ def serve(
     kv_events: Annotated[list[str] | None, Flag(help="KV event address of each --upstream, in the same order.")] = None,
     kv_replay: Annotated[list[str] | None, Flag(help="KV event replay address of each --upstream.")] = None,
     embedder: Annotated[
-        str | None, Flag(help="default, multilingual, a folder, or a sentence-transformers id.")
+        str | None, Flag(help="Embedder: default, multilingual, a folder, or a sentence-transformers id.")
     ] = None,
     store: Store = None,
     data: Data = None,

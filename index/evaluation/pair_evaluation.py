@@ -13,7 +13,7 @@ from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match
 from kvproxy.index.models.verifier import Verifier
-from kvproxy.index.policies.guards import GUARDS, Guard
+from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
 # Dense near 1, the range of verifiers' levels.
@@ -128,7 +128,8 @@ def calibrate(
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
-        left = passed & (cosine >= levels.floor)
+        added = [bool(guards) and ADDITIONS.vetoes(pair.a, pair.b) for pair in pairs]
+        left = passed & (cosine >= levels.floor) & ~np.array(added)
         scores["checked"] = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})

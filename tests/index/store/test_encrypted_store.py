@@ -60,7 +60,7 @@ def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
     store = open_store(empty_postgres, cipher=OLD)
     store.put(ENTRY)
     with store.database.connection() as connection:
-        rows = connection.execute("select prompt, request, response from kvproxy.open_response_cache").fetchall()
+        rows = connection.execute("select prompt, request, response from kvproxy.responses").fetchall()
     assert SECRET not in repr(rows)
     store.close()
     with pytest.raises(CacheStoreError, match="not among the keys"):

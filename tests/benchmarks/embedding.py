@@ -36,12 +36,11 @@ def main() -> None:
         works = {name: partial(run, embedder.embed, [text]) for name, embedder in embedders.items()}
         interleave(works, 3)
         report(title, interleave(works, rounds), TORCH)
-    single, parallel, pair = BuiltInVerifier.load(cores=1), BuiltInVerifier.load(), (QUESTION, REWORDED)
+    verifier, pair = BuiltInVerifier.load(), (QUESTION, REWORDED)
     works = {
         INTEGERS: partial(run, embedders[INTEGERS].embed, [QUESTION]),
-        "verifier, one pair": partial(run, single.score, [pair], np.ones(1)),
-        "verifier, five pairs": partial(run, single.score, [pair] * 5, np.ones(5)),
-        "verifier, five pairs, all cores": partial(run, parallel.score, [pair] * 5, np.ones(5)),
+        "verifier, one pair": partial(run, verifier.score, [pair], np.ones(1)),
+        "verifier, five pairs, all cores": partial(run, verifier.score, [pair] * 5, np.ones(5)),
     }
     report("the verifier", interleave(works, rounds), INTEGERS)
 

@@ -58,11 +58,12 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     """Check before long work that a file can be written.
 
     Args:
+        file: None returns at once.
         suffixes: allowed suffixes; empty allows all.
 
     Raises:
         InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
-        SettingsError: the plot needs matplotlib.
+        SettingsError: `suffixes` is PLOT_SUFFIXES, and matplotlib is not installed.
     """
     if file is None:
         return

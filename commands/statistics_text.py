@@ -65,7 +65,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def labelled(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and formatted values of a group, `cache` or `blocks`, without lists."""
+    """Yield labels and formatted values of the statistics `cache` or `blocks`; lists are skipped."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):

@@ -74,7 +74,7 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
     Raises:
         NotFound: no such client.
-        InvalidRequest: it is in the settings.
+        InvalidRequest: kvproxy.toml defines the client.
     """
     clients = list(_read(settings.data))
     place = next((place for place, each in enumerate(clients) if each.name == name), None)
@@ -94,7 +94,7 @@ def remove_client(settings: Settings, name: str) -> None:
 
     Raises:
         NotFound: no such client.
-        InvalidRequest: it is in the settings.
+        InvalidRequest: kvproxy.toml defines the client.
     """
     kept = _read(settings.data)
     left = [each for each in kept if each.name != name]

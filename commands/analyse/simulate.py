@@ -15,7 +15,7 @@ from kvproxy.commands.tables import print_table, table
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
-    from kvproxy.offline.simulate.report import CapacityPlan
+    from kvproxy.offline.simulate.capacity_plan import CapacityPlan
     from kvproxy.offline.simulate.trace_reader import Workload
 
 
@@ -65,8 +65,8 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
     from kvproxy.errors import NotFound
+    from kvproxy.offline.simulate.capacity_plan import write_report
     from kvproxy.offline.simulate.pool_size_sweep import sweep_charts
-    from kvproxy.offline.simulate.report import write_report
     from kvproxy.offline.trace_sources import read_workload
 
     if not trace.exists():
@@ -110,7 +110,7 @@ def _policies(text: str) -> list[str]:
 
 
 def _token_bytes(workload: "Workload", model: str | None, given: int | None) -> float | None:
-    from kvproxy.offline.simulate.costs import kv_size
+    from kvproxy.offline.simulate.pool_cost import kv_size
 
     if model is None or given is not None:
         return given
@@ -137,10 +137,10 @@ def _plan(
     exact: bool,
     costs: tuple[list[str], float | None, float, float],
 ) -> "CapacityPlan":
-    from kvproxy.offline.simulate.costs import GIB, EngineSpeed, parse_tier, pool_cost
+    from kvproxy.offline.simulate.capacity_plan import CapacityPlan
+    from kvproxy.offline.simulate.pool_cost import GIB, EngineSpeed, parse_tier, pool_cost
     from kvproxy.offline.simulate.pool_simulation import lru_hits
     from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
-    from kvproxy.offline.simulate.report import CapacityPlan
 
     texts, token_bytes, prefill_rate, hour_price = costs
     try:

@@ -57,7 +57,8 @@ def show(
 ) -> Output:
     """Show the tree of a session with one row per turn.
 
-    Branches and sub-agents are marked with dots. The lost tokens have their cause, and the first changed region.
+    Branches and sub-agents are marked with dots. Tokens that were not reused have their cause, and the first change
+    of the prompt.
 
     Example: kvproxy sessions show 42
     """

@@ -106,8 +106,8 @@ class SemanticCache:
 
         Args:
             limits: make matching stricter, never looser.
-            explore: the policy may forward an acceptable request in order to learn.
-            seconds: timeout, after which the lookup is skipped; with None, the lookup also joins a full queue.
+            explore: allow the policy to forward a request that the neighbour could serve, in order to learn.
+            seconds: timeout, after which the lookup is skipped; None waits even if the lookup queue is full.
             allowed_freshness: freshness of entries that may be served.
             policy: name of another policy than the configured one.
         """

@@ -19,7 +19,7 @@ _MIN_VECTOR_TOKENS = 64  # Below, numpy's fixed cost exceeds the cost of a loop.
 _CBOR_NULL = b"\xf6"
 
 
-def encode_blocks(tokens: Sequence[int], block_size: int) -> list[bytes]:
+def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
     """Encode each block's tokens as a CBOR array, followed by null (no extra keys)."""
     head = _head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
@@ -131,7 +131,7 @@ class BlockHasher:
         count = (len(tokens) - start) // block_size
         if count <= 0:
             return []
-        encoded = encode_blocks(tokens[start : start + count * block_size], block_size)
+        encoded = encode_as_cbor(tokens[start : start + count * block_size], block_size)
         head = self._head
         digests: list[bytes] = []
         append = digests.append

@@ -76,18 +76,18 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 def list_chains(manager: KVCacheManager) -> list[ChainRow]:
     """Return the cached chains of the main group, most recently used first."""
     group = manager.main.group_id
-    cached = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
-    parents = {block.parent for block in cached.values()}
-    chains = [_chain_row(manager, cached, leaf) for digest, leaf in cached.items() if digest not in parents]
+    by_hash = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
+    parents = {block.parent for block in by_hash.values()}
+    chains = [_chain_row(manager, by_hash, leaf) for digest, leaf in by_hash.items() if digest not in parents]
     return sorted(chains, key=lambda chain: -(chain.last_accessed or 0))
 
 
-def _chain_row(manager: KVCacheManager, cached: dict[bytes, KVCacheBlock], leaf: KVCacheBlock) -> ChainRow:
+def _chain_row(manager: KVCacheManager, by_hash: dict[bytes, KVCacheBlock], leaf: KVCacheBlock) -> ChainRow:
     blocks: list[KVCacheBlock] = []
     block: KVCacheBlock | None = leaf
     while block is not None:
         blocks.append(block)
-        block = None if block.parent is None else cached.get(block.parent)
+        block = None if block.parent is None else by_hash.get(block.parent)
     blocks.reverse()
     return ChainRow(
         leaf=_hex(leaf.hash),
@@ -113,7 +113,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def find_chain(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
-    """Return a request that reuses the chain to the block whose hash starts with `prefix`."""
+    """Return a request with the cached prompt up to the block whose hash starts with `prefix`."""
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):
             request, start = block.source

@@ -70,7 +70,7 @@ def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
     # For listings, the journal, and savings.
     sections = [place.section for place in places if place in chosen]
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
-    long = sum(_lifetime(place.section, place.item, hour_until) == "1h" for place in chosen)
+    long = sum(_block_lifetime(place.section, place.item, hour_until) == "1h" for place in chosen)
     counts += [f"{long} for 1h"] if long else []
     tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
@@ -120,7 +120,7 @@ def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: in
     return set(list(long_enough)[:most])
 
 
-def _lifetime(section: str, item: int, hour_until: int) -> Lifetime:
+def _block_lifetime(section: str, item: int, hour_until: int) -> Lifetime:
     return "1h" if hour_until >= (item if section == "messages" else 0) else "5m"
 
 
@@ -128,15 +128,15 @@ def _marked(body: JsonObject, chosen: set[_Place], hour_until: int) -> JsonObjec
     at = {(place.section, place.item, place.part) for place in chosen}
     marked = dict(body)
     if isinstance(body.get(MARKER), dict):
-        marked[MARKER] = _marker(body, _lifetime("messages", len(objects(body.get("messages"))) - 1, hour_until))
+        marked[MARKER] = _marker(body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, hour_until))
     for section in ("tools", "system"):
         if section in body:
             parts = {item for name, item, _ in at if name == section}
-            marked[section] = _marked_blocks(body[section], parts, _lifetime(section, 0, hour_until))
+            marked[section] = _marked_blocks(body[section], parts, _block_lifetime(section, 0, hour_until))
     messages: list[Json] = []
     for item, message in enumerate(objects(body.get("messages"))):
         parts = {part for name, number, part in at if (name, number) == ("messages", item)}
-        lifetime = _lifetime("messages", item, hour_until)
+        lifetime = _block_lifetime("messages", item, hour_until)
         messages.append({**message, "content": _marked_blocks(message.get("content"), parts, lifetime)})
     return {**marked, "messages": messages}
 

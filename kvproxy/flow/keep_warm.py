@@ -71,7 +71,7 @@ class KeepWarm:
     Args:
         join: see `SingleFlight.join`.
         prices: by model, for budgets in money.
-        seconds: between two keep-warm requests.
+        interval: seconds between two keep-warm requests.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class KeepWarm:
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
         prices: Mapping[str, PriceSettings],
-        seconds: float = KEEP_WARM_SECONDS,
+        interval: float = KEEP_WARM_SECONDS,
     ) -> None:
         self._join = join
         self._key = key
         self._finish = finish
         self._clock = clock
         self._model_prices = prices
-        self.seconds = seconds
+        self.interval = interval
         self.pauses = PauseTimes()
         self._prices = CachePrices()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
@@ -120,7 +120,7 @@ class KeepWarm:
         if request.model in self._fixed_models:
             return -1
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
-        is_alive = self._clock() - session.used < self.seconds
+        is_alive = self._clock() - session.used < self.interval
         kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
         if write_for_an_hour(new, tokens - kept, self._survival(session), self._prices):
@@ -141,7 +141,7 @@ class KeepWarm:
         if before is not None:
             self._remove(before)
             self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.group)
-            is_rewritten = exchange.arrived - before.used < self.seconds and 2 * prefix.cached_tokens < before.tokens
+            is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
             if is_rewritten and until != before.hour_until and request.model not in self._fixed_models:
                 self._fixed_models.add(request.model)
                 _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
@@ -180,7 +180,7 @@ class KeepWarm:
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
-                await asyncio.sleep(session.used + self.seconds - self._clock())
+                await asyncio.sleep(session.used + self.interval - self._clock())
                 if not self._may_send(session) or not await self._send(session):
                     break
         except Exception:

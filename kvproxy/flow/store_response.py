@@ -58,12 +58,12 @@ class ResponseWriter:
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
-    async def begin(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> PendingWrite | None:
+    async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
         """Begin to store a response, and queue its comparison with the response to a similar question.
 
         The caller waits only if redaction takes time, or if too many writes are pending.
         """
-        entry = self._entry(exchange, whole, directives)
+        entry = self._entry(exchange, body, directives)
         if entry is None:
             return None
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
@@ -86,9 +86,9 @@ class ResponseWriter:
         if self._comparer is not None and lookup is not None and lookup.skip_reason is None:
             self._comparer.compare(exchange.api_request, entry, lookup)
 
-    def _entry(self, exchange: Exchange, whole: JsonObject, directives: Directives) -> Entry | None:
+    def _entry(self, exchange: Exchange, body: JsonObject, directives: Directives) -> Entry | None:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
-        if not request.api.is_storable(whole, request.body):
+        if not request.api.is_storable(body, request.body):
             return None
         rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first(
@@ -97,7 +97,7 @@ class ResponseWriter:
         stale_if_error = first((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
-        prompt_tokens, completion_tokens = request.api.usage(whole)
+        prompt_tokens, completion_tokens = request.api.usage(body)
         tags = request.control.tags
         entry = Entry(
             id=uuid4().hex,
@@ -109,7 +109,7 @@ class ResponseWriter:
             prompt=key.text or key.prompt,
             semantic=key.text is not None and self._cache.semantic is not None and rule.semantic is not False,
             request=request.raw,
-            response=dumps(whole),
+            response=dumps(body),
             created=now,
             expires=now + lifetime,
             prompt_tokens=prompt_tokens,
@@ -166,26 +166,24 @@ class ResponseRecorder:
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
         """Begin to store the response. It is called once, when the response is complete or has ended."""
         try:
-            whole = await response.reader.result() if self._reads(response) else None
-            if whole is not None:
-                response.usage = self._exchange.api_request.api.usage(whole)
-                response.answer_digests = answer_digests(whole)
+            body = await response.reader.result() if self._reads(response) else None
+            if body is not None:
+                response.usage = self._exchange.api_request.api.usage(body)
+                response.answer_digests = answer_digests(body)
                 if self._repairs:
-                    await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, whole)
-            self._report_reuse(response, whole)
-            if whole is None or not self._is_stored(response):
+                    await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, body)
+            self._record_reuse(response, body)
+            if body is None or not self._is_stored(response):
                 return None
-            return await self._writer.begin(self._exchange, whole, read_directives(response.headers))
+            return await self._writer.begin(self._exchange, body, read_directives(response.headers))
         except Exception as error:
             # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
             return None
 
-    def _report_reuse(self, response: BackendResponse, whole: JsonObject | None) -> None:
-        response.prefill_seconds = response.reader.prefill_seconds or (
-            None if whole is None else reported_prefill(whole)
-        )
-        if response.prefix is None and whole is not None and (reported := reported_reuse(whole)) is not None:
+    def _record_reuse(self, response: BackendResponse, body: JsonObject | None) -> None:
+        response.prefill_seconds = response.reader.prefill_seconds or (None if body is None else reported_prefill(body))
+        if response.prefix is None and body is not None and (reported := reported_reuse(body)) is not None:
             response.prefix = PrefixUse(*reported)
         prefix, model = response.prefix, self._exchange.api_request.model
         if prefix is not None and response.served_by is not None:

@@ -80,11 +80,11 @@ class History:
         row = self._connection.execute("select regions, shape from prompts where number = ?", [number]).fetchone()
         return None if row is None or row[0] is None else self._strings.regions(*row)
 
-    def add(self, key: bytes, regions: Regions, text: str | None, whole: bytes | None) -> int:
-        """Insert a prompt, and return its number."""
+    def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
+        """Insert a prompt, and return its number; for `text` and `contents` see `stored_text`."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
         digests, shape = b"".join(regions.digests), self._strings.shape(regions)
-        row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, whole])
+        row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, contents])
         assert row.lastrowid is not None
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
         self._connection.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [row.lastrowid, sizes])

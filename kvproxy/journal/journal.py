@@ -65,7 +65,7 @@ class Journal:
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def pauses(self) -> list[tuple[float, str, float]]:
-        """See `SessionReader.pauses`."""
+        """Return the pauses between requests of sessions; see `SessionReader.pauses`."""
         return []
 
     def curves(self) -> dict[str, LiveCurve]:

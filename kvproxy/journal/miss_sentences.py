@@ -8,12 +8,12 @@ from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import Turn
 
 
-def explain_in_sentences(found: MissExplanation, moment: Callable[[float], str]) -> list[str]:
+def explain_in_sentences(found: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
     """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
     record = found.record
     said = [meaning_of(record.reason)]
     if record.removed_at is not None:
-        said.append(f"It was removed at {moment(record.removed_at)}.")
+        said.append(f"It was removed at {format_time(record.removed_at)}.")
     if record.near is not None:
         said.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
@@ -22,7 +22,7 @@ def explain_in_sentences(found: MissExplanation, moment: Callable[[float], str])
         )
     if found.earlier is not None and found.differences and not record.reason.startswith("hit-"):
         said.append(
-            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {moment(found.earlier.time)}:"
+            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {format_time(found.earlier.time)}:"
         )
         said += [f"- {_difference(each, found)}" for each in found.differences[:8]]
         if len(found.differences) > 8:

@@ -1,4 +1,4 @@
-"""Reason tokens: the cause of each result. docs/records.md lists them."""
+"""Reason tokens: why a request was a hit, a miss, or an error. docs/records.md lists them."""
 
 from difflib import get_close_matches
 
@@ -109,7 +109,7 @@ _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
-    """Return the reason of a response that was sent before the request was parsed."""
+    """Return the reason token of a status that was sent before the request was parsed."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 

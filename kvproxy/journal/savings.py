@@ -85,7 +85,7 @@ def savings_report(
     """
     wrong = wrong_share(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
-    return SavingsReport(rows, total_of(rows) if by != "tag" else None, wrong, journal.currency)
+    return SavingsReport(rows, sum_savings(rows) if by != "tag" else None, wrong, journal.currency)
 
 
 def first_day(since: float | None) -> str | None:
@@ -171,7 +171,7 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     return None
 
 
-def total_of(rows: Sequence[Saving]) -> Saving:
+def sum_savings(rows: Sequence[Saving]) -> Saving:
     total = Saving("all")
     for row in rows:
         for name in _SUMS:

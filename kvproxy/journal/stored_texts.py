@@ -14,7 +14,7 @@ _MAX_QUESTION = 2_000
 
 
 def stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """Return the beginning of the question, and the compressed request; None for a text that the settings do not keep.
+    """Return the beginning of the question, and the compressed contents of all regions; None if not kept.
 
     Args:
         default_mode: the setting `journal.text`, which a rule may override.

@@ -22,7 +22,7 @@ class StringIds:
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:
-        """Return one id for the names of all regions of a request, together with the place of its question."""
+        """Return the id of the list of a request's region names and of its question's index."""
         return self._number(json.dumps([regions.question, *regions.names]))
 
     def _number(self, text: str) -> int:

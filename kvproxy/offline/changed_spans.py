@@ -34,11 +34,11 @@ class ChangedSpan:
     """A span of text that changes between two prompts.
 
     Attributes:
-        role: of the message; None in tools and plain prompts.
-        at: offset in the region, in characters.
+        region, role: see `Region.name`; role of the message, None in tools and plain prompts.
+        at: offset in the region of the later prompt, in characters.
         old, new: text of the span in the earlier and in the later prompt.
         before, after: equal text around the span.
-        lost: number of equal words after the span, which an engine computes again.
+        recomputed_words: equal words after the span, which a prefix cache cannot reuse.
     """
 
     region: str
@@ -49,7 +49,7 @@ class ChangedSpan:
     before: str
     after: str
     kind: Kind
-    lost: int
+    recomputed_words: int
 
     @property
     def place(self) -> tuple[str, str | None, str, str]:

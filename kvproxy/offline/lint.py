@@ -190,6 +190,6 @@ def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | N
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
     if not found:
         return None
-    cost = Counter({place: sum(span.lost for span in spans) for place, spans in found.items()})
+    cost = Counter({place: sum(span.recomputed_words for span in spans) for place, spans in found.items()})
     spans = found[cost.most_common(1)[0][0]]
     return spans[0], len(spans)

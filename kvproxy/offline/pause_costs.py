@@ -41,8 +41,8 @@ class Step:
     pause: float | None
 
     @property
-    def expiries(self) -> float:
-        """Return the number of keep-warm requests that the pause requires."""
+    def required_requests(self) -> float:
+        """Return the number of keep-warm requests that keep the prefix cached through the pause."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
@@ -82,7 +82,7 @@ def price(session: Session, requests: Requests, long_write: LongWrite, prices: C
     """Return the price of a session's input, in tokens that are not cached."""
     total, kept, before = 0.0, 0, 0
     for step in session:
-        sent = 0.0 if step.pause is None else min(step.expiries, requests(before, kept))
+        sent = 0.0 if step.pause is None else min(step.required_requests, requests(before, kept))
         total += sent * prices.read * step.shared
         if step.pause == math.inf:
             break
@@ -99,7 +99,7 @@ def price(session: Session, requests: Requests, long_write: LongWrite, prices: C
 def _live(step: Step, sent: float, kept: int) -> int:
     if step.pause is None:
         return 0
-    if sent >= step.expiries:
+    if sent >= step.required_requests:
         return step.shared
     return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
 
@@ -112,7 +112,7 @@ def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) ->
             break
         found: dict[int, float] = {}
         for kept, paid in states.items():
-            for sent in (0, step.expiries):
+            for sent in (0, step.required_requests):
                 live = _live(step, sent, kept)
                 still = min(kept, live)
                 spent = paid + (sent * step.shared + live) * prices.read
@@ -172,8 +172,8 @@ def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> Survival:
     return times.survival()
 
 
-def compare(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePrices) -> Comparison:
-    """Price each session with the survival function of its fold, which must be learned from other sessions."""
+def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePrices) -> Comparison:
+    """Compare policies. Each fold has sessions, and the survival function of the pauses of other sessions."""
     tested = [session for _, sessions in folds for session in sessions]
 
     def total(requests: Requests, long_write: LongWrite = lambda new, unprotected: False) -> float:

@@ -73,17 +73,19 @@ class _Skip(Exception):
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
-    """Read all requests of a file.
+    """Parse all requests of a log.
 
-    The file is JSON lines if a line contains a request, or if all lines are JSON objects. Otherwise each line is a prompt,
+    The log is JSON lines if a line contains a request, or if all lines are JSON objects. Otherwise each line is a prompt,
     except comments with `#`.
 
     Args:
+        file: name of the log in errors.
+        text: its content.
         model: for requests without a model.
         system: system prompt of plain prompts.
 
     Raises:
-        InvalidRequest: the file contains no request.
+        InvalidRequest: the log contains no request.
     """
     # str.splitlines would also split at U+2028, which may occur inside a text.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

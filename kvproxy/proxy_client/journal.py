@@ -57,8 +57,8 @@ class JournalFile:
     def record(self, request: str) -> Record:
         return self._reader.find(request)
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
-        """Explain a cache miss; `moment` formats seconds since the epoch."""
+    def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
+        """Explain a cache miss; `format_time` formats seconds since the epoch."""
         from kvproxy.checks.configured_store import open_configured_store, store_exists
         from kvproxy.flow.explain import texts
         from kvproxy.journal.miss_explanation import explain_record
@@ -68,7 +68,7 @@ class JournalFile:
         has_store = store_exists(self._settings)
         with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
             found = explain_record(self._reader, record, texts(self._reader, store))
-        return ExplanationReport(record, asdict(found), explain_in_sentences(found, moment))
+        return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
         """List groups, largest first; prompts are named by their question."""
@@ -171,7 +171,7 @@ class RemoteJournal:
     def record(self, request: str) -> Record:
         return _record(self._explained(request)["explained"]["record"])
 
-    def explain(self, request: str, moment: Callable[[float], str]) -> ExplanationReport:
+    def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         answer = self._explained(request)
         return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 

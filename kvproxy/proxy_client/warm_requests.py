@@ -91,7 +91,7 @@ def stored_requests(
 
 
 def logged_requests(
-    client: ProxyClient, token: str | None, max_requests: int | None, api_key: str | None
+    client: ProxyClient, admin_token: str | None, max_requests: int | None, api_key: str | None
 ) -> WarmSource:
     """Return logged requests with a stored text, the most frequent first.
 
@@ -103,7 +103,7 @@ def logged_requests(
         InvalidRequest: the journal is on another machine.
         NotFound: the journal has no request of the tenant, or no text.
     """
-    journal = open_journal(client.url, token, None)
+    journal = open_journal(client.url, admin_token, None)
     if not isinstance(journal, JournalFile):
         raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
     prompts = [prompt for prompt in journal.prompt_counts() if prompt.api in PATHS]

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from statistics import mean
 
-from kvproxy.offline.pause_costs import Comparison, Session, compare, learn, read_sessions
+from kvproxy.offline.pause_costs import Comparison, Session, compare_policies, learn, read_sessions
 from kvproxy.pause_policy import CachePrices
 
 
@@ -29,7 +29,7 @@ def cross_validated(files: list[list[Session]], folds: int, seed: int) -> Compar
         tested = set(order[fold::folds])
         training = [session for place, file in enumerate(files) if place not in tested for session in file]
         parts.append((learn(training), [session for place in sorted(tested) for session in files[place]]))
-    return compare(parts, CachePrices())
+    return compare_policies(parts, CachePrices())
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     files = folder(given.folder)
     if given.train is not None:
         survival = learn(session for file in folder(given.train) for session in file)
-        runs = [compare([(survival, [session for file in files for session in file])], CachePrices())]
+        runs = [compare_policies([(survival, [session for file in files for session in file])], CachePrices())]
     else:
         runs = [cross_validated(files, given.folds, seed) for seed in range(given.seeds)]
     one = runs[0]

@@ -63,7 +63,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
     upstream = AnthropicUpstream(clock=lambda: 1_000 * time.time())
     rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
     with proxied(tmp_path, upstream, 10, 900, **rule) as (client, services):
-        services.answerer.keep_warm.seconds = 0.2
+        services.answerer.keep_warm.interval = 0.2
         first = ask(client, "one")
         time.sleep(0.5)
         second = ask(client, "one", "Yes.", "two")
@@ -93,7 +93,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
 def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule: Any, more: Any) -> None:
     upstream = AnthropicUpstream()
     with proxied(tmp_path, upstream, 900, **rule) as (client, services):
-        services.answerer.keep_warm.seconds = 0.05
+        services.answerer.keep_warm.interval = 0.05
         ask(client, "one", **more)
         time.sleep(0.4)
     assert pings(upstream) == []
@@ -102,7 +102,7 @@ def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule
 def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path) -> None:
     upstream = AnthropicUpstream()
     with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=600) as (client, services):
-        services.answerer.keep_warm.seconds = 0.1
+        services.answerer.keep_warm.interval = 0.1
         for number in range(4):
             ask(client, f"{number}")
         time.sleep(0.6)
@@ -119,7 +119,7 @@ def test_the_budget_may_be_money(tmp_path: Path, money: float, prices: bool, sen
         client,
         services,
     ):
-        services.answerer.keep_warm.seconds = 0.1
+        services.answerer.keep_warm.interval = 0.1
         for number in range(4):
             ask(client, f"{number}")
         time.sleep(0.6)
@@ -129,7 +129,7 @@ def test_the_budget_may_be_money(tmp_path: Path, money: float, prices: bool, sen
 def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> None:
     upstream = AnthropicUpstream(clock=lambda: 10_000 * time.time())
     with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
-        services.answerer.keep_warm.seconds = 0.2
+        services.answerer.keep_warm.interval = 0.2
         ask(client, "one")
         time.sleep(1)
     assert len(pings(upstream)) == 1

@@ -60,7 +60,7 @@ def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, ot
         return
     assert span is not None
     assert (span.region, span.kind) == ("system prompt", kind)
-    assert span.lost >= 50
+    assert span.recomputed_words >= 50
     edit = strip_edit(span)
     stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
     assert stripped[0] == stripped[1] == stripped[2]

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.offline.pause_costs import Session, Step, compare, learn, lowest_price, policy_price, price, read_sessions
+from kvproxy.offline.pause_costs import (
+    Session,
+    Step,
+    compare_policies,
+    learn,
+    lowest_price,
+    policy_price,
+    price,
+    read_sessions,
+)
 from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
 
 PRICES = CachePrices()
@@ -100,7 +109,7 @@ def test_no_policy_is_cheaper_than_known_pauses() -> None:
         for long_writes in (False, True):
             least = lowest_price(session, PRICES, long_writes=long_writes)
             assert least <= policy_price(session, survival, PRICES, long_writes=long_writes) + 1e-6
-    found = compare([(survival, sessions)], PRICES)
+    found = compare_policies([(survival, sessions)], PRICES)
     assert found.bound <= found.warm_bound <= min(found.fixed.values())
     assert found.closed(found.warm_bound) == pytest.approx(1)
 

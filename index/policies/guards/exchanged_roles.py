@@ -47,11 +47,10 @@ Role = tuple[str, str]
 
 
 def order_differs(question: str, cached_question: str) -> bool:
-    """Whether two words of both texts have exchanged their roles.
+    """Whether two words of one text are exchanged in the other: `from Oslo to Rome` and `from Rome to Oslo`.
 
-    The roles of a word are the preposition before it and its neighbours. Exchanged words fit better in each other's place:
-    `a UK visa from India` and `an Indian visa from the UK`, but not `to Rome from Oslo` and `from Oslo to Rome`. Words
-    around `and` or `or` may be exchanged.
+    Each word is compared by its preposition and its neighbours, so `to Rome from Oslo` equals `from Oslo to Rome`.
+    Words around `and` or `or` may be exchanged.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     names = _common_names(theirs, ours)

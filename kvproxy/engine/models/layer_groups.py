@@ -42,7 +42,7 @@ class LayerGroup:
         return position // self.reach * self.reach if self.kind == "chunked_local" else position * 0
 
     def split_runs(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split tokens into runs of at most `max_tokens` if attention is limited.
+        """Split tokens into runs that see the same window; full attention has one run.
 
         Yields the first visible position, the first token, and the end of each run.
         """

@@ -35,9 +35,9 @@ class RequestQueue:
                 del queues[tenant]
 
     def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, int]:
-        return head.request.queue_priority, self._service.get(tenant, 0), self._number(head)
+        return head.request.queue_priority, self._service.get(tenant, 0), self._arrival_number(head)
 
-    def _number(self, sequence: SequenceState) -> int:
+    def _arrival_number(self, sequence: SequenceState) -> int:
         return self._arrival_numbers[sequence.cache_request.id]
 
     def register(self, sequence: SequenceState) -> None:
@@ -66,7 +66,7 @@ class RequestQueue:
         insort(
             queue,
             sequence,
-            key=lambda item: (item.request.queue_priority, item.request.own_priority, self._number(item)),
+            key=lambda item: (item.request.queue_priority, item.request.own_priority, self._arrival_number(item)),
         )
 
     def remove(self, sequence: SequenceState) -> None:

@@ -14,7 +14,7 @@ CAUSES = {
     "unmarked": "The request had no `cache_control` to store the prefix.",
     "unreported": "The backend did not report its reuse.",
 }
-"""Causes of a loss, and their sentences."""
+"""Causes why prompt tokens were not reused ("lost")."""
 STORED = "stored"
 """Sums of reused tokens times the hours since their last use."""
 _BLOCK = 16
@@ -57,7 +57,7 @@ class EarlierPrefix:
 
 
 def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
-    """Return the lost tokens by cause. With the reused tokens, they add up to the prompt tokens."""
+    """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:
         return _rest({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)

@@ -211,7 +211,10 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return the latest pauses: seconds, tenant, and start. A session without a turn for an hour has ended."""
+        """Return seconds, tenant, and start of the latest pauses between a response and the session's next request.
+
+        The seconds are infinite if the session had no turn for an hour.
+        """
         return [
             (float(pause), tenant, begin)
             for pause, tenant, begin in self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
@@ -222,7 +225,7 @@ class SessionReader:
         return next(iter(self._turns("t.number = ?", [number])), None) if self._has_turns else None
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
-        """Sum the results of all prompt tokens.
+        """Sum all prompt tokens by result: reused, or the cause of their loss (see `CAUSES`).
 
         Args:
             since: the first day that counts, as 2026-11-21.

@@ -47,7 +47,12 @@ class MirrorMonitor:
             self._computed += max(0, tokens - _SHORT_PROMPT)
 
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]) -> list[str]:
-        """Return all problems, and log the new ones."""
+        """Return a sentence for each problem, and log the new ones.
+
+        Args:
+            up: the engine responds.
+            reuse: predicted and reported reuse, by model.
+        """
         self._read_streams()
         found = self._find(up=up, metrics=metrics, reuse=reuse)
         for problem in found.keys() - self._known:

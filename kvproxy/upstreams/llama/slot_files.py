@@ -68,7 +68,7 @@ class SlotFiles:
         self._database.close()
 
     def saved(self, identity: str) -> list[SlotFile]:
-        """Return the restorable files of an identity, the most recently used first."""
+        """Return the files that a server with this identity can restore, the most recently used first."""
         found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
 

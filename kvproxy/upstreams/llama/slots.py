@@ -146,7 +146,7 @@ class SlotTable:
         """Update the slots from the server's report; return whether it restarted."""
         versions = {slot.id: slot.version for slot in self.slots.values()}
         states = await self._client.slots()
-        restarted = any(self._is_current(state, versions) and self._is_older(state) for state in states)
+        restarted = any(self._is_current(state, versions) and self._shows_restart(state) for state in states)
         for state in states:
             if state.slot not in self.slots:
                 self.slots[state.slot] = Slot(state.slot)
@@ -159,7 +159,7 @@ class SlotTable:
         slot = self.slots.get(state.slot)
         return slot is not None and not slot.locked and slot.version == versions.get(state.slot)
 
-    def _is_older(self, state: SlotState) -> bool:
+    def _shows_restart(self, state: SlotState) -> bool:
         known = self.slots[state.slot].task
         return known is not None and (state.task is None or state.task < known)
 

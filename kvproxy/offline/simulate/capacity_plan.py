@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.charts import Chart, save
-from kvproxy.offline.simulate.costs import EngineSpeed, PoolCost, Tier
+from kvproxy.offline.simulate.pool_cost import EngineSpeed, PoolCost, Tier
 from kvproxy.offline.simulate.pool_size_sweep import Sweep
 
 _MODEL = (

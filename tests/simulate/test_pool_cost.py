@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.offline.simulate.costs import GIB, EngineSpeed, KVSize, kv_size, parse_tier, pool_cost
+from kvproxy.offline.simulate.pool_cost import GIB, EngineSpeed, KVSize, kv_size, parse_tier, pool_cost
 from kvproxy.offline.simulate.trace_reader import TraceError
 
 HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512}

@@ -154,12 +154,12 @@ def pool_cost(
 ) -> PoolCost:
     """Compute the cost of a pool and its tiers.
 
-    A tier has the most recently used blocks, as the pool does. A block is loaded from the fastest place, or recomputed if
-    that is faster.
+    Tiers are inclusive: each holds its most recently used blocks, whether the pool has them or not. A block is loaded from
+    the first tier that has it, or recomputed if that is faster.
 
     Args:
-        hits: hit tokens of LRU pools as large as the pool, and as each tier.
-        tokens, requests: size of the trace.
+        hits: prompt tokens that LRU pools of these sizes would reuse: the pool's size, then each tier's.
+        tokens, requests: prompt tokens and requests of the trace.
     """
     seconds = known = 0.0
     shares = {}

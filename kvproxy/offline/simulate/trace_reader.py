@@ -122,7 +122,7 @@ def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None =
         "operations": _operations(size, ids),
         "lengths": _lengths(size, ids),
     }[kind]
-    arrivals = [_parse_line(path, line, parse) for line in lines]
+    arrivals = [_convert_line(path, line, parse) for line in lines]
     untimed = [line for line, arrival in zip(lines, arrivals, strict=True) if math.isnan(arrival.seconds)]
     if not untimed:
         arrivals.sort(key=lambda arrival: arrival.seconds)
@@ -234,7 +234,7 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
     sizes = (requested,) if requested is not None else tuple(named) or _SIZES
     for size in sizes:
-        fits = [_parse_line(path, line, partial(_fits, size)) for line in lines]
+        fits = [_convert_line(path, line, partial(_fits, size)) for line in lines]
         if all(fits):
             return size
     wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
@@ -249,7 +249,7 @@ def _fits(size: int, fields: dict[str, Any]) -> bool:
     return blocks in (full, full + 1)
 
 
-def _parse_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]], T]) -> T:
+def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
         return parse(line.fields)
     except _FIELD_ERRORS as error:

@@ -11,7 +11,7 @@ from kvproxy.blocks.block import KVCacheBlock
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Statistics of recent evictions and hits; None before the first one.
+    """Statistics of recent evictions and hits; None before the first eviction or hit.
 
     Attributes:
         lifetime: median seconds from caching to eviction.

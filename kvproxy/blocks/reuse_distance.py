@@ -24,8 +24,8 @@ class Run(NamedTuple):
     """A part of a prompt that was last used by one earlier request.
 
     Attributes:
-        start, stop: its units (blocks, or bytes) in the prompt.
-        distance: units that were used after it; a pool with more units has the first unit of the run.
+        start, stop: range in the prompt, in units (blocks, or bytes).
+        distance: units that later requests used; a larger pool has the first unit of the run.
     """
 
     start: int
@@ -155,7 +155,7 @@ class LiveCurve:
 
     Attributes:
         requests, tokens, units: of all prompts.
-        longest: tokens of the longest prompt. A smaller pool would refuse it, and has fewer hits.
+        longest: tokens of the longest prompt. A smaller pool would refuse this prompt.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The regions in which a request differs from an earlier one; `against` is the number of the earlier prompt."""
+    """The regions that differ from an earlier request; `against` is the number of its prompt."""
 
     regions: tuple[str, ...]
     against: int

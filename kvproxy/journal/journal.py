@@ -54,7 +54,7 @@ class Journal:
         return []
 
     def ledger(self) -> LedgerReport:
-        """Return the reused and the lost prompt tokens of all requests. Reads the file."""
+        """Return the prompt tokens of all requests, reused or not reused by cause. Reads the file."""
         return LedgerReport(0, 0, 0, [], "")
 
     def reader(self) -> Reader:

@@ -23,7 +23,7 @@ Texts = Callable[[int], Mapping[str, Json] | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A region of the request that differs from an earlier request.
+    """A region of a request (see `Regions`) that differs from an earlier request.
 
     Attributes:
         offset: number of equal characters before the difference.
@@ -58,7 +58,7 @@ class MissExplanation:
     Attributes:
         cause: the reason without `miss-`, or the first region that changed.
         earlier: the most similar earlier request.
-        turn: its session and its ledger, if it reached the backend.
+        turn: the request's turn in its session, if it reached the backend.
     """
 
     record: Record

@@ -162,7 +162,7 @@ def reason_of_neighbour(near: Candidate) -> str | None:
 
 
 def check_reason(beginning: str | None) -> None:
-    """Raise InvalidRequest if no reason begins so."""
+    """Raise InvalidRequest if no reason token starts with `beginning`."""
     if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
         return
     near = get_close_matches(beginning, REASONS, n=1)

@@ -25,7 +25,7 @@ class Record:
         time: arrival, in seconds since the epoch.
         tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
         upstream: URL of the server that responded.
-        layer, reason: source of the response, and its cause; see `reasons.py`.
+        layer, reason: source of the response, and its reason token; see `reasons.py`.
         changed: regions that differ from an earlier request with the same question.
         removed_at: removal time of the stored response.
         similarity, score, error: of the deciding neighbour: cosine, verifier's score, expected share of wrong responses.

@@ -19,12 +19,12 @@ _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The regions of a request, in the order of a chat template.
+    """The parts of a request that its response depends on, in the order of a chat template.
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
-        question: index of the region of the last message, the prompt, or the input.
-        sizes: bytes of the contents; empty for regions from the file.
+        question: index of the last user text: the last message, the prompt, or the input.
+        sizes: bytes of the contents; empty if read from the journal.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Regions:
     sizes: tuple[int, ...] = ()
 
     def differing_regions(self, other: "Regions") -> list[str]:
-        """Return the names of the regions that differ, in order, including regions that only one request has."""
+        """Return the names of the regions that differ, in order, including regions of one request only."""
         own, others = self.by_name(), other.by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 

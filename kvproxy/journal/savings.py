@@ -24,7 +24,7 @@ CACHES = ("exact", "semantic", "shared")
 
 @dataclass(frozen=True, slots=True)
 class WrongInterval:
-    """The interval of the share of wrong semantic hits, and how it is known."""
+    """The interval of the share of wrong semantic hits, and its source."""
 
     least: float
     most: float

@@ -46,7 +46,7 @@ class AuditedResponse:
 class AuditedPair:
     """The cold and the warm response to one request; `number` counts the requests from 1.
 
-    Of histories, `cold` follows the original answer, and `warm` a changed one.
+    For histories, `cold` continues the original answer, and `warm` a changed answer.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Auditor:
 
     Args:
         flush: empty the prefix cache before each cold request, for servers without salts.
-        histories: continue each answer, once as it is and once changed as clients change it.
+        histories: continue each answer unchanged, and changed as clients do.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:

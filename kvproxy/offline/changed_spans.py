@@ -52,7 +52,7 @@ class ChangedSpan:
     recomputed_words: int
 
     @property
-    def place(self) -> tuple[str, str | None, str, str]:
+    def key(self) -> tuple[str, str | None, str, str]:
         """Return a key that identifies the span within a family of prompts."""
         # The text before a span may itself contain changing digits.
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
@@ -156,7 +156,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def describe(span: ChangedSpan) -> Iterator[str]:
-    """Yield a description of a span's place and change."""
+    """Yield the position of a span, and its change."""
     if span.kind == "order of tools":
         yield "the order of the tools"
         return

@@ -97,7 +97,7 @@ async def estimate(
     Args:
         block_size: in tokens.
         sizes: pool sizes in blocks; by default a range that fits the log.
-        draws: number of replays of a log with responses; the one with the median of semantic hits counts.
+        draws: number of replays of a log with responses; the replay with the median of semantic hits counts.
     """
     replays = await _replays(requests, settings, progress, draws)
     replayed = replays[len(replays) // 2]

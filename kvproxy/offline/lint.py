@@ -49,7 +49,7 @@ class FamilyReport:
     Attributes:
         reused: tokens that a prefix cache reuses today.
         shared_blocks: median number of reused blocks, without the first prompt.
-        savings: one for each span; each includes the edits before it.
+        savings: for each span, with the edits of the earlier spans.
     """
 
     family: Family
@@ -186,7 +186,7 @@ def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | N
         closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
         span = find_changed_span(closest[0], form) if closest is not None else None
         if span is not None:
-            found[span.place].append(span)
+            found[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
     if not found:
         return None

@@ -155,9 +155,7 @@ class Comparison:
     bound: float
 
     def closed(self, found: float) -> float:
-        """Return the closed part of the gap between the best fixed number and known pauses (keep-warm requests
-        only).
-        """
+        """Return the achieved share of the possible saving over the best fixed number."""
         best = min(self.fixed.values())
         return (best - found) / (best - self.warm_bound)
 

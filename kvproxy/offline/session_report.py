@@ -34,7 +34,7 @@ _TRACE_NUMBERS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Turns whose first change was in a region, and their lost tokens."""
+    """Turns whose first change was in a region (see `Regions`), and their tokens that were not reused."""
 
     region: str
     turns: int

@@ -27,8 +27,8 @@ _LONG = 12
 def adds_content(question: str, cached_question: str) -> bool:
     """Whether one text asks for more than the other.
 
-    It holds all words of the other and one of its own, all content of the other and two words of its own, most words of the
-    other and a phrase of its own, or at least three more words of its own than the other.
+    The longer text has all words of the shorter text and an additional word, all its content words and two additional
+    words, most of its words and an additional phrase, or at least three more words of its own than the shorter text.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))

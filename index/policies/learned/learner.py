@@ -41,7 +41,7 @@ class ErrorEstimate:
     """The estimated error of the nearest neighbour whose class is not obsolete.
 
     Attributes:
-        place: index of this neighbour.
+        place: index of the neighbour.
         is_only_member: no other neighbour has the same answer.
     """
 

@@ -82,7 +82,7 @@ class ServingLevel:
         return min(1.0, least / max(answers, FROM))
 
     def can_afford(self, error: float) -> bool:
-        """Whether `checked` may serve one more answer with such an estimated error."""
+        """Whether `checked` may serve another answer with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, FROM))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -119,7 +119,7 @@ class ServingLevel:
 
     @property
     def undetected_share(self) -> float:
-        """Return the share of wrong answers that the comparison judges right: as many as it judges different."""
+        """Return the share of wrong answers judged right, assumed equal to `judge_error`."""
         return min(self.judge_error, 0.5)
 
     def update_factor(self) -> None:

@@ -13,7 +13,7 @@ class Use:
 
     Attributes:
         seconds: time of the request.
-        client: who runs sessions; None if unknown.
+        client: name of the client; None if unknown.
         awaits_user: the response ends the turn of an agent, so a person sends the next request.
     """
 

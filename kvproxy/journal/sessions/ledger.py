@@ -99,6 +99,6 @@ def _rest(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
 
 
 def main_cause(lost: Mapping[str, int]) -> str | None:
-    """The cause of the largest avoidable loss; None without such a loss."""
+    """Return the cause of most lost tokens, except `new`; None without such a cause."""
     avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new"}
     return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

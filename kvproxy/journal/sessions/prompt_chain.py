@@ -19,7 +19,7 @@ class PromptChain:
     Attributes:
         names, digests, sizes: of each region.
         prefixes: hashes of the first 1, 2, ... regions.
-        conversation: the same hashes without tools and system prompt; None for regions of these.
+        conversation: the same hashes without tools and system prompt; None for the regions of tools and system prompt.
         first: index of the first message of the conversation.
     """
 

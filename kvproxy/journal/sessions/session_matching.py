@@ -24,7 +24,7 @@ class KnownTurn:
         prompt: number of its prompt in the journal.
         time, ended: seconds since the epoch.
         stored: prompt tokens in the provider's cache after it; None if the provider does not report them.
-        ttl: seconds until the provider drops its prefix.
+        ttl: seconds until the provider drops the prefix.
         answer: digests of the parts of its answer; None if unknown.
         end: hash of its whole prompt.
     """
@@ -50,9 +50,9 @@ class KnownPrefix:
     """The longest prefix of a prompt that an earlier request sent.
 
     Attributes:
-        regions: its length.
+        regions: number of regions in the prefix.
         tokens: measured if `is_exact`, else estimated from the nearest measured prefix.
-        turn: the last request that sent it.
+        turn: the last request that sent the prefix.
     """
 
     regions: int
@@ -96,7 +96,7 @@ class SessionIndex:
         return KnownPrefix(end, tokens, measured == end, turn)
 
     def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
-        """Return the turn that a request continues, and the session; None for a new one.
+        """Return the turn that a request continues, and the session; None for a new session.
 
         The longest known conversation decides, then the latest known answer, since clients also change the first messages.
         """

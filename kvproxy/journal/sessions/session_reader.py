@@ -39,7 +39,7 @@ class Turn:
         pause: seconds since the end of the parent's response.
         reused_tokens: None if the backend did not report them.
         region, place: the first changed region, and the index of its first changed character, if tokens were lost to `changed`.
-        lost: tokens by cause; with the reused tokens they add up to the prompt tokens.
+        lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: None without a price.
     """
 
@@ -90,7 +90,7 @@ class Session:
 
     Attributes:
         id: number of its first record.
-        parent: number of the turn that started it, if it is a sub-agent's.
+        parent: for a sub-agent, number of the turn that started it.
         first, last: seconds since the epoch.
         longest_pause: in seconds.
         cost: None without a price for any model.
@@ -115,7 +115,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Tokens with one result: `reused`, or a cause of a loss.
+    """Prompt tokens by `result`: `reused`, or a cause from `CAUSES`.
 
     Attributes:
         share: of all prompt tokens.
@@ -130,7 +130,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """The results of all prompt tokens; they add up to `prompt_tokens`.
+    """Rows for all prompt tokens; their tokens add up to `prompt_tokens`.
 
     Attributes:
         storage: price of stored tokens.
@@ -281,7 +281,7 @@ def tree(turns: Sequence[Turn]) -> list[TreeRow]:
 def ledger_of(
     models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
 ) -> LedgerReport:
-    """Sum tokens by model and result: `reused`, causes of losses, `written_5m`, `written_1h` and `stored`."""
+    """Sum tokens by model and result: `reused`, `CAUSES`, `written_5m`, `written_1h` and `stored`."""
     storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}

@@ -139,7 +139,7 @@ class PoolCost:
     """The cost of the prompts with one pool.
 
     Attributes:
-        hits: share of the prompt tokens by place, the pool first.
+        hits: share of the prompt tokens in the pool, and in each tier, by name.
         ttft: mean seconds of prefill and transfers of a request, without queueing.
         price: of a million prompt tokens.
     """

@@ -178,7 +178,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def engines_for(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet whose p99 of the wait is at most a time; at most 256 engines."""
+    """Return the result of the smallest fleet, up to 256 engines, with a p99 wait of at most `seconds`."""
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)

@@ -21,7 +21,7 @@ _FILE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """`identity` is a digest of the model and build; a file is valid for one identity."""
+    """`identity` is a digest of the model and build; a slot file is valid for this identity only."""
 
     identity: str
     slots: int
@@ -123,7 +123,7 @@ class LlamaClient:
         return await self._transfer(slot, "save", name, "n_saved", "n_written")
 
     async def restore(self, slot: int, name: str) -> SlotTransfer:
-        """Read a file into a slot. The slot's previous contents are lost even if this fails."""
+        """Read a file into a slot. A failure also clears the slot."""
         return await self._transfer(slot, "restore", name, "n_restored", "n_read")
 
     async def erase(self, slot: int) -> None:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """One file. It is unused if `tokens` is None. `used` is the time of the last save or restore.
+    """A saved slot. The file is unused if `tokens` is None. `used` is the time of the last save or restore.
 
     Attributes:
         identity: digest of the model and build of its server. The file is valid for this identity only.

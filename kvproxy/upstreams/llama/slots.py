@@ -16,14 +16,14 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Slot:
-    """One slot.
+    """One slot of llama-server, with the KV cache of one sequence.
 
     Attributes:
-        prefix: its known tokens.
+        prefix: known tokens in the slot.
         task: number of its last request since the server's start.
         context: maximum number of tokens.
-        locked: a request of this proxy uses it, or it is being saved. Only the owner may change the other attributes.
-        busy: a request of another client uses it.
+        locked: a request of this proxy or a save uses the slot. Only the owner may change the other attributes.
+        busy: a request of another client uses the slot.
         version: number of changes, to detect outdated reports.
     """
 
@@ -143,7 +143,7 @@ class SlotTable:
                 break
 
     async def refresh(self) -> bool:
-        """Update the slots from the server's report; return whether it restarted."""
+        """Update the slots from the server's report; return whether the server restarted."""
         versions = {slot.id: slot.version for slot in self.slots.values()}
         states = await self._client.slots()
         restarted = any(self._is_current(state, versions) and self._shows_restart(state) for state in states)

@@ -13,7 +13,7 @@ from tests.commands.run import kvproxy, result
 from tests.polling import until
 from tests.servers import run_proxy
 
-POOLS = (60, 100, 150)
+POOLS = (60, 150)
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()
 
 
@@ -34,7 +34,7 @@ def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(engine: tuple[int
         return [generator.randrange(10, 250) for _ in range(generator.randint(least, most))]
 
     system, contexts = tokens(64, 64), [tokens(40, 300) for _ in range(12)]
-    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(150)]
+    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(100)]
     for prompt in prompts:
         body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).is_success
@@ -56,7 +56,7 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(engine: t
 
     system = {"role": "system", "content": text(60, 60)}
     contexts = [text(40, 120) for _ in range(12)]
-    for number in range(150):
+    for number in range(100):
         context = min(generator.sample(contexts, 2), key=contexts.index)
         turns = [{"role": "user", "content": context}, {"role": "assistant", "content": "Yes."}]
         body = {
@@ -66,10 +66,10 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(engine: t
         }
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
     stats = httpx.get(f"{url}/admin/blocks/stats").json()
-    until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 150)
+    until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 100)
     (forecast,) = result("blocks", "what-if", url=url)
     rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
-    assert (forecast["requests"], forecast["pool_tokens"]) == (150, 16 * pool)
+    assert (forecast["requests"], forecast["pool_tokens"]) == (100, 16 * pool)
     assert abs(rates["current"] - stats["hit_rate"]) < 0.01
     assert rates["half"] <= rates["current"] <= rates["double"] <= rates["unlimited"]
     shown = kvproxy("blocks", "what-if", url=url).stdout

@@ -216,7 +216,7 @@ def _send(
 
 
 def _print(report: "WarmReport") -> None:
-    pinned = [] if report.pinned is None else [("Tokens pinned", report.pinned)]
+    pinned = [] if report.pinned is None else [("Tokens pinned", report.pinned), ("Not pinned", report.not_pinned)]
     print_facts(
         [
             ("Requests", report.document()["requests"]),
@@ -229,7 +229,7 @@ def _print(report: "WarmReport") -> None:
             *pinned,
             ("Duplicates", report.duplicates),
             ("Skipped lines", report.skipped),
-            ("Failed", len(report.errors)),
+            ("Failed", report.failed),
         ]
     )
     lines: dict[str, list[int]] = {}

@@ -17,9 +17,11 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.compare_responses import Judge, ResponseComparer, answer_text, make_judge
+from kvproxy.flow.edits import apply_edits
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache
+from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 
 _LOOKUP_TIMEOUT = 60.0
@@ -98,7 +100,7 @@ async def _open_replayer(
             comparer = None if judge is None else ResponseComparer(cache.semantic, judge)
         answerer = Answerer(backend, cache, caching, lambda: backend.now, comparer)
         try:
-            yield _Replayer(settings, answerer, backend, judge)
+            yield _Replayer(settings, Rules(settings), answerer, backend, judge)
         finally:
             await answerer.close()
             if comparer is not None:
@@ -109,12 +111,14 @@ async def _open_replayer(
 @dataclass(frozen=True, slots=True)
 class _Replayer:
     settings: Settings
+    rules: Rules
     answerer: Answerer
     backend: "LoggedBackend"
     judge: Judge | None
 
     async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
-        request = to_api_request(logged, self.settings)
+        request = self.rules.apply(to_api_request(logged, self.settings))
+        request = apply_edits(request, self.rules.edits(request))
         if logged.time is not None:
             self.backend.now = logged.time
         self.backend.response = logged.response

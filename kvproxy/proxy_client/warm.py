@@ -33,6 +33,7 @@ class WarmReport:
         skipped: lines without a request.
         duplicates: lines equal to an earlier line; they are not sent.
         pinned: tokens pinned; None without pinning.
+        not_pinned: answered prompts that could not be pinned; each is also one of the `errors`.
         has_cache: the server is a kvproxy.
     """
 
@@ -42,6 +43,7 @@ class WarmReport:
     skipped: int = 0
     duplicates: int = 0
     pinned: int | None = None
+    not_pinned: int = 0
     has_cache: bool = False
     errors: list[LineError] = field(default_factory=list)
 
@@ -50,10 +52,14 @@ class WarmReport:
         """Return the number of requests that have a cached response now."""
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
+    @property
+    def failed(self) -> int:
+        return len(self.errors) - self.not_pinned
+
     def document(self) -> dict[str, Any]:
-        pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned}
+        pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": self.not_pinned}
         return {
-            "requests": sum(self.outcomes.values()) + len(self.errors),
+            "requests": sum(self.outcomes.values()) + self.failed,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
             "exact_hits": self.outcomes["exact"],
@@ -63,7 +69,7 @@ class WarmReport:
             **pinned,
             "duplicates": self.duplicates,
             "lines_passed_over": self.skipped,
-            "failed": len(self.errors),
+            "failed": self.failed,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
 
@@ -154,6 +160,7 @@ def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, r
         try:
             tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
         except KvproxyError as error:
+            report.not_pinned += 1
             report.errors.append(LineError(request.line, f"not pinned: {error.message}"))
     return tokens
 

@@ -126,6 +126,30 @@ def test_equal_requests_are_hits_if_the_log_has_only_the_usage_of_responses(tmp_
     assert (told["exact"], told["forwarded"]) == (2, 1)
 
 
+def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'
+        '[[rules]]\nname = "tools"\nmodel = "tools"\nedits = []\n'
+    )
+
+    def exact_hits(model: str) -> int:
+        lines: list[logs.Line] = [
+            {
+                "request": {
+                    "model": model,
+                    "messages": [
+                        {"role": "system", "content": f"Session {number} You help."},
+                        {"role": "user", "content": "What are your hours?"},
+                    ],
+                }
+            }
+            for number in range(3)
+        ]
+        return estimated(lines, tmp_path, [20]).exact
+
+    assert (exact_hits("m"), exact_hits("tools")) == (2, 0)
+
+
 def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
     flat = {"messages": [{"role": "user", "content": "What are your hours?"}], "model": "m"}
     lines = (flat | {"time": seconds, "response": "9 to 5."} for seconds in (1.0, 2.0))

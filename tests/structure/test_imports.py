@@ -49,7 +49,7 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
     settings tiers upstreams
 offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate
+offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate rules
     pause_policy open_response_cache settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation

@@ -53,10 +53,12 @@ class CapacityPlan:
             return "No prompt repeats a block, so a larger pool does not help. A tier does not help, either. Any policy will do."
         enough = next((at for at, rate in enumerate(lru) if rate >= 0.9 * sweep.unlimited), None)
         at = len(lru) - 1 if enough is None else enough
-        reach = "does not yet reach" if enough is None else "reaches"
+        name = self.pool_name(at)
+        advice = (
+            f"Use a pool of {name}, which reaches" if enough is not None else f"Simulate larger pools: {name} is below"
+        )
         first = (
-            f"Use a pool of {self.pool_name(at)}, which {reach} 90% of the possible hits: {lru[at]:.1%} of the prompt blocks,"
-            f" of at most {sweep.unlimited:.1%}."
+            f"{advice} 90% of the possible hits: {lru[at]:.1%} of the prompt blocks, of at most {sweep.unlimited:.1%}."
         )
         return f"{first} {self._next_step(at, lru)} {self._best_policy(at, lru)}"
 
@@ -82,7 +84,7 @@ class CapacityPlan:
             if name not in ("lru", "belady") and rates[at] - self.sweep.errors[name][at] > lru[at]
         }
         if not gains:
-            return "Keep LRU: no simulated policy is better at this size."
+            return "Keep LRU: no other policy of an engine is better at this size."
         best = max(gains, key=lambda name: gains[name])
         return f"The policy {best} adds {100 * gains[best]:.1f} points at this size."
 

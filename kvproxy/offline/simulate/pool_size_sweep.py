@@ -84,7 +84,7 @@ def sweep(
                 ]
                 found.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
             on_progress()
-        rates[policy] = tuple(hits / blocks for hits, _ in found)
+        rates[policy] = tuple(min(hits, unlimited) / blocks for hits, _ in found)
         errors[policy] = tuple(error / blocks for _, error in found)
     return Sweep(ordered, rates, errors, unlimited / blocks, block_tokens, len(requests), blocks)
 

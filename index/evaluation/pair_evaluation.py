@@ -128,8 +128,11 @@ def calibrate(
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
-        added = [bool(guards) and ADDITIONS.vetoes(pair.a, pair.b) for pair in pairs]
-        left = passed & (cosine >= levels.floor) & ~np.array(added)
+        left = passed & (cosine >= levels.floor)
+        if guards:
+            left &= [
+                bool(read) and not ADDITIONS.vetoes(pair.a, pair.b) for pair, read in zip(pairs, left, strict=True)
+            ]
         scores["checked"] = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})

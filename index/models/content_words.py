@@ -79,7 +79,7 @@ def _is_inflected(word: str, other: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def content_words(text: str) -> frozenset[str]:
-    """Return the words of a text, in lower case, without those that do not change an answer.
+    """Return the lower-case words of a text that can change its answer.
 
     A Chinese character is a word, and so is a run of kana.
     """

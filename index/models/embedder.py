@@ -1,9 +1,11 @@
 """Embedders of questions and answers."""
 
 import copy
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +34,29 @@ class Embedder(Protocol):
 
     def can_read(self, text: str) -> bool:
         """Whether the vector depends on all of a text: it is short enough and has no unknown characters."""
+
+
+class ThreadedEmbedder:
+    """Computes one text on the calling thread, and several on a thread pool.
+
+    Args:
+        threads: one for each core by default.
+    """
+
+    dim: int
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
+
+    def _one(self, text: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of texts, `[len(texts), dim]` float32. A vector does not depend on the other texts."""
+        if len(texts) < 2 or self._threads == 1:
+            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, self.dim)
+        return np.stack(list(self._pool.map(self._one, texts)))
 
 
 class SentenceEmbedder:

@@ -96,7 +96,7 @@ class ReuseStack:
             segment += segment & -segment
 
     def _compact(self) -> None:
-        """Number the segments anew without the empty ones, and make space for as many."""
+        """Remove empty segments, number the others again, and double the space."""
         cut = 0
         if self._max_ids is not None and len(self._segments) > self._max_ids:
             cut = sorted(self._segments.values())[len(self._segments) - self._max_ids // 2]

@@ -44,7 +44,7 @@ def _clear_chunks(folder: Path | None) -> int:
 
 
 def check_weights(embedder: str) -> str:
-    """Check packaged weights, and those of an extra, against their released digests. Raises KvproxyError."""
+    """Check the weights of the package and its extras against their released digests. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.e5.weights import installed_file

@@ -67,7 +67,8 @@ def tokens_after(
 ) -> tuple[int, list[list[int]], int] | None:
     """Return the length of the cached prefix, the tokens of the cached chains after it, and the block size.
 
-    Each chain continues with its newest blocks. None if the first chain has the rest of the prompt, or if there is none.
+    Each chain continues with its newest blocks. Returns None if no chain follows the prefix, or the first chain has the whole
+    rest of the prompt.
     """
     groups, _ = make_groups(pools, prompt, hasher)
     if not groups or isinstance(groups[0], MirroredWindowGroup):

@@ -61,7 +61,7 @@ class Target:
 
 
 class Oracle:
-    """Decides like a proxy without observations, where `learned` leaves the decision to `checked`."""
+    """Decides like a new proxy: without observations, `checked` decides."""
 
     def __init__(self) -> None:
         self.embedder = load_embedder()

@@ -6,7 +6,7 @@ The traffic of a language is generated from hand-written templates: sentences wi
 test questions are hand-written, too, and do not occur in it. After the traffic, the first question of each pair arrives,
 then the second one. The intent is the answer, and the judge knows it.
 
-- `first`: the traffic has the intent of the first question of each pair, and never that of its opposite;
+- `first`: the traffic has the intent of the first question of each pair, but not the intent of the second question;
 - `both`: the traffic has both intents;
 - `none`: the traffic has neither.
 """

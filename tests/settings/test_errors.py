@@ -1,4 +1,4 @@
-"""Errors in the settings: all at once, one line each, with the flag, variable, or line that sets the value."""
+"""All errors in the settings are reported at once, with the source of each value."""
 
 from pathlib import Path
 

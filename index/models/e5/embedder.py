@@ -1,8 +1,6 @@
 """multilingual-e5-small as an embedder in ONNX Runtime, for about 100 languages."""
 
-import os
-from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import numpy as np
 
 from kvproxy.index.models.e5.tokenizer import UNKNOWN, UnigramTokenizer
 from kvproxy.index.models.e5.weights import LAYERS, PACKAGED, E5File, installed_file, unpack
+from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
 from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.weights import MATRICES, WIDTH
@@ -25,8 +24,8 @@ _RANGE = 3.0
 """Range of all channels of activations. The vectors are then within a cosine of 0.998 of those in float32."""
 
 
-class MultilingualEmbedder:
-    """Embeds texts of about 100 languages. One text is computed on the calling thread, several on a thread pool.
+class MultilingualEmbedder(ThreadedEmbedder):
+    """Embeds texts of about 100 languages.
 
     All vectors of this model have cosines from 0.75 to 1. Their mean is subtracted, so that usual thresholds apply.
     """
@@ -37,6 +36,7 @@ class MultilingualEmbedder:
     def __init__(
         self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
     ) -> None:
+        super().__init__(threads)
         files = files or graph_files()
         integers = computes_int8_exactly(files) if integers is None else integers
         source = E5File(installed_file())
@@ -50,14 +50,6 @@ class MultilingualEmbedder:
         self._positions = source.tensor("emb.pos").reshape(-1, WIDTH) + source.tensor("emb.type")[:WIDTH]
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(UnigramTokenizer(source).encode)
         self._mean = np.load(MEAN)
-        self._threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, `[len(texts), 384]` float32. A vector does not depend on the other texts."""
-        if len(texts) < 2 or self._threads == 1:
-            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
-        return np.stack(list(self._pool.map(self._one, texts)))
 
     def can_read(self, text: str) -> bool:
         ids = self._ids(_PREFIX + text)

@@ -1,13 +1,12 @@
 """The packaged all-MiniLM-L6-v2 as an embedder in ONNX Runtime."""
 
-import os
-from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container
 from functools import lru_cache
 
 import numpy as np
 
 from kvproxy.index.errors import EmbedderError
+from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
 from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
 from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
@@ -32,8 +31,8 @@ _MAX_READ = MAX_TOKENS // 2
 _CACHED_TEXTS = 64
 
 
-class MiniLMEmbedder:
-    """Embeds texts. One text is computed on the calling thread, several texts on a thread pool.
+class MiniLMEmbedder(ThreadedEmbedder):
+    """Embeds texts.
 
     Args:
         integers: compute in 8 bits; None does so if the processor's 8-bit products are exact. The embedder's name
@@ -45,6 +44,7 @@ class MiniLMEmbedder:
     def __init__(
         self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
     ) -> None:
+        super().__init__(threads)
         files = files or graph_files()
         integers = computes_int8_exactly(files) if integers is None else integers
         folder = packaged_model()
@@ -54,17 +54,9 @@ class MiniLMEmbedder:
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = lookup_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
-        self._threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._ids_of)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, `[len(texts), 384]` float32. A vector does not depend on the other texts."""
-        if len(texts) < 2 or self._threads == 1:
-            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, WIDTH)
-        return np.stack(list(self._pool.map(self._one, texts)))
 
     def can_read(self, text: str) -> bool:
         ids = self._ids(text)

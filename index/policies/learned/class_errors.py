@@ -1,4 +1,4 @@
-"""Evidence about classes of answers: those that may have changed, and guards that are irrelevant to a class."""
+"""Evidence that a class of answers has changed, or that a guard is irrelevant to it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -8,7 +8,7 @@ segments, if each segment begins with an added token that the tokenizer finds at
 - no other added token contains it, or ends as it begins, so that no earlier match can cover a part of it.
 
 The first segment has the beginning of the text, which some tokenizers treat differently (Metaspace's `prepend_scheme="first"`).
-It is always the first segment of its chats, since the others begin with an added token.
+No later segment equals it, because later segments begin with an added token.
 """
 
 import re

@@ -167,12 +167,12 @@ class BlockPool:
         if self.record_events:
             self._events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
         for block in blocks:
-            key = self.key_of(block) if block.group is not None else block.hash
-            copies = cached.pop(key)  # type: ignore[arg-type]
+            key = self.key_of(block)
+            copies = cached.pop(key)
             if type(copies) is list:
                 copies.remove(block)
                 if copies:
-                    cached[key] = copies  # type: ignore[index]
+                    cached[key] = copies
             block.hash = block.parent = block.source = None
         self.num_evictions += len(blocks)
 

@@ -10,13 +10,12 @@ from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
 from kvproxy.blocks.eviction import queue_factory
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
-from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
+from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKVCacheManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class KVCacheManager:
         self.num_hit_tokens = 0
         self.requests: dict[str, CacheRequest] = {}
         self._alignment_tokens = alignment_tokens
-        self._copy_on_write = CopyOnWrite(self.pool)
+        self._copies: dict[int, int] = {}  # source block by destination block
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """Find the longest cached prefix; the last token is always computed, for its logits."""
@@ -149,7 +148,7 @@ class KVCacheManager:
             group.get_num_blocks_to_allocate(request.id, num_tokens, hit)
             for group, hit in zip(groups, hits, strict=True)
         )
-        shared = self._copy_on_write.find_shared_blocks(groups, request)
+        shared = self._shared_blocks(request)
         if needed + len(shared) > self.pool.num_free_blocks:
             return None
         if computed is not None:
@@ -157,7 +156,7 @@ class KVCacheManager:
         elif request.id not in self.requests:
             self.requests[request.id] = request
         if shared:
-            self._copy_on_write.replace_blocks(request, shared)
+            self._copy_on_write(request, shared)
         new = [block for group in groups for block in group.allocate_new_blocks(request.id, num_tokens)]
         if not delay_cache_blocks:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
@@ -205,7 +204,28 @@ class KVCacheManager:
 
         Copy them before the next forward pass. All sources may be read first; no destination occurs twice.
         """
-        return self._copy_on_write.take_copies()
+        copies, self._copies = self._copies, {}
+        return [(source, destination) for destination, source in copies.items()]
+
+    def _shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
+        """Return the blocks that the request writes to next and shares with a forked request, as (group, index)."""
+        return [
+            (group, index)
+            for group in self.groups
+            if (table := group.tables.get(request.id))
+            for index in range(request.num_computed_tokens // group.block_size, len(table))
+            if table[index].ref_count > 1
+        ]
+
+    def _copy_on_write(self, request: CacheRequest, shared: list[tuple[SingleTypeKVCacheManager, int]]) -> None:
+        for group, index in shared:
+            table = group.tables[request.id]
+            old, new = table[index], self.pool.get_new_blocks(1)[0]
+            table[index] = new
+            if index * group.block_size < request.num_computed_tokens:
+                # The content of a pending destination is still in its source.
+                self._copies[new.id] = self._copies.get(old.id, old.id)
+            self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Return each group's block table; 0 replaces freed blocks."""

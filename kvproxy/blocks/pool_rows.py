@@ -41,17 +41,17 @@ def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list
                     groups[block.id] = group.group_id
     return [
         BlockRow(
-            block.id,
-            block_state(block, null, requests),
-            block.ref_count,
-            _hex(block.hash),
-            _hex(block.parent),
-            block.hash is not None,
-            0 if block.hash is None else manager.block_size,
-            block.last_accessed,
-            block.priority,
-            tuple(requests.get(block.id, ())),
-            groups.get(block.id) if block.group is None else block.group,
+            id=block.id,
+            state=block_state(block, null, requests),
+            ref_count=block.ref_count,
+            hash=_hex(block.hash),
+            parent=_hex(block.parent),
+            computed=block.hash is not None,
+            num_tokens=0 if block.hash is None else manager.block_size,
+            last_accessed=block.last_accessed,
+            priority=block.priority,
+            requests=tuple(requests.get(block.id, ())),
+            group=groups.get(block.id) if block.group is None else block.group,
         )
         for block in blocks
     ]

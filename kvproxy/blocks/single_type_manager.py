@@ -79,19 +79,12 @@ class SingleTypeKVCacheManager:
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         found: list[KVCacheBlock] = []
-        if self.group_id is None:
-            cached = self.pool.cached_blocks
-            for digest in hashes[:max_blocks]:
-                block = cached.get(digest)
-                if block is None:
-                    break
-                found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
-            return found
-        for digest in hashes[:max_blocks]:
-            hit = self.get_cached_block(digest)
-            if hit is None:
+        cached, group, hashes = self.pool.cached_blocks, self.group_id, hashes[:max_blocks]
+        for key in hashes if group is None else ((group, digest) for digest in hashes):
+            block = cached.get(key)
+            if block is None:
                 break
-            found.append(hit)
+            found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:

@@ -55,7 +55,7 @@ class EngineCore:
             loaded.device,
             loaded.dtype,
             shape.head_dim,
-            features=loaded.features,
+            has_softcap=loaded.has_softcap,
             prefill=settings.prefill_attention,
             decode=settings.decode_attention,
         )
@@ -107,11 +107,8 @@ class EngineCore:
             num_draft_tokens=0 if settings.batch_invariant else settings.num_speculative_tokens,
             tiers=self.tiers,
         )
-        self._output_processor = OutputProcessor(self._scheduler, self._request_finished, self._abort_failed_sequence)
-
-    def _request_finished(self, sequence: SequenceState) -> None:
-        if self.tiers is not None:
-            self.tiers.saver.request_finished(sequence)
+        on_finished = self.tiers.saver.request_finished if self.tiers is not None else lambda sequence: None
+        self._output_processor = OutputProcessor(self._scheduler, on_finished, self._abort_failed_sequence)
 
     @property
     def has_work(self) -> bool:

@@ -48,8 +48,6 @@ async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> N
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
     """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
-    if not pools:
-        return MirrorMatch(0, [], [], None, None)
     groups, hashes = make_groups(pools, prompt, hasher)
     found, length = _find_longest_hit(groups, hashes)
     blocks = [block for block in found if block is not NULL_BLOCK]
@@ -71,7 +69,7 @@ def tokens_after(
     rest of the prompt.
     """
     groups, _ = make_groups(pools, prompt, hasher)
-    if not groups or isinstance(groups[0], MirroredWindowGroup):
+    if isinstance(groups[0], MirroredWindowGroup):
         return None
     pool, cached = groups[0].pool, groups[0].cached_blocks
     start = len(cached) * pool.block_size
@@ -91,13 +89,12 @@ def tokens_after(
 
 
 def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning."""
     pairs = enumerate(zip(tokens, others, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
 
 
 def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
-    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
+    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1]
 
 
 def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:

@@ -174,7 +174,7 @@ def test_columns_equal_rows() -> None:
 
 def test_columns_of_mirrored_blocks() -> None:
     def row(name: str | None) -> BlockRow:
-        return BlockRow(None, "cached", None, name, None, True, 4, None, None, None)
+        return BlockRow(hash=name, num_tokens=4)
 
     shown = map_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
     assert (shown.names, shown.states) == (["0123456789abcdef", "ab", ""], "ccc")

@@ -19,8 +19,7 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
-from kvproxy.blocks.pool_map import PoolMap, map_pool
-from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.chunk_store import TierStats
@@ -41,7 +40,7 @@ class EmbeddedPrefix(PrefixCache):
         return await self._worker.inspect(pool_rows.list_free_blocks)
 
     async def map(self) -> PoolMap:
-        found = await self._worker.inspect(map_pool)
+        found = await self._worker.inspect(pool_rows.map_pool)
         # The salt of a tenant's blocks begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 

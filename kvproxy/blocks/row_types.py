@@ -158,6 +158,28 @@ class PoolReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolMap:
+    """A pool in columns with one item for each block, for pictures: much smaller than a list of rows.
+
+    A column is None if the cache does not provide it.
+
+    Attributes:
+        names: names of the blocks for `show`; None if a block's name is its index.
+        states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
+        tenant: index in `tenants`; -1 if the block has none.
+        queue: indexes of the idle blocks in eviction order.
+    """
+
+    names: list[str] | None
+    states: str
+    refs: list[int] | None
+    used: list[int] | None
+    tenants: list[str] | None
+    tenant: list[int] | None
+    queue: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Divergence:
     """The first difference between a prompt and the closest cached chain.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.prefix_match import compute_hashes
@@ -91,8 +92,7 @@ class GeneratedTokens:
 
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
         """Keep the tokens up to the first block after which both prompts are the same."""
-        pairs = zip(reversed(plain.tokens), reversed(tokens), strict=False)
-        same = next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
+        same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for hasher, size in self._mirror.hash_schemes():
             numbers, last = plain.block_hashes(hasher, size).numbers, (len(plain.tokens) - same - 1) // size
             if last < len(numbers):

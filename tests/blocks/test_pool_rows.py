@@ -11,7 +11,7 @@ from kvproxy.blocks.chain_tree import TreeNode, list_branches, nodes_of_pool
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.pool_map import map_pool, map_rows
+from kvproxy.blocks.pool_rows import map_pool, map_rows
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.sampler.sampler import SampledToken, UniformStream, score_tokens
-from kvproxy.engine.sampler.structured_output import GrammarMatcher
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 OutputCallback = Callable[[Delta], None]
 ErrorCallback = Callable[[KvproxyError], None]
@@ -60,7 +63,7 @@ class SequenceState:
         tokenizer: ChatTokenizer,
         on_output: OutputCallback,
         on_error: ErrorCallback = ignore_error,
-        matcher: GrammarMatcher | None = None,
+        matcher: "LLMatcher | None" = None,
         adapter: LoraAdapter | None = None,
     ) -> None:
         self.request = request
@@ -114,7 +117,7 @@ class SequenceState:
 
     def fork(self, index: int) -> "SequenceState":
         """Create another sequence of the request, after the prompt is computed."""
-        matcher = self.matcher.fork() if self.matcher else None
+        matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,
             index,
@@ -156,10 +159,11 @@ class SequenceState:
             self._first_token_time = now()
         self.cache_request.append(sampled.token)
         is_eos = sampled.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
-        if self.matcher is not None:
-            self.matcher.accept_token(sampled.token)
+        # The grammar may be too large, or refuse an EOS token that the request ignores.
+        if self.matcher is not None and not self.matcher.consume_token(sampled.token):
+            raise RuntimeError(f"the grammar cannot be followed: {self.matcher.get_error()}")
         text = "" if is_eos else self._detokenizer.push(sampled.token)
-        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_terminated):
+        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_stopped()):
             self.finish_reason = "stop"
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"

@@ -122,7 +122,8 @@ class BlockPool:
                 key: Key = digest if group is None else (group, digest)
                 other = setdefault(key, block)
                 if other is not block:
-                    self._add_copy(key, other, block)
+                    copies = other if type(other) is list else [other]
+                    self.cached_blocks[key] = [*copies, block]  # type: ignore[list-item]
                 if source is not None:
                     block.source = (source, index * block_size)
             parent = digest
@@ -131,12 +132,6 @@ class BlockPool:
             self.residency.on_stored(blocks)
         if self.record_events:
             self._record_stored(request, hashes, blocks, first, block_size, group)
-
-    def _add_copy(self, key: Key, other: KVCacheBlock | list[KVCacheBlock], block: KVCacheBlock) -> None:
-        if type(other) is list:
-            other.append(block)
-        else:
-            self.cached_blocks[key] = [other, block]  # type: ignore[list-item]
 
     def _record_stored(
         self,

@@ -25,23 +25,12 @@ class CacheRequest:
         skip_read: never reuse blocks, because prompt log-probabilities need every position.
 
     Attributes:
-        shared_prefix_end: end of a prefix shared with other prompts beyond the hit, in tokens.
+        num_prompt: tokens of the prompt, without generated ones.
+        num_computed_tokens: tokens whose keys and values are in blocks.
+        shared_prefix_end: end of a longer prefix, in tokens, that only the groups with full attention have cached; 0 if there
+            is none.
+        is_recorded: the request counts in the statistics already.
     """
-
-    __slots__ = (
-        "block_hashes",
-        "id",
-        "is_recorded",
-        "lora",
-        "mm",
-        "num_computed_tokens",
-        "num_prompt",
-        "priority",
-        "salt",
-        "shared_prefix_end",
-        "skip_read",
-        "tokens",
-    )
 
     def __init__(
         self,

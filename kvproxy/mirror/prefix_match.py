@@ -54,7 +54,7 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
     return MirrorMatch(
         length,
         blocks,
-        hashes.hashes.digests,
+        hashes.digests,
         hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
         _divergence(groups[0], prompt.tokens),
     )
@@ -93,7 +93,7 @@ def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: 
 
 
 def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
-    indexes = range(len(hashes.hashes.numbers))
+    indexes = range(len(hashes.numbers))
     found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
     return found[0], length
 

@@ -83,7 +83,7 @@ class GeneratedTokens:
 
     def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
         for hasher, size in self._mirror.hash_schemes():
-            numbers = plain.block_hashes(hasher, size).numbers
+            _, numbers = plain.block_hashes(hasher, size)
             for index in reversed(range(len(numbers))):
                 if (known := self._prefixes.pop(numbers[index], None)) is not None:
                     self._prefixes[numbers[index]] = known
@@ -94,7 +94,8 @@ class GeneratedTokens:
         """Keep the tokens up to the first block after which both prompts are the same."""
         same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for hasher, size in self._mirror.hash_schemes():
-            numbers, last = plain.block_hashes(hasher, size).numbers, (len(plain.tokens) - same - 1) // size
+            _, numbers = plain.block_hashes(hasher, size)
+            last = (len(plain.tokens) - same - 1) // size
             if last < len(numbers):
                 rest = len(plain.tokens) - (last + 1) * size
                 self._prefixes[numbers[last]] = array("I", tokens[: len(tokens) - rest])

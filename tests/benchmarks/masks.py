@@ -16,6 +16,7 @@ from typing import Any
 from kvproxy.engine import output_processor
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import load_model
+from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.generation import Grammar
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.random_engine import submit

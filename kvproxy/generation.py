@@ -56,7 +56,7 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no blocks.
         priority: blocks of a higher priority are evicted later.
-        tenant: tenants of equal queue priority get equal shares.
+        tenant: tenants of equal queue priority get equal shares; empty if unknown.
         queue_priority: requests with a lower value run first, across all tenants.
         own_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
@@ -72,6 +72,10 @@ class GenerationRequest:
     own_priority: int = 0
     grammar: Grammar | None = None
     adapter: str | None = None
+
+    @property
+    def has_tools(self) -> bool:
+        return self.grammar is not None and self.grammar.kind == "lark"
 
 
 @dataclass(frozen=True, slots=True)

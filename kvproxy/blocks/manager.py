@@ -1,7 +1,8 @@
 """The prefix block cache; behaves like vLLM v1's `KVCacheManager` (see docs/block-cache.md)."""
 
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from operator import itemgetter
@@ -11,7 +12,8 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.eviction import queue_factory
+from kvproxy.blocks.eviction import queue_factory, session_policy_of
+from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
@@ -44,6 +46,7 @@ class KVCacheManager:
         num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
         alignment_tokens: hits are multiples of this, and of all block sizes.
+        clock: seconds, for the eviction policy `sessions`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class KVCacheManager:
         priorities: bool = False,
         residency: ResidencyTracker | None = None,
         alignment_tokens: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hasher = hasher or BlockHasher()
         self.pool = BlockPool(
@@ -93,6 +97,7 @@ class KVCacheManager:
         self.num_hit_tokens = 0
         self.requests: dict[str, CacheRequest] = {}
         self._alignment_tokens = alignment_tokens
+        self._clock = clock
         self._copies: dict[int, int] = {}  # source block by destination block
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
@@ -173,6 +178,14 @@ class KVCacheManager:
             request.is_recorded = True
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += computed.num_tokens
+            self._follow_session(request, ended=False)
+
+    def _follow_session(self, request: CacheRequest, *, ended: bool) -> None:
+        policy = session_policy_of(self.pool.free_queue, request.priority)
+        if policy is not None:
+            chain = [(self.main.group_id, digest) for digest in self.main.group_hashes(request.block_hashes)]
+            note = policy.end if ended else policy.begin
+            note(chain, Use(self._clock(), request.client, request.awaits_user))
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         request.update_hashes(self.hasher, self.hash_block_size)
@@ -181,7 +194,8 @@ class KVCacheManager:
 
     def free(self, request: CacheRequest) -> None:
         """Free a request's blocks, the last block first; cached blocks stay until eviction."""
-        self.requests.pop(request.id, None)
+        if self.requests.pop(request.id, None) is not None:
+            self._follow_session(request, ended=True)
         for group in self.groups:
             group.free(request.id)
 

@@ -59,8 +59,10 @@ class EngineSettings(Section):
         description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
         " identical bit for bit. Slow.",
     )
-    eviction_policy: Literal["lru", "s3fifo"] = Field(
-        "lru", description="Eviction policy of unreferenced cached blocks."
+    eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
+        "lru",
+        description="Eviction policy of unreferenced cached blocks. sessions is lru that evicts blocks earlier that a"
+        " conversation or a client left behind.",
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",

@@ -80,6 +80,7 @@ class SequenceState:
             lora=(request.adapter or "", adapter.digest) if adapter else None,
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,
+            client=request.tenant or None,
         )
         self.num_prompt_tokens = len(request.tokens)
         self.num_cached_tokens = 0
@@ -97,6 +98,7 @@ class SequenceState:
         self._proposer = NgramProposer()
         self._prompt_logprobs: list[TokenLogprob] = []
         self._first_token_time = 0.0
+        self._has_text = False
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -169,6 +171,10 @@ class SequenceState:
             self.finish_reason = "length"
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
+        if text and not self._has_text:
+            self._has_text = True
+            form = self._tokenizer.tool_call_format if self.request.has_tools else None
+            self.cache_request.awaits_user = form is None or text[0] != form.opening[0]
         self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
     def finish_without_output(self) -> None:

@@ -7,7 +7,7 @@ last prompt. Three facts make a block count as older than its last use:
 - Its client has begun another session, and clients have rarely returned to sessions that they left.
 - The response ended the agent's turn: a person pauses longer than a tool. The median pause of each kind is learned.
 
-Blocks of several sessions, such as a shared system prompt, belong to none of them, and count as used by the last request.
+A block of several sessions, such as a shared system prompt, keeps the order of LRU.
 """
 
 import heapq

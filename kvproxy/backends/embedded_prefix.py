@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast, get_args
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
@@ -25,7 +26,6 @@ from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.chunk_store import TierStats
 
 _MAX_DIGITS = 12
-_MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
 
 
 class EmbeddedPrefix(PrefixCache):
@@ -114,9 +114,9 @@ class EmbeddedPrefix(PrefixCache):
         return self._worker.tier_figures()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        if models not in _MODELS:
+        if models not in get_args(ModelScope):
             raise InvalidRequest(f"models must be own, others or all, not {models!r}", param="models")
-        return await self._worker.clear_tier(name, _MODELS[models])
+        return await self._worker.clear_tier(name, cast("ModelScope", models))
 
     async def _text(self, tokens: Sequence[int] | None) -> str:
         return "".join(await self._worker.async_tokenizer.token_texts(list(tokens))) if tokens else ""

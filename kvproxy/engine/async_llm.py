@@ -39,13 +39,13 @@ class AsyncLLM:
         self,
         loaded: LoadedModel,
         settings: EngineSettings,
-        tiers: TierSettings | None = None,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.default_sampling_params = loaded.default_sampling_params
-        self._engine = EngineCore(loaded, settings, tiers or TierSettings(), cipher)
+        self._engine = EngineCore(loaded, settings, tiers, cipher)
         self._thread = EngineThread(self._engine, settings)
         limits = self._engine.limits
         self.max_model_len = limits.max_model_len
@@ -64,7 +64,7 @@ class AsyncLLM:
         cls,
         settings: EngineSettings,
         model: str,
-        tiers: TierSettings | None = None,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> "AsyncLLM":
         """Load `demo`, a folder, or a Hugging Face id."""

@@ -30,7 +30,6 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.generation import GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 
-_NO_TIERS = TierSettings()
 _log = logging.getLogger("kvproxy")
 
 
@@ -45,7 +44,7 @@ class EngineCore:
         self,
         loaded: LoadedModel,
         settings: EngineSettings,
-        tiers: TierSettings = _NO_TIERS,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
         *,
         capture: StepCapture | None = None,

@@ -108,7 +108,10 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` is block `first + i` of the request."""
+        """Cache full blocks: `blocks[i]` is block `first + i` of the request, `hashes` has all blocks of the request.
+
+        The null block and cached blocks are skipped.
+        """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
         source = request if self.keep_tokens else None
@@ -156,6 +159,7 @@ class BlockPool:
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove blocks, all of which are cached, from the cache. Their requests keep them."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)

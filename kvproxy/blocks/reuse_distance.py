@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
     Attributes:
         start, stop: range in the prompt, in units (blocks, or bytes).
-        distance: units that later requests used; a larger pool has the first unit of the run.
+        distance: number of different units used since then. A pool with more units still has the run's first unit.
     """
 
     start: int

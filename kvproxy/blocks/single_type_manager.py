@@ -44,6 +44,10 @@ class SingleTypeKVCacheManager:
     """Block tables of a group with full attention; subclasses implement limited attention.
 
     `group_id` is None if there is one group. `hash_block_size` is a divisor of the group's block size.
+
+    Attributes:
+        tables: the blocks of each live request by its id; the null block replaces freed blocks.
+        num_cached: number of leading blocks of each table that `cache_blocks` has handled.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class SingleTypeKVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
-        """Start a table with hit blocks, which the pool has touched."""
+        """Start the table of a new request with the cached blocks of its prompt, which it holds already."""
         self.tables[request_id] = list(computed)
         self.num_cached[request_id] = len(computed)
 

@@ -27,7 +27,7 @@ class Replay:
         from_start: all batches were requested.
         is_verified: the batches belong to the process whose batches were applied before.
         has_batches: at least one batch has arrived.
-        is_skipped: the remaining batches are ignored.
+        is_skipped: its remaining batches are ignored, because another replay was requested meanwhile.
     """
 
     from_start: bool
@@ -76,11 +76,12 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Handle a silent stream: the last batch may be lost."""
+        """Handle a stream without recent batches: its last batch may be lost, and no later one shows the gap."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
     def on_batch(self, number: int, payload: bytes) -> None:
+        """Handle a live batch: apply it, hold it until a replay ends, or request a replay."""
         if self._replay is not None or self.replay_from is not None:
             self._held[number] = payload
         elif number > self.next:
@@ -167,6 +168,7 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
+        """Handle the end of a replay, and apply the live batches that were held meanwhile."""
         replay = self._replay
         if replay is None:
             return

@@ -28,6 +28,8 @@ _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """A model that uses the engine's attention. `shape.layers` is the number of layers in one group."""
+
     name: str
     model: Any
     tokenizer: ChatTokenizer

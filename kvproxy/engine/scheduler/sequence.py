@@ -47,6 +47,9 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
+        index: number of the sequence in its request, from 0.
+        max_tokens: most tokens to generate.
+        matcher: restricts the output to a grammar.
         on_output: receives each delta on the engine's thread.
         on_error: receives the error that ends the request.
 

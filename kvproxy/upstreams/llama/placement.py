@@ -86,8 +86,11 @@ _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 class Placement:
     """A request and the slot that is locked for it.
 
+    Call `follow` with the response, or `abandon`.
+
     Attributes:
         request: the request to send, with `id_slot` added.
+        restored: the file that was restored into the slot for this request, if any.
         predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
         work: prompt tokens that should be computed.
     """

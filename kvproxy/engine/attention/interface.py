@@ -31,9 +31,6 @@ class ScoreOptions:
         return self.softcap is None and self.sinks is None
 
 
-DEFAULT_SCORES = ScoreOptions()
-
-
 class AttentionOp(Protocol):
     """Attention of one layer, prepared for the rows of a step."""
 

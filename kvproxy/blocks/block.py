@@ -16,7 +16,7 @@ class KVCacheBlock:
         group: index of the KV cache group that cached the block; None if there is one group.
         priority: highest priority of the requests that used the block since it was cached.
         last_accessed: number of the pool's operation that last used the block.
-        source: the request that cached the block and the offset of the block's first token, if the pool keeps tokens.
+        source: the request that cached the block and the offset of the block's first token; None if it is not cached.
         prev, next: neighbours in the free queue; None while the block is in use.
     """
 

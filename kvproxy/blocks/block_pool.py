@@ -21,7 +21,6 @@ class BlockPool:
         *,
         make_queue: Callable[[Iterable[KVCacheBlock]], FreeQueue] = FreeKVCacheBlockQueue,
         record_events: bool = False,
-        keep_tokens: bool = False,
         residency: ResidencyTracker | None = None,
     ) -> None:
         if num_blocks < 2:
@@ -33,7 +32,6 @@ class BlockPool:
         self._make_queue = make_queue
         self.free_queue = make_queue(self.blocks[1:])
         self.cached_blocks: dict[Key, KVCacheBlock | list[KVCacheBlock]] = {}
-        self.keep_tokens = keep_tokens
         self.record_events = record_events
         self.residency = residency
         self._events: list[KVEvent] = []
@@ -114,7 +112,6 @@ class BlockPool:
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
-        source = request if self.keep_tokens else None
         priority = request.priority
         for index, (block, digest) in enumerate(zip(blocks, hashes[first : first + len(blocks)], strict=True), first):
             if block.hash is None and block.ref_count and block is not null:
@@ -127,8 +124,7 @@ class BlockPool:
                 if other is not block:
                     copies = other if type(other) is list else [other]
                     self.cached_blocks[key] = [*copies, block]  # type: ignore[list-item]
-                if source is not None:
-                    block.source = (source, index * block_size)
+                block.source = (request, index * block_size)
             parent = digest
         self.num_stored += len(blocks) - blocks.count(null)
         if self.residency is not None:

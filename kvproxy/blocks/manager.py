@@ -57,7 +57,6 @@ class KVCacheManager:
         hasher: BlockHasher | None = None,
         groups: Sequence[GroupSpec] | None = None,
         policy: str = "lru",
-        keep_tokens: bool = False,
         record_events: bool = False,
         priorities: bool = False,
         residency: ResidencyTracker | None = None,
@@ -69,7 +68,6 @@ class KVCacheManager:
             num_blocks,
             make_queue=queue_factory(policy, num_blocks - 1, priorities=priorities),
             record_events=record_events,
-            keep_tokens=keep_tokens,
             residency=residency,
         )
         specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
@@ -273,9 +271,7 @@ class KVCacheManager:
         ]
 
     def snapshot(self) -> list[BlockStored]:
-        """Return the cached blocks as events, parents first; requires `keep_tokens`."""
-        if not self.pool.keep_tokens:
-            raise ValueError("a snapshot needs a manager with keep_tokens")
+        """Return the cached blocks as events, parents first."""
         events: list[tuple[int, BlockStored]] = []
         for block in self.pool.blocks:
             if block.hash is None or block.source is None:

@@ -70,7 +70,6 @@ class EngineCore:
             groups=[group.spec(block_size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.eviction_policy,
-            keep_tokens=True,
             priorities=True,
             residency=ResidencyTracker(),
             record_events=settings.kv_events is not None,

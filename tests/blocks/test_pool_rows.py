@@ -20,7 +20,7 @@ from tests.reference.integrity import check_integrity
 
 
 def test_every_state_of_a_block_has_its_row() -> None:
-    manager = KVCacheManager(10, 4, keep_tokens=True, residency=ResidencyTracker())
+    manager = KVCacheManager(10, 4, residency=ResidencyTracker())
     serve(manager, "pinned", [1, 2, 3, 4])
     pins = Pins(manager)
     pins.pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
@@ -55,7 +55,7 @@ def test_each_group_has_its_share_of_the_pool() -> None:
 
 
 def test_a_match_names_its_blocks_and_changes_nothing() -> None:
-    manager = KVCacheManager(10, 4, keep_tokens=True)
+    manager = KVCacheManager(10, 4)
     serve(manager, "a", range(8))
     before = pool_rows.list_blocks(manager)
     found = pool_rows.match_prefix(manager, CacheRequest("b", range(9)))
@@ -65,7 +65,7 @@ def test_a_match_names_its_blocks_and_changes_nothing() -> None:
 
 def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
     for groups in (None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 8)]):
-        manager = KVCacheManager(40, 4, groups=groups, keep_tokens=True)
+        manager = KVCacheManager(40, 4, groups=groups)
         serve(manager, "a", range(12))
         found = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99])).divergence
         assert found is not None
@@ -152,7 +152,7 @@ def test_pages_of_branches() -> None:
 
 
 def test_columns_equal_rows() -> None:
-    manager = KVCacheManager(40, 4, keep_tokens=True)
+    manager = KVCacheManager(40, 4)
     for number, (tenant, live) in enumerate([("a", False), ("b", True), ("a", True)]):
         request = begin(manager, f"r{number}", [number, *range(20)], salt=tenant)
         if not live:

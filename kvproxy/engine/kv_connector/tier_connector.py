@@ -129,12 +129,8 @@ class TierConnector:
         return end if self.chain.may_hold(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
-        num_tokens = cache_request.num_tokens
-        return (
-            min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)
-            // self._alignment
-            * self._alignment
-        )
+        size, num_tokens = self._chunk_tokens, cache_request.num_tokens
+        return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
         """Return the chunks beyond the pool's hit as pairs (key of the chunk, number of added tokens)."""

@@ -123,7 +123,7 @@ class BlockPool:
                 other = setdefault(key, block)
                 if other is not block:
                     copies = other if type(other) is list else [other]
-                    self.cached_blocks[key] = [*copies, block]  # type: ignore[list-item]
+                    self.cached_blocks[key] = [*copies, block]
                 block.source = (request, index * block_size)
             parent = digest
         self.num_stored += len(blocks) - blocks.count(null)

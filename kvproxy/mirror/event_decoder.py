@@ -3,12 +3,12 @@
 The bytes are untrusted: every field is checked, so the decoded events have the declared types.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Hash = int | bytes
 """A published block hash: the digest, or its low 64 bits."""
@@ -24,6 +24,7 @@ _REMOVED = ("block_hashes", "medium", "group_idx")
 _MAX_BLOCK_SIZE = 1 << 20
 _MAX_DEPTH = 8
 """Maximum depth of nested lists in an extra key."""
+_T = TypeVar("_T", int, str)
 _MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
@@ -86,46 +87,23 @@ class EventBatch:
         return any(isinstance(event, ClearedEvent) for event in self.events)
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Batch(_Fields):
-    ts: float = Field(allow_inf_nan=False)
-    events: list[Any]
-    data_parallel_rank: int | None = None
-
-
-class _Removed(_Fields):
-    block_hashes: list[Hash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _Stored(_Removed):
-    parent_block_hash: Hash | None = None
-    token_ids: list[Any] | None = None
-    block_size: int = Field(gt=0, le=_MAX_BLOCK_SIZE)
-    lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
-    lookahead_token_ids: list[list[Any] | None] | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
 def decode_batch(payload: bytes) -> EventBatch:
     """Decode a batch in either encoding; unknown event types are ignored. Raises EventDecodeError."""
     try:
         raw = msgpack.unpackb(payload, strict_map_key=False)
-        fields = dict(zip(_Batch.model_fields, raw, strict=False)) if isinstance(raw, list) else raw
-        batch = _Batch.model_validate(fields)
-        decoded = [event for event in map(_decode_event, batch.events) if event is not None]
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise EventDecodeError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except _MSGPACK_ERRORS as error:
         raise EventDecodeError(f"not msgpack: {type(error).__name__}") from None
-    return EventBatch(batch.ts, decoded, batch.data_parallel_rank)
+    if isinstance(raw, dict):
+        raw = [raw.get("ts"), raw.get("events"), raw.get("data_parallel_rank")]
+    if not isinstance(raw, list) or len(raw) < 2:
+        raise EventDecodeError("the batch is not a list of a time and events")
+    timestamp, events = raw[0], raw[1]
+    if type(timestamp) not in (int, float) or not math.isfinite(timestamp):
+        raise EventDecodeError("the time is not a number")
+    if not isinstance(events, list):
+        raise EventDecodeError("the events are not a list")
+    decoded = [event for event in map(_decode_event, events) if event is not None]
+    return EventBatch(float(timestamp), decoded, _optional(raw[2] if len(raw) > 2 else None, int, "data_parallel_rank"))
 
 
 def _decode_event(raw: object) -> Event | None:
@@ -139,35 +117,54 @@ def _decode_event(raw: object) -> Event | None:
     if not isinstance(tag, str):
         raise EventDecodeError("an event has no type")
     if tag == "BlockStored":
-        return _stored_event(_Stored.model_validate(fields))
+        return _decode_stored(fields)
     if tag == "BlockRemoved":
-        removed = _Removed.model_validate(fields)
-        return RemovedEvent(removed.block_hashes, removed.medium or GPU, removed.group_idx)
+        return RemovedEvent(_hashes(fields), _medium(fields), _optional(fields.get("group_idx"), int, "group_idx"))
     return ClearedEvent() if tag == "AllBlocksCleared" else None
 
 
-def _stored_event(fields: _Stored) -> StoredEvent:
-    tokens = fields.token_ids or ()
+def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
+    hashes = _hashes(fields)
+    parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
+    if parent is not None and type(parent) not in (int, bytes):
+        raise EventDecodeError("parent_block_hash is not a hash")
+    if type(block_size) is not int or not 0 < block_size <= _MAX_BLOCK_SIZE:
+        raise EventDecodeError(f"block_size is not a number from 1 to {_MAX_BLOCK_SIZE:,}")
     return StoredEvent(
-        fields.block_hashes,
-        fields.parent_block_hash,
-        # SGLang publishes pairs of ids under EAGLE: such blocks match by hash only.
-        tokens if set(map(type, tokens)) == {int} and min(tokens) >= 0 else (),
-        fields.block_size,
-        _extras(fields),
-        fields.medium or GPU,
-        fields.group_idx,
-        fields.kv_cache_spec_kind,
-        fields.kv_cache_spec_sliding_window,
+        hashes,
+        parent,
+        _tokens(fields.get("token_ids")),
+        block_size,
+        _extras(fields, len(hashes)),
+        _medium(fields),
+        _optional(fields.get("group_idx"), int, "group_idx"),
+        _optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
+        _optional(fields.get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
     )
 
 
-def _extras(fields: _Stored) -> list[Extra] | None:
-    count = len(fields.block_hashes)
-    extras = _per_block(fields.extra_keys, count, "extra_keys")
-    lookahead = _per_block(fields.lookahead_token_ids, count, "lookahead_token_ids")
-    if extras is None and fields.lora_name:
-        extras = [(fields.lora_name,)] * count
+def _hashes(fields: dict[Any, Any]) -> list[Hash]:
+    hashes = fields.get("block_hashes")
+    if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int, bytes}:
+        raise EventDecodeError("block_hashes is not a list of hashes")
+    return hashes
+
+
+def _tokens(value: object) -> Sequence[int]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise EventDecodeError("token_ids is not a list")
+    # SGLang publishes pairs of ids under EAGLE: such blocks match by hash only.
+    return value if set(map(type, value)) == {int} and min(value) >= 0 else ()
+
+
+def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
+    extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
+    lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
+    lora = _optional(fields.get("lora_name"), str, "lora_name")
+    if extras is None and lora:
+        extras = [(lora,)] * count
     if lookahead is None:
         return extras
     # These hashes also cover later tokens, so the block's own tokens do not identify it.
@@ -176,11 +173,13 @@ def _extras(fields: _Stored) -> list[Extra] | None:
     ]
 
 
-def _per_block(value: list[list[Any] | None] | None, count: int, name: str) -> list[Extra] | None:
+def _list_per_block(value: object, count: int, name: str) -> list[Extra] | None:
     if not value:
         return None
-    if len(value) != count:
+    if not isinstance(value, list) or len(value) != count:
         raise EventDecodeError(f"{name} does not have an item for each block")
+    if not all(item is None or isinstance(item, list) for item in value):
+        raise EventDecodeError(f"{name} has an item that is not a list")
     return [None if item is None else tuple(_hashable(key, _MAX_DEPTH) for key in item) for item in value]
 
 
@@ -190,3 +189,13 @@ def _hashable(value: object, depth: int) -> object:
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     raise EventDecodeError("extra_keys has an invalid value")
+
+
+def _medium(fields: dict[Any, Any]) -> str:
+    return _optional(fields.get("medium"), str, "medium") or GPU
+
+
+def _optional(value: object, kind: type[_T], name: str) -> _T | None:
+    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+        return value
+    raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

@@ -110,7 +110,7 @@ class Answerer:
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         elif (hit := await self._lookup.find_exact(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
         return await watch(self._after_exact(exchange))
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
@@ -124,17 +124,17 @@ class Answerer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:
-                return self._finish_answer(exchange, hit)
+                return await self._finish_answer(exchange, hit)
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
         try:
             return await self._forward_in_time(exchange)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
@@ -153,7 +153,7 @@ class Answerer:
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
-                hit = self._charge_quota(exchange, hit)
+                hit = await self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
@@ -179,14 +179,14 @@ class Answerer:
         record_end(exchange, shared)
         shared.release()
 
-    def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
-        answer = self._charge_quota(exchange, answer)
+    async def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
+        answer = await self._charge_quota(exchange, answer)
         self._revalidator.begin(exchange)
         return answer
 
-    def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
+    async def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
         if exchange.account is not None and exchange.hit is not None:
-            exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
+            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:

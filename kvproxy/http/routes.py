@@ -181,7 +181,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
-    spending = _start_charge(request, body)
+    spending = await _start_charge(request, body)
     upload_done = asyncio.Event()
     if body is not None:
         upload_done.set()
@@ -212,13 +212,15 @@ def _check_path(request: Request) -> None:
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
+async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    return UnparsedRequestCharge(account, announced if body is None else len(body))
+    charge = UnparsedRequestCharge(account, announced if body is None else len(body))
+    await charge.begin()
+    return charge
 
 
 ROUTES = [

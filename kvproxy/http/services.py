@@ -34,6 +34,7 @@ from kvproxy.quotas import Quotas
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.shared_state import SharedState
 from kvproxy.telemetry.process_log import log_access
 from kvproxy.trace_context import HEADER, Trace
 
@@ -54,6 +55,7 @@ class Services:
     built: BuiltBackend
     clients: Clients
     telemetry: "Exporter | None" = None
+    shared: SharedState | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @cached_property
@@ -65,7 +67,8 @@ class Services:
 
     @cached_property
     def quotas(self) -> Quotas:
-        return Quotas(self.metrics.count_client_tokens, charge_cached=self.settings.limits.cached_tokens)
+        cached = self.settings.limits.cached_tokens
+        return Quotas(self.metrics.count_client_tokens, charge_cached=cached, shared=self.shared)
 
     @cached_property
     def bodies(self) -> BodyBudget:
@@ -139,6 +142,10 @@ class Services:
     async def start(self) -> None:
         await self.answerer.backend.start()
         self.tasks.append(asyncio.create_task(self._maintain_periodically()))
+        if self.shared is not None:
+            with suppress(CacheStoreError):
+                await self.shared.beat()
+            self.tasks.append(asyncio.create_task(self.shared.run()))
         if any(
             rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
         ):
@@ -173,6 +180,9 @@ class Services:
         if self.answerer.comparer is not None:
             await self.answerer.comparer.close()
         await self.answerer.backend.close()
+        if self.shared is not None:
+            with suppress(CacheStoreError):
+                await asyncio.to_thread(self.shared.leave)
         await asyncio.to_thread(self.answerer.cache.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -212,7 +222,8 @@ def build(settings: Settings) -> Services:
     answerer = Answerer(
         built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
     )
-    return Services(settings, answerer, metrics, built, clients, telemetry)
+    shared = SharedState(cache.store.database) if cache.store.remote else None
+    return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 
 
 def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":

@@ -137,7 +137,7 @@ class ClientGuard:
             await send(message)
 
         try:
-            with quota.request() as account:
+            async with quota.request() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
         except TooManyRequests as error:

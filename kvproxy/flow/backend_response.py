@@ -11,11 +11,10 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
-from kvproxy.apis.reported_usage import ReuseReader
+from kvproxy.apis.reported_usage import PrefixUse, ReuseReader
 from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import Event, EventReader
 from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
-from kvproxy.exchange import PrefixUse
 from kvproxy.generation import Delta
 
 JSON = ("content-type", "application/json")
@@ -209,7 +208,7 @@ class UpstreamReader:
 
     @property
     def prefix(self) -> PrefixUse | None:
-        return None if self._reuse.reuse is None else PrefixUse(*self._reuse.reuse)
+        return self._reuse.reuse
 
     def _read_events(self, chunk: bytes) -> list[Event]:
         # A stream without event boundaries must not accumulate in memory.

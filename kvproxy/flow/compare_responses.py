@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
@@ -97,7 +97,7 @@ def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     """Return the text of a stored response; None if it has no text, or several."""
-    api = by_name(endpoint)
+    api = APIS.get(endpoint)
     try:
         whole = loads(response)
     except ValueError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvproxy.apis import by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache, PrefixReport
@@ -40,7 +40,7 @@ def texts(reader: Reader, store: Store | None) -> Texts:
 
 def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
     entry = store.get(id)
-    api = None if entry is None else by_name(entry.endpoint)
+    api = None if entry is None else APIS.get(entry.endpoint)
     if entry is None or api is None:
         return None
     request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)

@@ -10,7 +10,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
@@ -183,8 +183,8 @@ class ResponseRecorder:
 
     def _record_reuse(self, response: BackendResponse, body: JsonObject | None) -> None:
         response.prefill_seconds = response.reader.prefill_seconds or (None if body is None else reported_prefill(body))
-        if response.prefix is None and body is not None and (reported := reported_reuse(body)) is not None:
-            response.prefix = PrefixUse(*reported)
+        if response.prefix is None and body is not None:
+            response.prefix = reported_reuse(body)
         prefix, model = response.prefix, self._exchange.api_request.model
         if prefix is not None and response.served_by is not None:
             response.served_by.report_reuse(model, prefix.prompt_tokens, prefix.cached_tokens)

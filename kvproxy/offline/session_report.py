@@ -12,7 +12,7 @@ from statistics import mean, median
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.prices import input_price
@@ -144,7 +144,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     exchange = Exchange(logged.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, logged.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
-    exchange.prefix = None if reuse is None else PrefixUse(*reuse)
+    exchange.prefix = reuse
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
     exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
     return exchange

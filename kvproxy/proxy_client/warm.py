@@ -12,7 +12,7 @@ import httpx
 
 from kvproxy.apis.json import JsonMap, loads
 from kvproxy.apis.json import field as field_of
-from kvproxy.apis.reported_usage import ReportedReuse, reported_reuse
+from kvproxy.apis.reported_usage import PrefixUse, reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
 from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
@@ -85,7 +85,7 @@ class WarmReport:
         elif "; hit" not in status:
             usage = response.get("usage")
             counted = next((count for name in _PROMPT_FIELDS if isinstance(count := field_of(usage, name), int)), 0)
-            reuse = reported_reuse(response) or ReportedReuse(counted, 0)
+            reuse = reported_reuse(response) or PrefixUse(counted, 0)
             self.prompt_tokens += reuse.prompt_tokens
             self.reused_tokens += reuse.cached_tokens
         if "; hit" in status:

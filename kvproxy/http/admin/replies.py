@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
@@ -56,7 +56,7 @@ async def read_request(request: Request) -> ApiRequest:
         InvalidRequest: the API does not exist, or the request is invalid.
     """
     name = request.query_params.get("api", "chat")
-    api = by_name(name)
+    api = APIS.get(name)
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     settings = services(request).settings

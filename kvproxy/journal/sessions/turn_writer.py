@@ -9,9 +9,10 @@ from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
+from kvproxy.apis.reported_usage import PrefixUse
 from kvproxy.apis.session_name import session_name
 from kvproxy.blocks.reuse_distance import LiveCurve
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import History
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from kvproxy.apis.api_request import ApiRequest, requests_sampling
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
@@ -31,8 +31,6 @@ from kvproxy.settings.journal import PriceSettings
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
-_SLOW_BYTES = 64 * 1024
-"""Larger requests are hashed in a thread."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits work for a client and cancels it when the client disconnects."""
@@ -191,9 +189,7 @@ class Answerer:
 
     async def key(self, request: ApiRequest) -> CacheKey:
         name, shared = self.backend.name, self.settings.shared
-        if len(request.raw) > _SLOW_BYTES:
-            return await asyncio.to_thread(cache_key, request, name, shared=shared)
-        return cache_key(request, name, shared=shared)
+        return await in_thread_if_large(len(request.raw), lambda: cache_key(request, name, shared=shared))
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

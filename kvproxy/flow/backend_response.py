@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
@@ -24,8 +24,6 @@ _IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()
 )
-_SLOW_BYTES = 256 * 1024
-"""Longer bodies are parsed in a thread."""
 
 
 class ResponseReader(Protocol):
@@ -246,7 +244,7 @@ class UpstreamReader:
             if self._assembler is not None:
                 return self._assembler.result()
             data = b"".join(self._body)
-            body = await asyncio.to_thread(loads, data) if len(data) > _SLOW_BYTES else loads(data)
+            body = await in_thread_if_large(len(data), lambda: loads(data))
         except (ValueError, KeyError, TypeError):
             return None
         return body if isinstance(body, dict) else None

@@ -24,6 +24,11 @@ from kvproxy.journal.request_regions import parts_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from kvproxy.settings.rules import NO_RULE
 
+_NEAREST = 5  # In the report. The policy `learned` reads more.
+_MAX_SAME_PROMPT = 1000
+"""Entries of all tenants that are compared with a request."""
+ExplainedLayer = Literal["exact", "semantic", "prefix", "none"]
+
 
 def texts(reader: Reader, store: Store | None) -> Texts:
     """Return a function that finds the contents of a prompt's regions."""
@@ -45,11 +50,6 @@ def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
         return None
     request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
     return dict(parts_of(cache_key(request, entry.backend).parts))
-
-
-_NEAREST = 5  # In the report. The policy `learned` reads more.
-_MAX_SAME_PROMPT = 1000
-"""Entries to search for another tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Explanation:
         prefix: None if the reuse is unknown.
     """
 
-    layer: Literal["exact", "semantic", "prefix", "none"]
+    layer: ExplainedLayer
     api: str
     tenant: str
     other_tenants: bool
@@ -124,7 +124,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         found = ExactReport(freshness in FRESH, kept.id, freshness)
     semantic = _skipped_report(request) or await _semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
-    layer: Literal["exact", "semantic", "prefix", "none"] = "none"
+    layer: ExplainedLayer = "none"
     if found.hit:
         layer = "exact"
     elif any(neighbour.served for neighbour in semantic.neighbours):
@@ -150,9 +150,9 @@ def _skipped_report(request: ApiRequest) -> SemanticReport | None:
     who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
     if control.no_cache:
         return SemanticReport(reason=f"{who} takes no stored answer")
-    return (
-        SemanticReport(reason=f"{who} takes answers of equal requests only") if control.rule.semantic is False else None
-    )
+    if control.rule.semantic is False:
+        return SemanticReport(reason=f"{who} takes answers of equal requests only")
+    return None
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.flow.compare_responses import make_response_comparer
-from kvproxy.flow.conversation_digests import SLOW_BYTES
+from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
 from kvproxy.http.access.access_rules import Access
@@ -104,12 +103,10 @@ class Services:
         """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
-        is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
-        request = await asyncio.to_thread(self._edit_and_repair, request) if is_slow else self._edit_and_repair(request)
-        until = await self.answerer.keep_warm.hour_until(request)
-        return (
-            await asyncio.to_thread(with_breakpoints, request, until) if is_slow else with_breakpoints(request, until)
-        )
+        size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
+        edited = await in_thread_if_large(size, lambda: self._edit_and_repair(request))
+        until = await self.answerer.keep_warm.hour_until(edited)
+        return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         """Apply rules, edits, and repairs."""
@@ -210,9 +207,9 @@ def build(settings: Settings) -> Services:
         redaction=settings.redaction,
         tenant_limit=clients.stored_bytes_limit,
     )
-    comparer = (
-        make_response_comparer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    )
+    comparer = None
+    if cache.semantic is not None and settings.cache.judge != "none":
+        comparer = ResponseComparer(cache.semantic, built.backend, settings.cache)
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))

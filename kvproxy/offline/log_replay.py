@@ -16,7 +16,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.flow.compare_responses import Judge, ResponseComparer, answer_text, make_judge
+from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.flow.edits import apply_edits
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
@@ -94,13 +94,12 @@ async def _open_replayer(
             clock=lambda: backend.now,
             random_number=random_number,
         )
-        judge = comparer = None
-        if learns and cache.semantic is not None:
-            judge = make_judge(cache.semantic, backend, settings.cache)
-            comparer = None if judge is None else ResponseComparer(cache.semantic, judge)
+        comparer = None
+        if learns and cache.semantic is not None and caching.judge != "none":
+            comparer = ResponseComparer(cache.semantic, backend, caching)
         answerer = Answerer(backend, cache, caching, lambda: backend.now, comparer)
         try:
-            yield _Replayer(settings, Rules(settings), answerer, backend, judge)
+            yield _Replayer(settings, Rules(settings), answerer, backend)
         finally:
             await answerer.close()
             if comparer is not None:
@@ -114,7 +113,6 @@ class _Replayer:
     rules: Rules
     answerer: Answerer
     backend: "LoggedBackend"
-    judge: Judge | None
 
     async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
         request = self.rules.apply(to_api_request(logged, self.settings))
@@ -145,9 +143,10 @@ class _Replayer:
     ) -> bool | None:
         expected = response_text(logged)
         served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
-        if self.judge is None or expected is None or served is None or exchange.hit is None:
+        comparer = self.answerer.comparer
+        if comparer is None or expected is None or served is None or exchange.hit is None:
             return None
-        return await self.judge(request, "", served, expected)
+        return await comparer.have_same_meaning(request, "", served, expected)
 
 
 class LoggedBackend:

@@ -45,7 +45,7 @@ def doctor(
     for name, check in all_checks(settings, proxy.url, proxy.token):
         is_ok, is_warning = True, False
         try:
-            detail = check()
+            detail = str(check())
         except CheckAdvice as advice:
             is_warning, detail = True, str(advice)
         except Exception as error:

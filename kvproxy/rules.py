@@ -1,6 +1,7 @@
 """The operator's rules and edits for some requests."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -20,7 +21,10 @@ class Rules:
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
         self._held = settings.rules, settings.edits
-        self._settings_for_restart = self._read_settings_for_restart()
+        self._at_start: Settings | None = None
+        with suppress(SettingsError):
+            # Without the flags of the command line, which a reload does not have.
+            self._at_start = load_settings(data=self._data)
 
     def __len__(self) -> int:
         return len(self._held[0])
@@ -38,25 +42,13 @@ class Rules:
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
-        now = _settings_for_restart(settings)
-        return sorted(
-            name for name in now if self._settings_for_restart and now[name] != self._settings_for_restart[name]
-        )
-
-    def _read_settings_for_restart(self) -> dict[str, object]:
-        try:
-            return _settings_for_restart(load_settings(data=self._data))
-        except SettingsError:
-            return {}
+        others = sorted(Settings.model_fields.keys() - {"rules", "edits"}) if self._at_start is not None else []
+        return [name for name in others if getattr(settings, name) != getattr(self._at_start, name)]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Return the request with its rule set."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
-
-
-def _settings_for_restart(settings: Settings) -> dict[str, object]:
-    return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:

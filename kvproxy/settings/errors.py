@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -16,19 +16,18 @@ _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-toke
 _SECTIONS_IN_FLAGS = ("tiers", "log")
 
 
-class SettingConflict(ValueError):
-    """A setting contradicts another setting."""
+class SettingConflict(NamedTuple):
+    """A setting that contradicts another setting."""
 
-    def __init__(self, message: str, path: SettingPath) -> None:
-        super().__init__(message)
-        self.path = path
+    message: str
+    path: SettingPath
 
 
 class SettingConflicts(ValueError):
     """All conflicts of the settings."""
 
     def __init__(self, conflicts: Sequence[SettingConflict]) -> None:
-        super().__init__("; ".join(map(str, conflicts)))
+        super().__init__("; ".join(conflict.message for conflict in conflicts))
         self.conflicts = conflicts
 
 
@@ -54,7 +53,7 @@ def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple
     for each in error.errors():
         path, cause = each["loc"], each.get("ctx", {}).get("error")
         if isinstance(cause, SettingConflicts):
-            yield from ((conflict.path, str(conflict)) for conflict in cause.conflicts)
+            yield from ((conflict.path, conflict.message) for conflict in cause.conflicts)
         elif each["type"] == "value_error":
             yield path, each["msg"].removeprefix("Value error, ")
         elif each["type"] == "extra_forbidden":

@@ -13,7 +13,7 @@ from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.sse import event
-from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, Overloaded
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
@@ -72,13 +72,8 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
-    except NoCacheKey:
-        if forwarder is None:
-            raise
-        exchange.request = None
-        return await _forward(request, raw)
     except InvalidRequest as error:
-        # The upstream judges unparsable requests, but not our own headers.
+        # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None:
             raise
         exchange.request = None

@@ -35,7 +35,7 @@ from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.shared_state import SharedState
 from kvproxy.telemetry.process_log import log_access
-from kvproxy.trace_context import HEADER, Trace
+from kvproxy.trace_context import TRACE_HEADER, Trace
 
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter
@@ -130,7 +130,7 @@ class Services:
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
-        return replace(request, headers={**request.headers, HEADER: trace.header})
+        return replace(request, headers={**request.headers, TRACE_HEADER: trace.header})
 
     @property
     def prefix(self) -> PrefixCache:

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import orjson
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,9 +33,7 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def fields_of(row: Row) -> dict[str, object]:
-    """Return the fields of a row by name, without copying their values: tens of thousands of rows would take a
-    second.
-    """
+    """Return the fields of a row by name. Unlike `asdict`, it copies no values: tens of thousands of rows are fast."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
@@ -74,6 +73,11 @@ def number(text: str, name: str) -> float:
     if not 0 <= value <= _MAX:
         raise InvalidRequest(f"{name} must be a number of at least 0, not {text[:40]!r}", param=name)
     return value
+
+
+def page(query: QueryParams, limit: str) -> tuple[int, int]:
+    """Return the parameters `limit` (with a default) and `offset`. Raises InvalidRequest."""
+    return int(number(query.get("limit", limit), "limit")), int(number(query.get("offset", "0"), "offset"))
 
 
 def seconds(text: str, name: str) -> float:

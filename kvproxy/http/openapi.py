@@ -18,9 +18,12 @@ _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-st
 _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number", "minimum": 0}
 _YES: Schema = {"type": "boolean"}
+_OBJECT: Schema = {"type": "object"}
 _FEEDBACK: Schema = {"type": "object", "required": ["right"], "properties": {"right": _YES, "question": _TEXT}}
 _BODIES: dict[str, Schema] = {
-    **dict.fromkeys((*(api.path for api in APIS.values()), "/admin/explain", "/admin/blocks/pins"), {"type": "object"}),
+    **{api.path: _OBJECT for api in APIS.values()},
+    "/admin/explain": _OBJECT,
+    "/admin/blocks/pins": _OBJECT,
     "/admin/cache/{id}/feedback": _FEEDBACK,
 }
 """Schemas of JSON bodies by the path of a POST route. The providers' documents describe the fields of the APIs."""

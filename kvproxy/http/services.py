@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -44,38 +43,38 @@ _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
 
 
-@dataclass(frozen=True)
 class Services:
-    """Services that every route can use."""
+    """Services that every route can use.
 
-    settings: Settings
-    answerer: Answerer
-    metrics: Metrics
-    built: BuiltBackend
-    clients: Clients
-    telemetry: "Exporter | None" = None
-    shared: SharedState | None = None
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    Attributes:
+        finish: reports each exchange of a client after its response.
+    """
 
-    @cached_property
-    def finish(self) -> Finisher:
-        """Return the finisher, which reports each exchange after its response."""
-        return Finisher(
-            [self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished, log_access]
-        )
-
-    @cached_property
-    def quotas(self) -> Quotas:
-        cached = self.settings.limits.cached_tokens
-        return Quotas(self.metrics.count_client_tokens, charge_cached=cached, shared=self.shared)
-
-    @cached_property
-    def bodies(self) -> BodyBudget:
-        return BodyBudget(self.settings.limits)
-
-    @cached_property
-    def rules(self) -> Rules:
-        return Rules(self.settings)
+    def __init__(
+        self,
+        settings: Settings,
+        answerer: Answerer,
+        metrics: Metrics,
+        built: BuiltBackend,
+        clients: Clients,
+        telemetry: "Exporter | None" = None,
+        shared: SharedState | None = None,
+    ) -> None:
+        self.settings = settings
+        self.answerer = answerer
+        self.metrics = metrics
+        self.built = built
+        self.prefix: PrefixCache = built.prefix
+        self.clients = clients
+        self.telemetry = telemetry
+        self.shared = shared
+        self.finish = Finisher([metrics.count_exchange, answerer.finish, answerer.keep_warm.finished, log_access])
+        self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
+        self.bodies = BodyBudget(settings.limits)
+        self.rules = Rules(settings)
+        self.access = Access(settings)
+        self.lifetimes = Lifetimes(settings.limits.request_seconds, metrics.count_reached_limit)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast other pool sizes of each engine; see `pool_forecast`."""
@@ -117,14 +116,6 @@ class Services:
             request = apply_edits(request, edits)
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
-    @cached_property
-    def access(self) -> Access:
-        return Access(self.settings)
-
-    @cached_property
-    def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self.settings.limits.request_seconds, self.metrics.count_reached_limit)
-
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
@@ -132,21 +123,17 @@ class Services:
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
         return replace(request, headers={**request.headers, TRACE_HEADER: trace.header})
 
-    @property
-    def prefix(self) -> PrefixCache:
-        return self.built.prefix
-
     async def start(self) -> None:
         await self.answerer.backend.start()
-        self.tasks.append(asyncio.create_task(self._maintain_periodically()))
+        self._tasks.append(asyncio.create_task(self._maintain_periodically()))
         if self.shared is not None:
             with suppress(CacheStoreError):
                 await self.shared.beat()
-            self.tasks.append(asyncio.create_task(self.shared.run()))
+            self._tasks.append(asyncio.create_task(self.shared.run()))
         if any(
             rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
         ):
-            self.tasks.append(asyncio.create_task(self._learn_pauses()))
+            self._tasks.append(asyncio.create_task(self._learn_pauses()))
 
     async def _learn_pauses(self) -> None:
         try:
@@ -170,9 +157,9 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def close(self) -> None:
-        for task in self.tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.answerer.close()
         if self.answerer.comparer is not None:
             await self.answerer.comparer.close()

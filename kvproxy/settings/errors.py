@@ -3,15 +3,18 @@
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from kvproxy.settings.toml_lines import SettingPath, line_of
-
 PREFIX = "KVPROXY_"
+SettingPath = tuple[str | int, ...]
+"""Names of the tables and the setting, and the index of a table in its array."""
+_TABLE = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
 _SECTIONS_IN_FLAGS = ("tiers", "log")
 
@@ -46,6 +49,33 @@ def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str,
             origin = f"{file}, line {line}"
         lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
     return lines
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """Return the line number, from 1, of a setting, or else of its table; None if neither is in the file."""
+    table: SettingPath = ()
+    counts: Counter[str] = Counter()
+    lines: dict[SettingPath, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if (header := _TABLE.match(line)) is not None:
+            name = header[2]
+            table = _split_name(name)
+            if header[1] == "[[":
+                table = (*table, counts[name])
+                counts[name] += 1
+            lines.setdefault(table, number)
+        elif (key := _KEY.match(line)) is not None:
+            lines.setdefault((*table, *_split_name(key[1])), number)
+    found = tuple(path)
+    while found:
+        if found in lines:
+            return lines[found]
+        found = found[:-1]
+    return None
+
+
+def _split_name(dotted: str) -> SettingPath:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:

@@ -1,7 +1,6 @@
 """The response cache: list, show, remove, pin, judge, export, import."""
 
 import asyncio
-import logging
 from typing import get_args
 
 from starlette.datastructures import QueryParams
@@ -19,7 +18,6 @@ from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
-_log = logging.getLogger("kvproxy")
 _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
 
 
@@ -111,16 +109,13 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 async def delete(request: Request) -> Response:
     """Remove a response by the beginning of its id, or expire it if `soft`."""
     entry = await find_entry(services(request), request.path_params["id"])
-    return await _remove_entries(request, [entry.id], f"id={entry.id}")
+    return await _remove_entries(request, [entry.id])
 
 
-async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
+async def _remove_entries(request: Request, ids: list[str]) -> Response:
     cache = services(request).answerer.cache
     soft = request.query_params.get("soft") == "true"
-    removed = await (cache.expire_now if soft else cache.remove)(ids)
-    operator = request.client.host if request.client is not None else "a socket"
-    _log.info("admin at %s %s %d stored responses: %s", operator, "expired" if soft else "removed", removed, what)
-    return reply({"removed": removed})
+    return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids)})
 
 
 async def delete_many(request: Request) -> Response:
@@ -132,7 +127,7 @@ async def delete_many(request: Request) -> Response:
     # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
-    return await _remove_entries(request, ids, str(where))
+    return await _remove_entries(request, ids)
 
 
 async def export(request: Request) -> Response:

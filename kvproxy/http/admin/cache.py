@@ -1,7 +1,6 @@
 """The response cache: list, show, remove, pin, judge, export, import."""
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import get_args
 
@@ -21,7 +20,6 @@ from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
-_log = logging.getLogger("kvproxy")
 _FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
 
 
@@ -141,11 +139,10 @@ async def delete(request: Request) -> Response:
 
 
 async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
-    cache = services(request).answerer.cache
-    soft = request.query_params.get("soft") == "true"
+    app = services(request)
+    cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
     removed = await (cache.expire_now if soft else cache.remove)(ids)
-    operator = request.client.host if request.client is not None else "a socket"
-    _log.info("admin at %s %s %d stored responses: %s", operator, "expired" if soft else "removed", removed, what)
+    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
     return reply({"removed": removed})
 
 
@@ -215,6 +212,7 @@ async def _set_pinned(request: Request, pinned: bool) -> Response:
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
     await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    await app.record_change(request, f"{'pinned' if pinned else 'unpinned'} {entry.id}")
     return reply({"id": entry.id, "pinned": pinned})
 
 

@@ -1,15 +1,17 @@
-"""State that all proxies on one PostgreSQL share: the usage of quotas, and which proxies are alive.
+"""State that all proxies on one PostgreSQL share: quotas, clients, and the changes by operators.
 
 The store's schema holds the tables. Older proxies ignore them, so that a rolling upgrade needs no migration.
 """
 
 import asyncio
-import logging
+import os
+import socket
+from collections.abc import Callable
 from uuid import uuid4
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.store.database import Database
+from kvproxy.index.store.database import Database, Row
 
 BEAT_SECONDS = 1.0
 LEASE_SECONDS = 5.0
@@ -24,6 +26,9 @@ _TABLES = f"""do $$ begin
         client text not null, unit text not null, full_at float8 not null, primary key (client, unit));
     create table if not exists proxies (id text primary key, seen float8 not null);
     delete from proxies where not {_ALIVE};
+    create table if not exists clients (name text primary key, settings text);
+    create table if not exists changes (
+        number bigserial primary key, changed float8 not null, operator text not null, change text not null);
 end $$"""
 # `full_at` is the time when the bucket is full again, in seconds since the epoch: the theoretical arrival time of GCRA.
 _TAKE = f"""with {_NOT_DURABLE}, taken as (
@@ -36,8 +41,11 @@ _TAKE = f"""with {_NOT_DURABLE}, taken as (
     where client = :client and unit = :unit and not exists (select 1 from taken)"""
 _BEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW})
     on conflict (id) do update set seen = excluded.seen)
-    select count(*) as others from proxies where id <> :me and {_ALIVE}"""
-_log = logging.getLogger("kvproxy")
+    select count(*) as others, (select coalesce(max(number), 0) from changes) as change
+    from proxies where id <> :me and {_ALIVE}"""
+_CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
+_SET_CLIENT = f"""with client as (insert into clients (name, settings) values (:name, :settings)
+    on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
 
 
 class SharedState:
@@ -45,6 +53,7 @@ class SharedState:
 
     Attributes:
         proxies: living proxies, as of the last heartbeat.
+        on_beat: called in a thread with the number of the last change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -52,6 +61,7 @@ class SharedState:
         self._id = uuid4().hex
         self._failures = FailureLog()
         self.proxies = 1
+        self.on_beat: Callable[[int], None] = lambda change: None
         database.query(_TABLES)
 
     async def take(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
@@ -69,9 +79,10 @@ class SharedState:
         return row["taken"], row["seconds"]
 
     async def beat(self) -> None:
-        """Report that this proxy is alive, and count the living proxies."""
-        rows = await asyncio.to_thread(self._database.query, _BEAT, {"me": self._id})
-        self.proxies = 1 + rows[0]["others"]
+        """Report that this proxy is alive, count the living proxies, and look for changes."""
+        row = (await asyncio.to_thread(self._database.query, _BEAT, {"me": self._id}))[0]
+        self.proxies = 1 + row["others"]
+        await asyncio.to_thread(self.on_beat, row["change"])
 
     async def run(self) -> None:
         """Beat until the task is cancelled."""
@@ -87,3 +98,25 @@ class SharedState:
     def leave(self) -> None:
         """Remove this proxy from the living ones."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
+
+    def clients(self) -> list[str | None]:
+        """Return the settings of clients as JSON; None for a removed client."""
+        return [row["settings"] for row in self._database.query("select settings from clients order by name")]
+
+    def set_client(self, name: str, settings: str | None, operator: str, change: str) -> None:
+        """Store a client, or remove it, and record the change."""
+        values = {"name": name, "settings": settings, "operator": operator, "change": change}
+        self._database.query(_SET_CLIENT, values)
+
+    def record_change(self, operator: str, change: str) -> None:
+        self._database.query(_CHANGE, {"operator": operator, "change": change})
+
+    def changes(self, limit: int) -> list[Row]:
+        """Return the last changes, newest first: seconds since the epoch, operator, and change."""
+        sql = "select changed, operator, change from changes order by number desc limit :limit"
+        return self._database.query(sql, {"limit": limit})
+
+
+def operator_name() -> str:
+    """Return the user and the machine of this process."""
+    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"

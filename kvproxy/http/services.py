@@ -156,6 +156,13 @@ class Services:
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
+    async def record_change(self, request: Request, change: str) -> None:
+        """Log a change of an operator, and record it for all proxies on one PostgreSQL."""
+        operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
+        _log.info("%s: %s", operator, change)
+        if self.shared is not None:
+            await asyncio.to_thread(self.shared.record_change, operator, change)
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -207,6 +214,8 @@ def build(settings: Settings) -> Services:
         built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
     )
     shared = SharedState(cache.store.database) if cache.store.remote else None
+    if shared is not None:
+        shared.on_beat = clients.reload
     return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 
 

@@ -17,7 +17,7 @@ index errors units charts pause_policy generation token_bucket trace_context ups
 kvproxy: blocks index library offline.simulate settings
 open_response_cache: encryption errors index pattern_redaction settings
 library: index open_response_cache settings units
-client_keys: errors settings
+client_keys: errors index settings shared_state
 data_folder: errors
 backup: data_folder errors settings
 optional_packages: errors
@@ -57,7 +57,7 @@ http: apis backends backends.prefix_cache backends.protocol blocks client_keys d
     index journal quotas pattern_redaction open_response_cache rules settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks errors flow index journal offline pattern_redaction settings units
+proxy_client: apis checks errors flow index journal offline pattern_redaction settings shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     proxy_client
     settings units upstreams

@@ -109,13 +109,15 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 async def delete(request: Request) -> Response:
     """Remove a response by the beginning of its id, or expire it if `soft`."""
     entry = await find_entry(services(request), request.path_params["id"])
-    return await _remove_entries(request, [entry.id])
+    return await _remove_entries(request, [entry.id], f"id={entry.id}")
 
 
-async def _remove_entries(request: Request, ids: list[str]) -> Response:
-    cache = services(request).answerer.cache
-    soft = request.query_params.get("soft") == "true"
-    return reply({"removed": await (cache.expire_now if soft else cache.remove)(ids)})
+async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
+    app = services(request)
+    cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
+    removed = await (cache.expire_now if soft else cache.remove)(ids)
+    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
+    return reply({"removed": removed})
 
 
 async def delete_many(request: Request) -> Response:
@@ -127,7 +129,7 @@ async def delete_many(request: Request) -> Response:
     # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
-    return await _remove_entries(request, ids)
+    return await _remove_entries(request, ids, str(where))
 
 
 async def export(request: Request) -> Response:
@@ -184,6 +186,7 @@ async def _set_pinned(request: Request, pinned: bool) -> Response:
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
     await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    await app.record_change(request, f"{'pinned' if pinned else 'unpinned'} {entry.id}")
     return reply({"id": entry.id, "pinned": pinned})
 
 

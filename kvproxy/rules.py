@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.request_directives import Control
 from kvproxy.errors import SettingsError
+from kvproxy.flow.edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT
-from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.rules import RuleSettings
 
 
@@ -29,10 +29,10 @@ class Rules:
     def __len__(self) -> int:
         return len(self._held[0])
 
-    def edits(self, request: ApiRequest) -> tuple[EditSettings, ...]:
-        """Return the edits for a request whose rule is set."""
-        named, edits = request.control.rule.edits, self._held[1]
-        return edits if named is None else tuple(edit for edit in edits if edit.name in named)
+    def apply_edits(self, request: ApiRequest) -> ApiRequest:
+        """Return a request from `apply` with the edits that its rule names; all edits if the rule names none."""
+        named = request.control.rule.edits
+        return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 
     def reload(self) -> list[str]:
         """Read rules and edits from the settings file again. Return other changed settings, which require a restart.

@@ -1,7 +1,6 @@
 """Predicts the path of a request through the caches, without sending it."""
 
 import asyncio
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,11 +32,8 @@ def texts(reader: Reader, store: Store | None) -> Texts:
     """Return a function that finds the contents of a prompt's regions."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
-        kept = reader.whole(prompt)
-        if kept is not None:
-            return as_object(loads(zlib.decompress(kept)))
-        stored = reader.stored(prompt)
-        return None if store is None or stored is None else _of_entry(store, stored[0])
+        contents, entry = reader.contents(prompt), reader.entry_id(prompt)
+        return contents if contents is not None or store is None or entry is None else _of_entry(store, entry)
 
     return text_of
 

@@ -26,6 +26,8 @@ from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
 
 _CACHED = frozenset(api.path for api in APIS.values())
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -150,9 +152,11 @@ async def metrics(request: Request) -> Response:
     if overall is not None:
         app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
-        app.metrics.set_savings(await asyncio.to_thread(app.answerer.journal.saved))
+        read, prices = app.answerer.journal.read, app.settings.journal.prices
+        app.metrics.set_savings(await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []))
         app.metrics.set_forecasts(await app.forecasts())
-        app.metrics.set_ledger(await asyncio.to_thread(app.answerer.journal.ledger))
+        ledger = await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, [])
+        app.metrics.set_ledger(ledger)
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:

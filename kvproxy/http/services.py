@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import replace
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -16,7 +18,6 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
-from kvproxy.flow.edits import apply_edits
 from kvproxy.flow.finish import Finisher
 from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
@@ -26,6 +27,8 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
@@ -92,7 +95,8 @@ class Services:
                 if pool.num_blocks and pool.block_size and not figures.engines:
                     pools[""] = (pool.num_blocks - 1) * pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
-        seconds = await asyncio.to_thread(self.answerer.journal.prefill_seconds) if curves else None
+        costs = await asyncio.to_thread(self.answerer.journal.read, Reader.prefill_costs, {}) if curves else {}
+        seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
             forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes)
             for engine, curve in curves.items()
@@ -112,8 +116,7 @@ class Services:
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
-        if edits := self.rules.edits(request):
-            request = apply_edits(request, edits)
+        request = self.rules.apply_edits(request)
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
@@ -137,7 +140,8 @@ class Services:
 
     async def _learn_pauses(self) -> None:
         try:
-            pauses = await asyncio.to_thread(self.answerer.journal.pauses)
+            read = self.answerer.journal.read
+            pauses = await asyncio.to_thread(read, lambda reader: SessionReader(reader, {}).pauses(time.time()), [])
         except KvproxyError as error:
             _log.warning("the pauses of earlier sessions are unknown: %s", error.message)
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.divergence import common_prefix, find_divergence
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.mirror.hashed_prompt import HashedPrompt
@@ -77,7 +77,7 @@ def tokens_after(
     start = len(cached) * pool.block_size
     rest, chains = prompt.tokens[start:], list[list[int]]()
     children = pool.children(cached[-1].hash if cached else None)
-    for child in sorted(children, key=lambda each: (_shared(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
+    for child in sorted(children, key=lambda each: (common_prefix(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
         if list(child.tokens[: len(rest)]) == rest:
             return None
         chain: list[int] = []
@@ -88,12 +88,6 @@ def tokens_after(
         if chain:
             chains.append(chain)
     return (start, chains[::-1], pool.block_size) if chains else None
-
-
-def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
 
 
 def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:

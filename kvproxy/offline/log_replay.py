@@ -17,7 +17,6 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.compare_responses import ResponseComparer, answer_text
-from kvproxy.flow.edits import apply_edits
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache
@@ -115,8 +114,7 @@ class _Replayer:
     backend: "LoggedBackend"
 
     async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
-        request = self.rules.apply(to_api_request(logged, self.settings))
-        request = apply_edits(request, self.rules.edits(request))
+        request = self.rules.apply_edits(self.rules.apply(to_api_request(logged, self.settings)))
         if logged.time is not None:
             self.backend.now = logged.time
         self.backend.response = logged.response

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -120,13 +119,13 @@ class JournalFile:
         has_store = store_exists(self._settings)
         with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
             for prompt in prompts:
-                stored, whole = self._reader.stored(prompt.number), self._reader.whole(prompt.number)
-                entry = None if store is None or stored is None else store.get(stored[0])
+                id, contents = self._reader.entry_id(prompt.number), self._reader.contents(prompt.number)
+                entry = None if store is None or id is None else store.get(id)
                 # Tenants may share responses, but not the ignored fields of their requests.
                 if entry is not None and entry.tenant == prompt.tenant:
                     yield as_object(loads(entry.request))
                 else:
-                    yield None if whole is None else request_body_of(as_object(loads(zlib.decompress(whole))))
+                    yield None if contents is None else request_body_of(contents)
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
         from kvproxy.checks.configured_store import open_configured_store, store_exists

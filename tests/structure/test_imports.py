@@ -24,7 +24,7 @@ optional_packages: errors
 exchange: apis index quotas settings trace_context
 quotas: errors index settings shared_state token_bucket
 shared_state: errors index
-rules: apis errors index settings
+rules: apis errors flow index settings
 encryption: errors settings
 pattern_redaction: errors index settings
 settings: errors units

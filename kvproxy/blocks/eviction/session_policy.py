@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.eviction.eviction_policy import Key, Use
 
 _SUPERSEDED_AGE = 3_000.0
@@ -100,7 +101,7 @@ class SessionPolicy(Generic[Key]):
         candidates.append(next((found for key in reversed(chain) if (found := self._sessions.get(key))), None))
         for session in candidates:
             if session is not None:
-                shared = _common_prefix(session.chain, chain)
+                shared = common_prefix(session.chain, chain)
                 if 2 * shared >= len(session.chain):
                     return session, shared
         return None, 0
@@ -160,8 +161,3 @@ class SessionPolicy(Generic[Key]):
         # As the youngest: otherwise every eviction would pop the key again until its children are evicted.
         self._num_added += 1
         self._push(self._now, self._num_added, key)
-
-
-def _common_prefix(one: Sequence[Key], other: Sequence[Key]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -223,7 +223,7 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
         for name, paid in (
             ("five-minute writes", price(steps, _none, lambda new, unprotected: False, relative)),
             ("one-hour writes", price(steps, _none, lambda new, unprotected: True, relative)),
-            ("pause policy", policy_price(steps, survival, relative, long_writes=True)),
+            ("pause policy", policy_price(steps, survival, relative)),
         ):
             costs[name] += found.input * paid
     base = costs["five-minute writes"]

@@ -12,7 +12,6 @@ from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
-from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 

@@ -42,6 +42,11 @@ class ReplayedRequest:
     exchange: Exchange | None
     is_right: bool | None = None
 
+    @property
+    def layer(self) -> str:
+        """Return the source of the response (see `Exchange.layer`); `bypass` for an invalid request."""
+        return "bypass" if self.exchange is None else self.exchange.layer
+
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
     """Whether a log has responses, from which the policy can learn."""
@@ -133,18 +138,12 @@ class _Replayer:
         if self.answerer.comparer is not None:
             # In a live proxy, requests are farther apart than a comparison takes.
             await self.answerer.comparer.wait_until_idle()
-        is_right = await self._is_right(request, logged, exchange, body)
-        return ReplayedRequest(logged, request, exchange, is_right)
-
-    async def _is_right(
-        self, request: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes
-    ) -> bool | None:
         expected = response_text(logged)
         served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
-        comparer = self.answerer.comparer
-        if comparer is None or expected is None or served is None or exchange.hit is None:
-            return None
-        return await comparer.have_same_meaning(request, "", served, expected)
+        comparer, is_right = self.answerer.comparer, None
+        if comparer is not None and expected is not None and served is not None:
+            is_right = await comparer.have_same_meaning(request, "", served, expected)
+        return ReplayedRequest(logged, request, exchange, is_right)
 
 
 class LoggedBackend:

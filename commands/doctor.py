@@ -34,12 +34,7 @@ def doctor(
     from kvproxy.settings import load_settings
 
     settings = load_settings(
-        data=data,
-        store=store,
-        model=model,
-        upstreams=upstream or None,
-        embedder=embedder,
-        tiers=tiers.settings(),
+        data=data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
     )
     results = []
     for name, check in all_checks(settings, proxy.url, proxy.token):

@@ -117,9 +117,7 @@ async def estimate(
     readable = [tokens for tokens in forwarded if tokens is not None]
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
     alone = estimate_prefix_reuse(
-        [tokens for tokens in tokenized if tokens is not None],
-        block_size,
-        [point.blocks for point in prefix.points],
+        [tokens for tokens in tokenized if tokens is not None], block_size, [point.blocks for point in prefix.points]
     )
     layers = Counter(each.layer for each in replayed)
     return Estimate(

@@ -70,11 +70,7 @@ class TurnWriter:
     """Assigns requests to sessions, in the transaction of `record_writer.Writer`. Methods may raise sqlite3.Error."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        strings: StringIds,
-        history: History,
-        prices: Mapping[str, PriceSettings],
+        self, connection: sqlite3.Connection, strings: StringIds, history: History, prices: Mapping[str, PriceSettings]
     ) -> None:
         self.contents = RegionContents()
         self._connection = connection

@@ -27,10 +27,7 @@ DEFAULT_BLOCK_SIZE = 16
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """The most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-_LENGTHS = {
-    "Timestamp": ("Request tokens", "Response tokens"),
-    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
-}
+_LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
 """Columns of BurstGPT's and Azure's traces."""
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class SimulatedEngineOptions:
     """The memory, the tiers, the speed, and the price of an engine."""
 
     model: Annotated[
@@ -71,7 +71,7 @@ def simulate(
     ] = None,
     plot: Plot = None,
     report: Annotated[Path | None, typer.Option(help="Write a report to this .html or .md file.")] = None,
-    engine: EngineOptions,
+    engine: SimulatedEngineOptions,
     fleet: FleetOptions,
 ) -> Output:
     """Replay a trace to size a pool, its tiers, or a fleet.
@@ -126,7 +126,7 @@ def _policies(text: str) -> list[str]:
     return chosen
 
 
-def _speed(engine: EngineOptions, workload: "Workload") -> "EngineSpeed | None":
+def _speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed | None":
     from kvproxy.offline.simulate.pool_cost import EngineSpeed, kv_size
 
     token_bytes: float | None = engine.bytes_per_token
@@ -136,7 +136,7 @@ def _speed(engine: EngineOptions, workload: "Workload") -> "EngineSpeed | None":
     return None if token_bytes is None else EngineSpeed(engine.prefill_rate, token_bytes, engine.hour_price)
 
 
-def _tiers(engine: EngineOptions) -> "list[Tier]":
+def _tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
     from kvproxy.offline.simulate.pool_cost import parse_tier
 
     try:

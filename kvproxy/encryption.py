@@ -74,9 +74,10 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
         return None
     if settings.key_file is not None and settings.key_env is not None:
         raise SettingsError("setting encryption: give key_file or key_env, not both", param="encryption")
-    keys = [_read(word, number, where) for where, words in [_words(settings)] for number, word in enumerate(words, 1)]
+    where, words = _words(settings)
+    keys = [_read(word, number, where) for number, word in enumerate(words, 1)]
     if not keys:
-        raise SettingsError(f"setting encryption: {_words(settings)[0]} holds no key: {_HOW}", param="encryption")
+        raise SettingsError(f"setting encryption: {where} holds no key: {_HOW}", param="encryption")
     try:
         return Cipher(keys)
     except ImportError:
@@ -86,6 +87,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
+    """Return the name of the keys' origin, and the keys as text."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from kvproxy.index.entry import Entry, new_id
@@ -97,9 +96,7 @@ class AsyncCache:
     async def __aenter__(self) -> "AsyncCache":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
@@ -149,9 +146,7 @@ class Cache:
     def __enter__(self) -> "Cache":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

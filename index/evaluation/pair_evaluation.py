@@ -118,21 +118,12 @@ def calibrate(
     cosines = sorted({*LEVELS, levels.threshold})
     # Guards and verifier run only for pairs that a policy could serve.
     asked = cosine >= min(cosines[0], levels.floor)
-    passed = asked & np.array(
-        [
-            bool(ask) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
-            for pair, ask in zip(pairs, asked, strict=True)
-        ]
-    )
+    passed = _unvetoed(pairs, asked, guards)
     default = {"threshold": levels.threshold, "guards": levels.threshold}
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
-        left = passed & (cosine >= levels.floor)
-        if guards:
-            left &= [
-                bool(read) and not ADDITIONS.vetoes(pair.a, pair.b) for pair, read in zip(pairs, left, strict=True)
-            ]
+        left = _unvetoed(pairs, passed & (cosine >= levels.floor), [ADDITIONS] if guards else [])
         scores["checked"] = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})
@@ -148,6 +139,16 @@ def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[s
     known = {text: can_match(text, embedder, languages) for text in set(texts)}
     cosine = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
+
+
+def _unvetoed(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
+    """Return which of the chosen pairs no guard vetoes, `[len(pairs)]` bool."""
+    return np.array(
+        [
+            bool(asked) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
+            for pair, asked in zip(pairs, chosen, strict=True)
+        ]
+    )
 
 
 def _verify(
@@ -168,27 +169,17 @@ def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> lis
     for level in levels:
         served = scores >= level
         count, right = int(served.sum()), int((served & same).sum())
-        points.append(
-            LevelResult(
-                level,
-                right / total if total else 0.0,
-                (count - right) / count if count else None,
-                count,
-                wilson(right, total),
-                wilson(count - right, count),
-            )
-        )
+        shares = right / max(1, total), (count - right) / count if count else None
+        points.append(LevelResult(level, *shares, count, wilson(right, total), wilson(count - right, count)))
     return points
 
 
 def _recommend(curve: Sequence[LevelResult], target: float) -> float | None:
     best: float | None = None
-    for point in reversed(curve):
-        if point.served and point.wrong_interval[1] > target:
-            # At the highest levels, too few pairs are served for a narrow interval.
-            if best is not None:
-                break
-            continue
-        if point.served:
+    for point in reversed([point for point in curve if point.served]):
+        if point.wrong_interval[1] <= target:
             best = point.level
+        elif best is not None:
+            break
+        # At the highest levels, too few pairs are served for a narrow interval.
     return best

@@ -99,9 +99,10 @@ def read_stream(path: Path) -> list[StreamLine]:
 
 
 def _line(record: dict[str, Any]) -> StreamLine:
-    if not (isinstance(record["text"], str) and isinstance(record["answer"], str)):
+    line = StreamLine(record["text"], record["answer"])
+    if not (isinstance(line.text, str) and isinstance(line.answer, str)):
         raise ValueError
-    return StreamLine(record["text"], record["answer"])
+    return line
 
 
 def make_stream(
@@ -115,15 +116,14 @@ def make_stream(
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
     digests = [digest(answer) for answer in answers]
-    if min_cosine is None:
-        return Stream(texts, answers, vectors, lambda one, other: digests[one] == digests[other])
-    least, of_answers = min_cosine, embed(answers, embedder, progress)
-    return Stream(
-        texts,
-        answers,
-        vectors,
-        lambda one, other: digests[one] == digests[other] or float(of_answers[one] @ of_answers[other]) >= least,
-    )
+    of_answers = None if min_cosine is None else embed(answers, embedder, progress)
+
+    def same(one: int, other: int) -> bool:
+        if digests[one] == digests[other] or of_answers is None or min_cosine is None:
+            return digests[one] == digests[other]
+        return float(of_answers[one] @ of_answers[other]) >= min_cosine
+
+    return Stream(texts, answers, vectors, same)
 
 
 def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:

@@ -170,6 +170,10 @@ def replay(
             for place, cosine, name in zip(places, cosines, classes, strict=True)
         ]
         ruling = policy.decide(stream.texts[line], neighbours) if neighbours else Ruling([], None)
+        if neighbours:
+            ranked = [_score(*pair, policy) for pair in zip(ruling.decisions, neighbours, strict=True)]
+            best = int(np.argmax(ranked))
+            scores[line], right[line] = ranked[best], stream.same(int(stored.lines[places[best]]), line)
         if ruling.chosen is not None and chance() >= ruling.exploration_share:
             chosen = int(stored.lines[places[ruling.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
@@ -203,10 +207,11 @@ def _learn(
     judge: Same | None,
 ) -> str:
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
-    record = ruling.record
+    record, compare = ruling.record, judge or stream.same
     if record is None or not isinstance(policy, LearnedPolicy):
         return own
-    compare = judge or stream.same
+    judged = int(stored.lines[places[record.place]])
+    question, cached_question = stream.texts[line], stream.texts[judged]
     order, found = comparison_order(record.place, classes), list[bool]()
     for place in order:
         found.append(compare(int(stored.lines[places[place]]), line))
@@ -219,7 +224,7 @@ def _learn(
     policy.learn(
         [
             Observation(
-                f"line {stored.lines[places[record.place]]}",
+                f"line {judged}",
                 assignment.right,
                 "answer",
                 ruling.chosen is not None,
@@ -228,10 +233,10 @@ def _learn(
                 features=record.features,
                 error=record.error,
                 chance=ruling.exploration_share if ruling.chosen is not None else 1.0,
-                vetoes=policy.vetoes(stream.texts[line], stream.texts[stored.lines[places[record.place]]]),
+                vetoes=policy.vetoes(question, cached_question),
                 joined=joined,
                 checked=record.checked,
-                repeat=stream.texts[line] == stream.texts[stored.lines[places[record.place]]],
+                repeat=question == cached_question,
             )
         ]
     )

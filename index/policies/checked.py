@@ -44,7 +44,7 @@ class CheckedPolicy:
             if refusal is not None:
                 decisions[place] = refusal
                 continue
-            score = self._score(question, neighbour)
+            score = float(self._verifier.score([(question, neighbour.prompt)], np.array([neighbour.similarity]))[0])
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return Ruling(decisions, place)
@@ -52,7 +52,3 @@ class CheckedPolicy:
             if score < _HOPELESS * level:
                 break
         return Ruling(decisions, None)
-
-    def _score(self, question: str, neighbour: Neighbour) -> float:
-        scores = self._verifier.score([(question, neighbour.prompt)], np.array([neighbour.similarity]))
-        return float(scores[0])

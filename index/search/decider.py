@@ -105,20 +105,12 @@ class Decider:
 
 
 def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservation | None:
-    record = ruling.record
+    record, accepted = ruling.record, ruling.chosen is not None
     if record is None:
-        place = _closest(ruling)
+        scores = {place: made.score for place, made in enumerate(ruling.decisions) if made.score is not None}
+        place = max(scores, key=scores.__getitem__, default=None) if ruling.chosen is None else ruling.chosen
         if place is None:
             return None
         record = LearningRecord(place, None, 0.0)
-    accepted = ruling.chosen is not None
-    return PendingObservation(
-        near[record.place], record, tuple(near), accepted, ruling.exploration_share if accepted else 1.0
-    )
-
-
-def _closest(ruling: Ruling) -> int | None:
-    if ruling.chosen is not None:
-        return ruling.chosen
-    scores = {place: decision.score for place, decision in enumerate(ruling.decisions) if decision.score is not None}
-    return max(scores, key=scores.__getitem__, default=None)
+    share = ruling.exploration_share if accepted else 1.0
+    return PendingObservation(near[record.place], record, tuple(near), accepted, share)

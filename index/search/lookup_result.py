@@ -89,10 +89,9 @@ class Lookup:
         Candidates with an ignored verdict are omitted.
         """
         left = [each for each in self.candidates if each.verdict not in ignored]
-        scored = max(
-            (each for each in left if each.score is not None), key=lambda each: each.score or 0.0, default=None
-        )
-        return self.chosen or scored or next(iter(left), None)
+        # `max` returns the nearest of equal ones.
+        best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)
+        return self.chosen or best
 
 
 @dataclass(frozen=True, slots=True)

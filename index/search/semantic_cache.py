@@ -152,11 +152,9 @@ class SemanticCache:
     async def embed(self, text: str) -> np.ndarray:
         """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
         cached = self._embeddings.get_cached(text)
-        return (
-            cached
-            if cached is not None
-            else await self._queue.run_in_background(partial(self._embeddings.vector, text))
-        )
+        if cached is not None:
+            return cached
+        return await self._queue.run_in_background(partial(self._embeddings.vector, text))
 
     async def similarity(self, one: str, other: str) -> float:
         return float(await self.embed(one) @ await self.embed(other))
@@ -172,14 +170,12 @@ class SemanticCache:
 
     async def insert(self, entry: Entry) -> bool:
         """Store an entry and its vector: durable and searchable when this returns."""
-        if not entry.semantic or not self.can_read(entry.prompt):
-            return await self._writes.put(NewEntry(replace(entry, semantic=False)))
-        try:
-            vector = await self.embed(entry.prompt)
-        except EmbedderError as error:
-            _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
-            return await self._writes.put(NewEntry(replace(entry, semantic=False)))
-        return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
+        if entry.semantic and self.can_read(entry.prompt):
+            try:
+                return await self._writes.put(NewEntry(entry, await self.embed(entry.prompt), self._embedder.name))
+            except EmbedderError as error:
+                _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
+        return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
         """Store an entry whose lookup was skipped: durable when this returns, searchable later."""
@@ -248,7 +244,7 @@ class SemanticCache:
             # One entry in each job, so that lookups wait for one at most.
             vectors |= await self._queue.run_in_background(partial(self._vectors_of, [entry]))
         await asyncio.to_thread(self._store_vectors, entries, vectors)
-        return len(entries) > 0
+        return bool(entries)
 
     def _write(self, entries: Sequence[NewEntry]) -> WriteResult:
         with self._order:

@@ -164,7 +164,7 @@ class VectorIndex:
                 self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove vectors by their numbers; unknown numbers are ignored."""
+        """Remove vectors; unknown numbers are ignored."""
         with self._lock:
             for number in numbers:
                 if self._removed is not None:

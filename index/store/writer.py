@@ -12,13 +12,7 @@ from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
-from kvproxy.index.store.store_types import (
-    Capacity,
-    NewEntry,
-    RemovalReason,
-    RemovedEntry,
-    WriteResult,
-)
+from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason, RemovedEntry, WriteResult
 
 COLUMNS = (
     "id, key, namespace, tenant, model, endpoint, prompt, semantic, request, response, created, expires, hits, last_hit,"
@@ -37,6 +31,7 @@ _CLASSIFY = (
     "insert into answers (entry, namespace, name, text) values (:entry, :namespace, :name, :text)"
     " on conflict (entry) do update set name = excluded.name, text = excluded.text"
 )
+_EXPIRE = "update responses set expires = :expires, checksum = :checksum where id = :id"
 _RESEAL = (
     "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed,"
     " checksum = :checksum where id = :id"
@@ -126,11 +121,10 @@ class StoreWriter:
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
                 rows = run(chosen, {"ids": self.database.array(ids[start : start + _PAGE]), "now": now})
-                for row in rows:
-                    run(
-                        "update responses set expires = :now, checksum = :checksum where id = :id",
-                        {"now": now, "checksum": expire_row(row, now)["checksum"], "id": row["id"]},
-                    )
+                changed = [expire_row(row, now) for row in rows]
+                run.executemany(
+                    _EXPIRE, [{name: row[name] for name in ("expires", "checksum", "id")} for row in changed]
+                )
                 expired += len(rows)
         return expired
 
@@ -162,10 +156,8 @@ class StoreWriter:
 
     def reset_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
-            run(
-                f"update answers set name = entry where {self.database.is_in('entry', 'ids')}",
-                {"ids": self.database.array(ids)},
-            )
+            chosen = self.database.is_in("entry", "ids")
+            run(f"update answers set name = entry where {chosen}", {"ids": self.database.array(ids)})
 
     def encrypt_again(self) -> int:
         cipher, resealed = self.codec.cipher, 0
@@ -173,9 +165,8 @@ class StoreWriter:
             return 0
         while True:
             with self.database.transaction() as run:
-                rows = run(
-                    f"select {COLUMNS} from responses where sealed <> :name limit {_PAGE}", {"name": cipher.name}
-                )
+                outdated = f"select {COLUMNS} from responses where sealed <> :name limit {_PAGE}"
+                rows = run(outdated, {"name": cipher.name})
                 encoded = [self.codec.encode(self.codec.decrypt(row)) for row in rows]
                 run.executemany(_RESEAL, [{name: row[name] for name in _RESEALED_COLUMNS} for row in encoded])
             if not rows:

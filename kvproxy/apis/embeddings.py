@@ -1,12 +1,12 @@
 """OpenAI's embeddings. Only equal requests match."""
 
-from kvproxy.apis.api import ApiName
-from kvproxy.apis.choices import ChoicesApi
+from kvproxy.apis.api import Api, ApiName
+from kvproxy.apis.choices import ChoiceAssembler
 from kvproxy.apis.json import JsonMap, JsonObject, field, to_text
 from kvproxy.errors import InvalidRequest
 
 
-class Embeddings(ChoicesApi):
+class Embeddings(Api):
     """`/v1/embeddings`, without streams.
 
     A stream would be assembled as choices and lack the field `data`, so it is never stored.
@@ -15,6 +15,7 @@ class Embeddings(ChoicesApi):
     name: ApiName = "embeddings"
     path = "/v1/embeddings"
     ignored_fields = frozenset({"user"})
+    assembler = ChoiceAssembler
 
     def check(self, body: JsonMap) -> None:
         if not isinstance(body.get("input"), str | list) or not body["input"]:

@@ -68,6 +68,11 @@ def as_index(value: Json) -> int:
     return value
 
 
+def as_count(value: Json) -> int | None:
+    """Return a number of tokens; None if the value is not one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+
 def objects(value: Json) -> list[JsonObject]:
     """Return the objects in a list; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

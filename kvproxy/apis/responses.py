@@ -50,6 +50,7 @@ class Responses(Api):
 
     name: ApiName = "responses"
     path = "/v1/responses"
+    assembler = ResponseAssembler
     ignored_fields = frozenset(
         "stream stream_options user safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention"
         " cache_control diagnostics".split()
@@ -76,12 +77,7 @@ class Responses(Api):
         semantic = allows_semantic(rest) and is_plain_text(body)
         if isinstance(source, str):
             return Question(source, {**body, "input": None}, semantic) if source.strip() else None
-        items = objects(source)
-        if not isinstance(source, list) or not items or len(items) < len(source):
-            return None
-        texts = [_item_text(item) for item in items]
-        semantic = semantic and None not in texts
-        return last_turn(body, "input", items[-1], texts[-1], allows_semantic=semantic)
+        return last_turn(body, "input", _item_text, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "input")
@@ -106,9 +102,6 @@ class Responses(Api):
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
         return token_counts(whole, "input_tokens", "output_tokens")
-
-    def assembler(self) -> ResponseAssembler:
-        return ResponseAssembler()
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         last = "response.completed" if whole.get("status") == "completed" else "response.incomplete"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from kvproxy.apis.api_request import ApiRequest, requests_sampling
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
@@ -31,8 +31,6 @@ from kvproxy.settings.journal import PriceSettings
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
-_SLOW_BYTES = 64 * 1024
-"""Larger requests are hashed in a thread."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits work for a client and cancels it when the client disconnects."""
@@ -110,7 +108,7 @@ class Answerer:
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         elif (hit := await self._lookup.find_exact(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
         return await watch(self._after_exact(exchange))
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
@@ -124,17 +122,17 @@ class Answerer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:
-                return self._finish_answer(exchange, hit)
+                return await self._finish_answer(exchange, hit)
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
         try:
             return await self._forward_in_time(exchange)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
-            return self._charge_quota(exchange, hit)
+            return await self._charge_quota(exchange, hit)
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
@@ -153,7 +151,7 @@ class Answerer:
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
-                hit = self._charge_quota(exchange, hit)
+                hit = await self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
@@ -179,21 +177,19 @@ class Answerer:
         record_end(exchange, shared)
         shared.release()
 
-    def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
-        answer = self._charge_quota(exchange, answer)
+    async def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
+        answer = await self._charge_quota(exchange, answer)
         self._revalidator.begin(exchange)
         return answer
 
-    def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
+    async def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
         if exchange.account is not None and exchange.hit is not None:
-            exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
+            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:
         name, shared = self.backend.name, self.settings.shared
-        if len(request.raw) > _SLOW_BYTES:
-            return await asyncio.to_thread(cache_key, request, name, shared=shared)
-        return cache_key(request, name, shared=shared)
+        return await in_thread_if_large(len(request.raw), lambda: cache_key(request, name, shared=shared))
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

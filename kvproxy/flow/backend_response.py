@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
-from kvproxy.apis.reported_usage import ReuseReader
+from kvproxy.apis.reported_usage import PrefixUse, ReuseReader
 from kvproxy.apis.request_directives import parse_directives
-from kvproxy.apis.sse import Event, EventReader
+from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
-from kvproxy.exchange import PrefixUse
 from kvproxy.generation import Delta
 
 JSON = ("content-type", "application/json")
@@ -25,16 +24,11 @@ _IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()
 )
-_SLOW_BYTES = 256 * 1024
-"""Longer bodies are parsed in a thread."""
 
 
 class ResponseReader(Protocol):
     def push(self, chunk: bytes) -> bool:
         """Read a chunk, and return whether the response is complete with it."""
-
-    def push_usage(self, chunk: bytes) -> None:
-        """Read the usage from a stream that is not stored."""
 
     @property
     def prefix(self) -> PrefixUse | None:
@@ -178,8 +172,6 @@ class _GeneratedReader:
         self._size += len(chunk)
         return self._ended
 
-    def push_usage(self, chunk: bytes) -> None: ...
-
     async def result(self) -> JsonObject | None:
         return self._encoder.whole() if self._ended and self._size <= self._limit else None
 
@@ -200,45 +192,33 @@ class UpstreamReader:
         self._assembler = api.assembler() if stream else None
         self._discarded = False
 
-    def push_usage(self, chunk: bytes) -> None:
-        self._read_events(chunk)
-
     @property
     def prefill_seconds(self) -> float | None:
         return self._reuse.prefill_seconds
 
     @property
     def prefix(self) -> PrefixUse | None:
-        return None if self._reuse.reuse is None else PrefixUse(*self._reuse.reuse)
-
-    def _read_events(self, chunk: bytes) -> list[Event]:
-        # A stream without event boundaries must not accumulate in memory.
-        events = self._events.push(chunk) if len(self._events) <= self._limit else []
-        for event in events:
-            self._reuse.push(event)
-        return events
+        return self._reuse.reuse
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
-        events = self._read_events(chunk) if self._assembler is not None else []
-        if self._discarded or self._size > self._limit:
-            self._discard()
-            return False
+        self._discarded = self._discarded or self._size > self._limit
         if self._assembler is None:
-            self._body.append(chunk)
+            if self._discarded:
+                self._body.clear()
+            else:
+                self._body.append(chunk)
             return False
-        try:
-            for event in events:
-                self._assembler.push(event)
-        except Exception:
-            # An invalid stream still reaches the client, but it is not stored.
-            self._discard()
-            return False
-        return self._assembler.done
-
-    def _discard(self) -> None:
-        self._discarded = True
-        self._body.clear()
+        # A stream without event boundaries must not accumulate in memory.
+        for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
+            self._reuse.push(event)
+            try:
+                if not self._discarded:
+                    self._assembler.push(event)
+            except Exception:
+                # An invalid stream still reaches the client, but it is not stored.
+                self._discarded = True
+        return self._assembler.done and not self._discarded
 
     async def result(self) -> JsonObject | None:
         if self._discarded:
@@ -247,7 +227,7 @@ class UpstreamReader:
             if self._assembler is not None:
                 return self._assembler.result()
             data = b"".join(self._body)
-            body = await asyncio.to_thread(loads, data) if len(data) > _SLOW_BYTES else loads(data)
+            body = await in_thread_if_large(len(data), lambda: loads(data))
         except (ValueError, KeyError, TypeError):
             return None
         return body if isinstance(body, dict) else None

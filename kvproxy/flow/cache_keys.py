@@ -10,6 +10,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
+from kvproxy.flow.conversation_digests import MARKER
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
 
@@ -19,7 +20,6 @@ _MAX_SEMANTIC_BYTES = 800
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
-_MARKER = "cache_control"
 _EXACT_FLOAT = 2.0**53
 
 
@@ -71,7 +71,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
-    marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
+    marked = not request.raw or MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
             continue
@@ -119,8 +119,8 @@ def _without_markers(value: Json, depth: int) -> Json:
 
 
 def _item_without_markers(item: JsonObject, depth: int) -> JsonObject:
-    if _MARKER in item:
-        item = {name: value for name, value in item.items() if name != _MARKER}
+    if MARKER in item:
+        item = {name: value for name, value in item.items() if name != MARKER}
     if depth and isinstance(item.get("content"), list):
         item = {**item, "content": _without_markers(item["content"], depth - 1)}
     return item

@@ -8,10 +8,9 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
@@ -39,31 +38,8 @@ _PASSED_HEADERS = (
 )
 _MOST_TOKENS = 200
 _LARGEST = 2**20
-
-
-Judge = Callable[[ApiRequest, str, str, str], Awaitable[bool | None]]
-"""Decides whether a cached response would have served a request; None if undecided.
-
-Arguments: the request, its question, and the texts of the cached and of the fresh response.
-"""
-
-
-def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """Create the configured judge; None if comparisons are disabled.
-
-    It compares texts, compares embeddings, or asks the model.
-    """
-    if settings.judge == "none":
-        return None
-
-    async def judge(request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        if digest(cached) == digest(fresh):
-            return True
-        if settings.judge == "model":
-            return await ask_model(backend, request, question, cached, fresh)
-        return settings.judge != "equality" and await semantic.similarity(cached, fresh) >= settings.judge_similarity
-
-    return judge
+_WAITING = 64
+_log = logging.getLogger("kvproxy")
 
 
 async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
@@ -97,17 +73,13 @@ def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     """Return the text of a stored response; None if it has no text, or several."""
-    api = by_name(endpoint)
+    api = APIS.get(endpoint)
     try:
         whole = loads(response)
     except ValueError:
         return None
     text = api.output_text(whole) if api is not None and isinstance(whole, dict) else None
     return text if text and text.strip() else None
-
-
-_WAITING = 64
-_log = logging.getLogger("kvproxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +92,10 @@ class _Comparison:
 class ResponseComparer:
     """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
 
-    def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
+    def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
-        self._judge = judge
-        self._shadow = shadow
+        self._backend = backend
+        self._settings = settings
         self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
         self._is_comparing = False
@@ -181,16 +153,24 @@ class ResponseComparer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self._judge(comparison.request, fresh.prompt, cached, said)
+            return await self.have_same_meaning(comparison.request, fresh.prompt, cached, said)
 
-        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=self._shadow)
+        shadow = self._settings.shadow
+        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"
 
+    async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+        """Whether two answers have the same meaning, by their texts, embeddings, or the model (`cache.judge`).
 
-def make_response_comparer(
-    semantic: SemanticCache, backend: Backend, settings: CacheSettings
-) -> ResponseComparer | None:
-    judge = make_judge(semantic, backend, settings)
-    return None if judge is None else ResponseComparer(semantic, judge, shadow=settings.shadow)
+        None if the model gives no verdict.
+        """
+        judge = self._settings.judge
+        if digest(cached) == digest(fresh):
+            return True
+        if judge == "model":
+            return await ask_model(self._backend, request, question, cached, fresh)
+        return (
+            judge == "similarity" and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
+        )

@@ -10,9 +10,8 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 
-SLOW_BYTES = 64 * 1024
-"""Larger requests are hashed in a thread."""
 MARKER = "cache_control"
+"""Field of a breakpoint, which marks the end of a prefix that Anthropic stores."""
 _CALL_IDS = ("tool_use_id", "call_id")
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")

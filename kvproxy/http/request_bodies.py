@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.api_request import ApiRequest, parse_body
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.litellm_switches import FIELD, apply_switches
 from kvproxy.apis.request_directives import read_control
@@ -15,8 +15,6 @@ from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
-
-_SLOW_BYTES = 64 * 1024
 
 
 async def read_body(
@@ -67,7 +65,7 @@ def _too_large(limit: int) -> RequestTooLarge:
 
 async def parse_in_thread(raw: bytes) -> JsonObject:
     """Parse a body, a large one in a thread. Raises InvalidRequest."""
-    return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
+    return await in_thread_if_large(len(raw), lambda: parse_body(raw))
 
 
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
@@ -79,10 +77,7 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     Raises:
         InvalidRequest: the body is not a JSON object, fails the check, or a header is invalid.
     """
-    if len(raw) > _SLOW_BYTES:
-        body = await asyncio.to_thread(_checked, raw, api, check)
-    else:
-        body = _checked(raw, api, check)
+    body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
     headers = joined_headers(request)
     exchange = exchange_of(request.scope)
     client = exchange.client

@@ -74,8 +74,7 @@ class CacheSettings(Section):
         0.0,
         ge=0,
         description="Time after expiry in which a response is served if the upstream fails, times out, or returns"
-        " status 500 or"
-        " above (RFC 5861).",
+        " status 500 or above (RFC 5861).",
     )
     max_response_bytes: Bytes = Field(
         8 * 2**20,

@@ -75,9 +75,9 @@ class Settings(BaseSettings):
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
+    # A URL may contain a password.
     store: str | None = Field(
         None,
-        # A URL may contain a password.
         repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )

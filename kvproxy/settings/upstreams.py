@@ -23,8 +23,7 @@ class UpstreamSettings(Section):
     tokenizer: str = Field(
         "upstream",
         description="Tokenizer of prompts, to compare them with mirrored pools: upstream (its /tokenize), a folder,"
-        " or a Hugging"
-        " Face id.",
+        " or a Hugging Face id.",
     )
 
 
@@ -73,8 +72,7 @@ class RoutingSettings(Section):
         ge=0,
         le=1,
         description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror."
-        " With several"
-        " upstreams, all requests are predicted.",
+        " With several upstreams, all requests are predicted.",
     )
     name: str | None = Field(
         None,

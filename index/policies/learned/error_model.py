@@ -110,7 +110,7 @@ def _sigmoid(odds: float) -> float:
     return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
 
-_WORTH = 2.0
+PRIOR_ERRORS = 2.0
 """Expected errors that the prior counts as; few, so that each namespace needs evidence of its own."""
 
 
@@ -123,20 +123,16 @@ class Prior:
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))
-    seen_wrong: float = _WORTH
-    seen_expected: float = _WORTH
+    seen_wrong: float = PRIOR_ERRORS
+    seen_expected: float = PRIOR_ERRORS
 
     def error_model(self) -> ErrorModel:
         """Return a model with the weights learned so far and the initial covariance."""
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property
-    def expected(self) -> float:
-        return _WORTH
-
-    @property
     def wrong(self) -> float:
-        return _WORTH * max(1.0, self.seen_wrong / self.seen_expected)
+        return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
 
     def learn(self, features: np.ndarray, error: float, right: bool, reach: float) -> None:
         self.shared.learn(features, right)

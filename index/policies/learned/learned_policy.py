@@ -74,18 +74,16 @@ class LearnedPolicy:
         estimate = learner.estimate(neighbours)
         if estimate is None:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
-        if not neighbours[estimate.place].similarity >= self.floor:  # A NaN is refused, too.
+        nearest = neighbours[estimate.place]
+        if not nearest.similarity >= self.floor:  # A NaN is refused, too.
             # It is never answered from the cache, so comparing its fresh response would teach nothing.
             return Ruling([Decision("low similarity") for _ in neighbours], None)
-        nearest = neighbours[estimate.place]
         own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
+        decisions = [Decision("not compared") for _ in neighbours]
         if self._has_new_words is not None and self._has_new_words(question, own):
-            decisions = [Decision("not compared") for _ in neighbours]
             decisions[estimate.place] = Decision("vetoed", "words", error=estimate.error)
             return Ruling(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))
-        decision = self._decide_nearest(question, nearest, estimate, learner, limits)
-        decisions = [Decision("not compared") for _ in neighbours]
-        decisions[estimate.place] = decision
+        decisions[estimate.place] = decision = self._decide_nearest(question, nearest, estimate, learner, limits)
         record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
             return Ruling(decisions, estimate.place, learner.exploration_share(estimate.error), record)
@@ -156,14 +154,13 @@ class LearnedPolicy:
     def learn(self, observations: Sequence[Observation]) -> None:
         """Store observations, durable when this returns, and learn from them."""
         with self._lock:
-            counted = [self._with_served(each) for each in observations]
+            counted = []
+            for each in observations:
+                served, risk = self._pending.pop(each.namespace, (0, 0.0))
+                counted.append(replace(each, served=served, risk=risk))
             self._observations.add(counted)
             for namespace in dict.fromkeys(each.namespace for each in counted):
                 self._catch_up(namespace)
-
-    def _with_served(self, observation: Observation) -> Observation:
-        answers, risk = self._pending.pop(observation.namespace, (0, 0.0))
-        return replace(observation, served=answers, risk=risk)
 
     def flush(self) -> None:
         """Store the counted hits, and read the observations of other proxies."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvproxy.index.policies.learned.class_errors import ClassErrors
-from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, Prior, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, PRIOR_ERRORS, ErrorModel, Prior, compute_features
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
@@ -71,7 +71,7 @@ class Learner:
 
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
-        level = ServingLevel(max_error, wrong=prior.wrong, expected=prior.expected)
+        level = ServingLevel(max_error, wrong=prior.wrong, expected=PRIOR_ERRORS)
         level.update_factor()
         return cls(prior.error_model(), level)
 
@@ -145,8 +145,9 @@ class Learner:
         if observation.repeat:
             self.level.num_repeats += 1
             self.level.num_judged_different += not observation.right
-        self.level.add_comparison(observation.error, observation.right, counted)
+        # With a standing veto, the answer would not have been served.
         if counted:
+            self.level.add_comparison(observation.error, observation.right)
             self.error_model.learn(features, observation.right, observation.chance)
             self.class_errors.add_comparison(observation.answer, expected, observation.right)
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)

@@ -71,7 +71,7 @@ class ServingLevel:
         """Return the share of wrong answers that the sum of estimated errors implies, after a number of served
         answers.
         """
-        risk = self.risk / (1 - self.undetected_share)
+        risk = self.risk / (1 - self.judge_error)
         least, most = 0, answers
         while least < most:
             middle = (least + most) // 2
@@ -91,14 +91,8 @@ class ServingLevel:
             self.risk += risk
             self._add_requests(risk / answers, answers)
 
-    def add_comparison(self, error: float, right: bool, is_counted: bool) -> None:
-        """Add a comparison. After a series of calls, the caller must call `update`.
-
-        Args:
-            is_counted: False if a guard's veto stands, so that the answer would not have been served.
-        """
-        if not is_counted:
-            return
+    def add_comparison(self, error: float, right: bool) -> None:
+        """Add a comparison. After a series of calls, the caller must call `update`."""
         if error <= self.reach:
             self.wrong += not right
             self.expected += error
@@ -108,29 +102,27 @@ class ServingLevel:
         self.error_histogram *= (1 - 1 / _WINDOW) ** count
         self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += count
 
+    @property
+    def judge_error(self) -> float:
+        """Return the estimated share of equal answers that the comparison judges different, at most 0.5.
+
+        The share of different answers that it judges equal is assumed to be the same.
+        """
+        return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
+
     def update(self) -> None:
         self.update_factor()
         self.update_limit()
 
-    @property
-    def judge_error(self) -> float:
-        """Return the estimated share of equal answers that the comparison judges different."""
-        return (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats)
-
-    @property
-    def undetected_share(self) -> float:
-        """Return the share of wrong answers judged right, assumed equal to `judge_error`."""
-        return min(self.judge_error, 0.5)
-
     def update_factor(self) -> None:
-        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.undetected_share)
+        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
 
     def planned_risk(self) -> float:
         """Return the mean estimated error that the next answers may have within the bound."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _HORIZON, FROM), self.wrong, self.expected)
-        left = (allowed * (1 - self.undetected_share) - self.risk) / _HORIZON
+        left = (allowed * (1 - self.judge_error) - self.risk) / _HORIZON
         return max(0.0, min(left, _SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
 
     def update_limit(self) -> None:

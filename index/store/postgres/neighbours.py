@@ -45,12 +45,8 @@ class PostgresNeighbours(Neighbours):
             f"select id, -({distance}) as score from vectors"
             f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
         )
-        values = {
-            "embedder": self._embedder,
-            "namespace": namespace,
-            "near": self._database.vector(vector),
-            "limit": limit,
-        }
+        near = self._database.vector(vector)
+        values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
         rows = self._database.query(sql, values | self._store.time_parameters())
         found = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
@@ -106,7 +102,11 @@ class PostgresNeighbours(Neighbours):
 
     def _create_graph(self, namespace: str) -> None:
         name = self._index_name(namespace)
-        if self._is_valid_index(name):
+        is_valid = (
+            "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
+            " where c.relname = %(name)s and i.indisvalid"
+        )
+        if self._rows(is_valid, name=name):
             return
         with self._exclusive_connection(name) as connection:
             if connection is None:
@@ -120,11 +120,3 @@ class PostgresNeighbours(Neighbours):
                 ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
             )
             _log.info("created a graph for namespace %s", namespace[:12])
-
-    def _is_valid_index(self, name: str) -> bool:
-        rows = self._rows(
-            "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
-            " where c.relname = %(name)s and i.indisvalid",
-            name=name,
-        )
-        return bool(rows)

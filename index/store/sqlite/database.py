@@ -145,9 +145,7 @@ class _SqliteTransaction:
 
 
 def _rows(cursor: sqlite3.Cursor) -> list[Row]:
-    if cursor.description is None:
-        return []
-    names = [column[0] for column in cursor.description]
+    names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 

@@ -51,12 +51,8 @@ class SqliteStore(Store):
 
     def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
         """Return the number of vectors in a namespace; the count stops at `limit`."""
-        sql = (
-            "select count(*) as count from (select 1 from vectors where embedder = :embedder and namespace = :namespace"
-            " limit :most)"
-        )
-        values = {"embedder": embedder, "namespace": namespace, "most": limit}
-        return int(self.database.query(sql, values)[0]["count"])
+        sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :most"
+        return len(self.database.query(sql, {"embedder": embedder, "namespace": namespace, "most": limit}))
 
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
@@ -82,11 +78,6 @@ class SqliteStore(Store):
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"
             " and v.embedder = :embedder order by v.number"
         )
-        values = {
-            "numbers": json.dumps(list(numbers)),
-            "namespace": namespace,
-            "embedder": embedder,
-        } | self.time_parameters()
-        return {
-            row["number"]: question for row, question in read_questions(self.database.query(sql, values), self.codec)
-        }
+        values = {"numbers": json.dumps(list(numbers)), "namespace": namespace, "embedder": embedder}
+        rows = self.database.query(sql, values | self.time_parameters())
+        return {row["number"]: question for row, question in read_questions(rows, self.codec)}

@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
+from kvproxy.backends.protocol import Headers, is_stream
 from kvproxy.errors import KvproxyError, UpstreamProtocolError
 from kvproxy.http.connections.request_deadlines import Lifetime
 
 T = TypeVar("T")
-Headers = list[tuple[str, str]]
 BODILESS = (204, 304)
 JOINS_BODY = "kvproxy.joins_body"
 """In the start of a response: its head is written together with its body, in one system call."""
@@ -92,7 +92,7 @@ class RelayResponse(Response):
     ) -> None:
         self.status_code = status
         self.background = None
-        self.raw_headers = encode(headers)
+        self.raw_headers = _encode(headers)
         self._chunks = chunks
         self._close = close
         self._lifetime = lifetime
@@ -147,17 +147,12 @@ class RelayResponse(Response):
         await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
 
 
-def is_stream(headers: Headers) -> bool:
-    """Whether a response is server-sent events."""
-    return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
-
-
 class WholeResponse(Response):
     """Sends a whole body, joined with the head."""
 
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         super().__init__(body, status)
-        self.raw_headers = encode(headers)
+        self.raw_headers = _encode(headers)
         if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
             self.raw_headers.append((b"content-length", str(len(body)).encode()))
 
@@ -167,6 +162,6 @@ class WholeResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+def _encode(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Convert headers to ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
-from kvproxy.apis.reported_usage import ReportedReuse, ReuseReader, reported_reuse
+from kvproxy.apis.reported_usage import PrefixUse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
@@ -30,7 +30,7 @@ class CapturedResponse:
     """The contents of a response. `text` is None if the response contains anything else than text."""
 
     text: str | None = None
-    reuse: ReportedReuse | None = None
+    reuse: PrefixUse | None = None
 
 
 class ResponseCapture:

@@ -129,6 +129,7 @@ def test_a_report_has_the_figures_of_each_policy(stream: Stream) -> None:
     assert set(told["policies"]) == {"learned", "checked", "threshold"}
     for figures in told["policies"].values():
         assert {"hit_rate", "wrong_share", "worst", "curve"} <= set(figures)
+        assert 0.1 < figures["p_chr_auc"] < 1
         assert [point["requests"] for point in figures["curve"]] == [100, 200]
     assert "level" in told["policies"]["threshold"]
     assert told["orders"]["count"] == 2

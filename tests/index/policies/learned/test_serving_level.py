@@ -99,7 +99,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
             served, wrong = served + 1, wrong + is_wrong
             worst = max(worst, wrong / served) if served >= FROM else worst
         else:
-            level.add_comparison(error, not is_wrong, is_counted=True)
+            level.add_comparison(error, not is_wrong)
             level.update()
     return served, worst
 
@@ -141,7 +141,7 @@ def test_wrong_comparisons_lower_the_level() -> None:
     serve(level, 3000, 0)
     before = level.limit
     for _ in range(30):
-        level.add_comparison(0.01, right=False, is_counted=True)
+        level.add_comparison(0.01, right=False)
     level.update()
     assert level.limit < before / 2
 
@@ -151,11 +151,11 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
     level.update()
     assert level.factor > 1e3
     assert level.limit == 0.0
-    for error, right, counted in ((0.12, False, True), (0.13, False, True), (0.1, True, True), (0.1, False, False)):
-        level.add_comparison(error, right, counted)
+    for error, right in ((0.12, False), (0.13, False), (0.1, True)):
+        level.add_comparison(error, right)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
-    for repeats, slips, judge_error, bounded in ((50, 9, 0.1, 0.1), (50, 1000, 10.01, 0.5)):
+    for repeats, slips, judge_error in ((50, 9, 0.1), (50, 1000, 0.5)):
         level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
         assert level.judge_error == pytest.approx(judge_error)
-        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - bounded))
+        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - judge_error))

@@ -83,22 +83,25 @@ class Services:
         """Forecast other pool sizes of each engine; see `pool_forecast`."""
         curves = self.answerer.journal.curves()
         pools: dict[str, int] = {}
+        blocks: dict[str, int] = {}
         if curves:
             with suppress(KvproxyError):
                 figures = await self.prefix.figures()
                 pool = figures.pool
                 pools = {
-                    each.engine: each.num_blocks * each.block_size
+                    each.engine: (each.num_blocks - 1) * each.block_size  # One is the null block.
                     for each in figures.reported
                     if each.num_blocks and each.block_size
                 }
+                blocks = {each.engine: each.block_size for each in figures.reported if each.block_size}
                 if pool.num_blocks and pool.block_size and not figures.engines:
+                    blocks[""] = pool.block_size
                     pools[""] = (pool.num_blocks - 1) * pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
         costs = await asyncio.to_thread(self.answerer.journal.read, Reader.prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
-            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes)
+            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes, blocks.get(engine, 16))
             for engine, curve in curves.items()
         ]
 

@@ -21,7 +21,7 @@ from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm
 from kvproxy.flow.revalidate import Revalidator
-from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, record_start
+from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
@@ -34,10 +34,6 @@ HOLD_SECONDS = 1.0
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits work for a client and cancels it when the client disconnects."""
-
-
-async def _run_unwatched(work: Coroutine[Any, Any, Answer]) -> Answer:
-    return await work
 
 
 class Answerer:
@@ -87,11 +83,11 @@ class Answerer:
     def freshness(self, entry: Entry) -> Freshness:
         return entry.freshness(self.clock())
 
-    async def answer(self, exchange: Exchange, watch: Watch = _run_unwatched) -> Answer:
+    async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange.
 
         Args:
-            watch: awaits slow work; an exact hit does not use it.
+            watch: awaits slow work; an exact hit does not use it. None awaits it directly.
 
         Raises:
             NotCached: only a cached response is accepted.
@@ -107,9 +103,14 @@ class Answerer:
             exchange.bypass_reason = "uncacheable"
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
-        elif (hit := await self._lookup.find_exact(exchange)) is not None:
-            return await self._charge_quota(exchange, hit)
-        return await watch(self._after_exact(exchange))
+        answer = None if exchange.bypass_reason is not None else await self._lookup.find_exact(exchange)
+        if answer is None:
+            work = self._after_exact(exchange)
+            answer = await (work if watch is None else watch(work))
+        if exchange.account is not None and exchange.hit is not None:
+            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
+        self._revalidator.begin(exchange)
+        return answer
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
@@ -122,17 +123,17 @@ class Answerer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:
-                return await self._finish_answer(exchange, hit)
+                return hit
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
-            return await self._charge_quota(exchange, hit)
+            return hit
         try:
             return await self._forward_in_time(exchange)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
-            return await self._charge_quota(exchange, hit)
+            return hit
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
@@ -144,6 +145,11 @@ class Answerer:
     async def _forward(self, exchange: Exchange) -> Answer:
         confirm = exchange.api_request.control.confirm
         shared, collapsed = self._single_flight.join(exchange)
+
+        def end() -> None:
+            record_end(exchange, shared)
+            shared.release()
+
         try:
             response = await shared.head()
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
@@ -151,7 +157,6 @@ class Answerer:
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
-                hit = await self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
@@ -159,33 +164,18 @@ class Answerer:
             record_start(exchange, shared)
             if not complete:
                 chunks = shared.chunks(confirm=confirm)
-                return Answer(response.status, response.headers, chunks, lambda: self._close(exchange, shared))
+                return Answer(response.status, response.headers, chunks, end)
             body = await shared.body()
         except BaseException:
             shared.release()
             raise
-        record_end(exchange, shared)
-        shared.release()
+        end()
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:
         if not exchange.cacheable:
             return "bypass"
         return "request" if self._single_flight.is_private(exchange) else "uri-miss"
-
-    def _close(self, exchange: Exchange, shared: SharedRequest) -> None:
-        record_end(exchange, shared)
-        shared.release()
-
-    async def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
-        answer = await self._charge_quota(exchange, answer)
-        self._revalidator.begin(exchange)
-        return answer
-
-    async def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
-        if exchange.account is not None and exchange.hit is not None:
-            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
-        return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:
         name, shared = self.backend.name, self.settings.shared

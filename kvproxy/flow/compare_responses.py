@@ -28,14 +28,7 @@ _INSTRUCTION = (
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
 )
 # Credentials, and API versions.
-_PASSED_HEADERS = (
-    "authorization",
-    "api-key",
-    "x-api-key",
-    "openai-organization",
-    "openai-project",
-    "anthropic-version",
-)
+_PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
 _MOST_TOKENS = 200
 _LARGEST = 2**20
 _WAITING = 64

@@ -39,7 +39,7 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
 
 
 def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:
-    yield split_thoughts(text_of(blocks))[1].encode("utf-8", "replace")
+    yield split_thoughts(joined_text(blocks))[1].encode("utf-8", "replace")
     for block in blocks:
         if block.get("type") not in ("text", *REASONING_BLOCKS):
             yield canonical({name: value for name, value in block.items() if name != "id"})
@@ -81,7 +81,7 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
     return plain
 
 
-def text_of(blocks: Iterable[JsonObject]) -> str:
+def joined_text(blocks: Iterable[JsonObject]) -> str:
     """Return the joined text of an answer."""
     return "".join(str(block.get("text") or "") for block in _plain_blocks(blocks) if block.get("type") == "text")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.json import as_object, loads
 from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
@@ -141,7 +141,9 @@ class CacheLookup:
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
-            body = await in_thread_if_large(len(body), lambda: _events(request, entry))
+            body = await in_thread_if_large(
+                len(body), lambda: b"".join(request.api.replay(as_object(loads(entry.response)), request.body))
+            )
         self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
@@ -181,7 +183,3 @@ def _match(lookup: Lookup) -> Match:
     chosen = lookup.chosen
     assert chosen is not None
     return Match(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)
-
-
-def _events(request: ApiRequest, entry: Entry) -> bytes:
-    return b"".join(request.api.replay(as_object(loads(entry.response)), request.body))

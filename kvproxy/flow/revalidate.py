@@ -46,6 +46,7 @@ class Revalidator:
         """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
+        """Revalidate the response of a stale hit, unless the backend failed or the request forbids it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -128,7 +129,7 @@ async def send_in_background(
 
 def _stale_entry(exchange: Exchange) -> Entry | None:
     hit, lookup = exchange.hit, exchange.lookup
-    if hit is None or hit.stale is None:
+    if hit is None or hit.stale != "stale-while-revalidate":
         return None
     if hit.match is None:
         return exchange.stale_entry

@@ -12,7 +12,7 @@ _SEPARATORS = (b",", b"{", b"[")
 
 
 class BodyBudget:
-    """The bytes and JSON items that all requests in flight may hold."""
+    """The bytes and JSON items that all requests in flight may hold together."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits

@@ -43,11 +43,8 @@ def _hub_ids(settings: Settings) -> list[str]:
     names = [settings.forward.tokenizer if settings.servers else settings.model]
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]
-    return [name for name in names if name not in _BUILT_IN and not _is_path(name)]
-
-
-def _is_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.endswith(".gguf") or Path(name).exists()
+    others = [name for name in names if name not in _BUILT_IN and not name.endswith(".gguf")]
+    return [name for name in others if not (name.startswith(("/", ".", "~")) or Path(name).exists())]
 
 
 def _is_reachable(endpoint: str) -> bool:

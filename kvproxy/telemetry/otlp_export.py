@@ -93,7 +93,8 @@ class Exporter:
     def _send(self, spans: Iterable[Span], trace: Trace) -> None:
         outer = None
         if trace.parent is not None:
-            outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))
+            flags, ids = TraceFlags(TraceFlags.SAMPLED), (int(trace.id, 16), int(trace.parent, 16))
+            outer = set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags)))
         self._ids.trace = trace.id
         inner = None
         for span in spans:
@@ -129,7 +130,3 @@ class Exporter:
         """Send all pending spans, within a few seconds."""
         self._spans.shutdown()
         self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)
-
-
-def _context(trace: str, span: str) -> SpanContext:
-    return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))

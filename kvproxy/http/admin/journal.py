@@ -35,6 +35,7 @@ _MAX_LIVE = 200
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
+_TIME = "%Y-%m-%d %H:%M:%S UTC"
 T = TypeVar("T")
 
 
@@ -156,14 +157,10 @@ async def explain(request: Request) -> Response:
             "question": row.question,
             "stored_question": row.stored_question,
             "meaning": meaning_of(record.reason),
-            "sentences": explain_in_sentences(found, _format_time),
+            "sentences": explain_in_sentences(found, lambda time: f"{datetime.fromtimestamp(time, UTC):{_TIME}}"),
         }
 
     return reply(await _read(app, read_explanation))
-
-
-def _format_time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 async def saved(request: Request) -> Response:

@@ -74,11 +74,7 @@ def open_response_cache(
 
 
 def _semantic(
-    settings: CacheSettings,
-    store: Store,
-    embedder: str,
-    data: Path | None,
-    random_number: Callable[[], float],
+    settings: CacheSettings, store: Store, embedder: str, data: Path | None, random_number: Callable[[], float]
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None

@@ -13,18 +13,7 @@ from kvproxy.apis.field_checks import (
     check_objects,
     check_texts,
 )
-from kvproxy.apis.json import (
-    Json,
-    JsonMap,
-    JsonObject,
-    as_index,
-    as_list,
-    as_object,
-    as_text,
-    field,
-    loads,
-    text_of,
-)
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads, text_of
 from kvproxy.apis.sse import Event, event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 

@@ -5,17 +5,7 @@ from itertools import chain
 
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
-from kvproxy.apis.json import (
-    JsonMap,
-    JsonObject,
-    as_list,
-    as_object,
-    as_text,
-    field,
-    loads,
-    objects,
-    text_of,
-)
+from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, loads, objects, text_of
 from kvproxy.apis.sse import DONE, Event, event, split_words
 from kvproxy.errors import InvalidRequest
 

@@ -19,14 +19,7 @@ from kvproxy.flow.conversation_digests import MARKER, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
-from kvproxy.pause_policy import (
-    HOUR,
-    KEEP_WARM_SECONDS,
-    CachePrices,
-    PauseTimes,
-    keep_warm_requests,
-    write_for_an_hour,
-)
+from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
 from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.token_bucket import TokenBucket
 

@@ -74,18 +74,14 @@ class RoutingSettings(Section):
         description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror."
         " With several upstreams, all requests are predicted.",
     )
-    name: str | None = Field(
-        None,
-        description="Name of the group of upstreams in cache keys; by default their URLs.",
-    )
+    name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
 
 
 class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
     disk_size: Bytes = Field(
-        8 * 2**30,
-        description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving.",
+        8 * 2**30, description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving."
     )
     min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
     save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")

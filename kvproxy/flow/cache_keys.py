@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field
 from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
-from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
+from kvproxy.flow.call_ids import number_call_ids
 from kvproxy.flow.conversation_digests import MARKER
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
@@ -80,7 +80,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return number_call_ids(body) if not request.raw or may_have_call_ids(request.raw) else body
+    return number_call_ids(body)
 
 
 def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:

@@ -12,11 +12,6 @@ _CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_ca
 _LISTS = ("messages", "input")
 
 
-def may_have_call_ids(raw: bytes) -> bool:
-    """Return quickly whether a body may contain tool call ids. An escape sequence could hide a name."""
-    return b"call_id" in raw or b"tool_use" in raw or b"tool_calls" in raw or b"\\u" in raw
-
-
 def number_call_ids(body: JsonObject) -> JsonObject:
     """Return a body with numbered tool call ids.
 

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
@@ -75,13 +74,6 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     return text if text and text.strip() else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    request: ApiRequest
-    lookup: Lookup
-    fresh: Entry
-
-
 class ResponseComparer:
     """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
 
@@ -89,7 +81,7 @@ class ResponseComparer:
         self._semantic = semantic
         self._backend = backend
         self._settings = settings
-        self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
+        self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
         self._is_comparing = False
         self.counts: Counter[str] = Counter()
@@ -100,7 +92,7 @@ class ResponseComparer:
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            self._queue.put_nowait(_Comparison(request, lookup, fresh))
+            self._queue.put_nowait((request, fresh, lookup))
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
@@ -120,11 +112,11 @@ class ResponseComparer:
 
     async def _work(self) -> None:
         while True:
-            comparison = await self._queue.get()
+            request, fresh, lookup = await self._queue.get()
             self._is_comparing = True
             try:
-                result = await self._observe(comparison)
-                if comparison.lookup.observation is not None:
+                result = await self._observe(request, fresh, lookup)
+                if lookup.observation is not None:
                     self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
@@ -135,8 +127,8 @@ class ResponseComparer:
                 self._queue.task_done()
                 self._is_comparing = False
 
-    async def _observe(self, comparison: _Comparison) -> str:
-        fresh, learning = comparison.fresh, self._semantic.learning
+    async def _observe(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
+        learning = self._semantic.learning
         said = answer_text(fresh.response, fresh.endpoint)
         if said is None or learning is None:
             return "undecided"
@@ -146,10 +138,10 @@ class ResponseComparer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self.have_same_meaning(comparison.request, fresh.prompt, cached, said)
+            return await self.have_same_meaning(request, fresh.prompt, cached, said)
 
         shadow = self._settings.shadow
-        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=shadow)
+        learned = await learning.record_response(lookup, fresh, said, same, was_to_be_served=shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"

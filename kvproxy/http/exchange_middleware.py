@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from random import Random
 from time import time
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,7 +53,6 @@ class ExchangeMiddleware:
         self._app = app
         self._clock = clock
         self._finish = finish
-        self._random = Random()  # A UUID would need a system call.
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +62,7 @@ class ExchangeMiddleware:
         headers = Request(scope).headers
         exchange = Exchange(
             _APIS.get(scope["path"]) if scope["method"] == "POST" else None,
-            headers.get("x-request-id") or f"{self._random.getrandbits(128):032x}",
+            headers.get("x-request-id") or uuid4().hex,
             arrived=self._clock(),
             traceparent=headers.get(TRACE_HEADER),
         )

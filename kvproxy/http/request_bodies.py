@@ -32,35 +32,30 @@ async def read_body(
         RequestTooSlow: the body did not arrive in time.
         Overloaded: the budget is used up.
     """
-    try:
-        async with asyncio.timeout(seconds):
-            return await _read(request, limit, reservation)
-    except TimeoutError:
-        raise RequestTooSlow(
-            f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
-        ) from None
-
-
-async def _read(request: Request, limit: int, reservation: Reservation | None) -> bytes:
-    parts, size = [], 0
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
-        raise _too_large(limit)
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        if reservation is not None:
-            reservation.add_bytes(len(part))
-        parts.append(part)
+    parts, announced = [], request.headers.get("content-length", "")
+    size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
+    if size <= limit:
+        size = 0
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        break
+                    if reservation is not None:
+                        reservation.add_bytes(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            message = f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
+            raise RequestTooSlow(message) from None
+    if size > limit:
+        raise RequestTooLarge(
+            f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes"
+        )
     raw = b"".join(parts)
     if reservation is not None:
         reservation.add_items(raw)
     return raw
-
-
-def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
 
 
 async def parse_in_thread(raw: bytes) -> JsonObject:

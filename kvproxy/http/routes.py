@@ -73,7 +73,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
+        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request.receive, work, lifetime))
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None:
@@ -191,7 +191,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request, forwarding, lifetime, upload_done)
+        reply = await cancel_on_disconnect(request.receive, forwarding, lifetime, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)

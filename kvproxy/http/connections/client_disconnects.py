@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,42 +23,28 @@ _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
+    receive: Receive, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
 ) -> T:
     """Await `work`; cancel it when the client disconnects or the deadline passes.
 
     Args:
-        upload_done: see `RelayResponse`.
+        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
 
     Raises:
         ClientDisconnect, DeadlineExceeded, or ShuttingDown.
     """
-    me = asyncio.current_task()
-    assert me is not None
-    cancelled, stopped, over = me.cancelling(), False, False
-
-    def stop(why: "asyncio.Future[Any]") -> None:
-        nonlocal stopped
-        if not why.cancelled():
-            why.exception()
-        if not stopped and not over:
-            stopped = me.cancel()
-
-    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, upload_done))
+    working = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
     with lifetime.over() as end:
-        disconnected.add_done_callback(stop)
-        end.add_done_callback(stop)
         try:
-            return await work
-        except asyncio.CancelledError:
-            if not stopped or me.cancelling() > cancelled + 1:
-                raise
-            raise (ClientDisconnect() if disconnected.done() else end.result()) from None
+            await asyncio.wait((working, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise end.result() if end.done() else ClientDisconnect()
         finally:
-            over = True
+            working.cancel()
             disconnected.cancel()
-            if stopped:
-                me.uncancel()
+            await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
 async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None = None) -> None:
@@ -77,7 +63,7 @@ class RelayResponse(Response):
     Args:
         close: called once, whatever happens.
         error_event: encodes an error as the last event of a stream.
-        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
+        upload_done: see `cancel_on_disconnect`.
     """
 
     def __init__(
@@ -101,20 +87,14 @@ class RelayResponse(Response):
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._upload_done))
         error: KvproxyError | None = None
         try:
-            with self._lifetime.over() as end:
-                await asyncio.wait((sending, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-            elif end.done():
-                error = end.result()
+            await cancel_on_disconnect(receive, self._send(send), self._lifetime, self._upload_done)
+        except ClientDisconnect:
+            pass
+        except KvproxyError as ended:
+            error = ended
         finally:
-            for task in (sending, disconnected):
-                task.cancel()
-            await asyncio.gather(sending, disconnected, return_exceptions=True)
             closing = self._close()
             if closing is not None:
                 await closing

@@ -21,11 +21,7 @@ _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
 
 
 class Cipher:
-    """Encrypts with the first key, and decrypts with all keys. Thread-safe.
-
-    Args:
-        keys: 32 bytes each, newest first.
-    """
+    """Encrypts with the first of the keys (32 bytes each), and decrypts with all. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -65,11 +61,7 @@ def is_sealed(data: bytes | bytearray | memoryview) -> bool:
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """Load the keys of the settings; None without keys.
-
-    Raises:
-        SettingsError: the keys cannot be read, or the package is missing; the message holds no key.
-    """
+    """Load the keys of the settings; None without keys. Raises SettingsError, whose message holds no key."""
     if not settings.enabled:
         return None
     if settings.key_file is not None and settings.key_env is not None:

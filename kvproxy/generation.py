@@ -39,11 +39,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the output.
-
-    Attributes:
-        kind: format of `text`: a JSON schema, or llguidance's Lark.
-    """
+    """A constraint on the output: `text` is a JSON schema, or a grammar in llguidance's Lark."""
 
     kind: Literal["json_schema", "lark"]
     text: str

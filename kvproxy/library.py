@@ -24,11 +24,7 @@ _ENDPOINT = "library"
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer.
-
-    Attributes:
-        similarity: cosine of the two questions; None if they are equal.
-    """
+    """A stored answer. `similarity` is the cosine of the two questions; None if they are equal."""
 
     answer: str
     question: str
@@ -36,10 +32,7 @@ class CachedAnswer:
 
 
 class AsyncCache:
-    """`Cache` for asyncio.
-
-    Open it with `open_async_cache`, and use it in one event loop.
-    """
+    """`Cache` for asyncio, opened with `open_async_cache`. Use it in one event loop."""
 
     def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
         self._cache = cache

@@ -12,10 +12,7 @@ from kvproxy.settings import RedactionSettings
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
     """Return a function that replaces matches of the patterns in a text, then calls the operator's function.
 
-    None if the settings have neither patterns nor a function.
-
-    Raises:
-        SettingsError: the function cannot be used.
+    None if the settings have neither. Raises SettingsError if the function cannot be used.
     """
     if not settings.enabled:
         return None

@@ -7,10 +7,7 @@ from kvproxy.errors import InvalidRequest
 
 
 class Embeddings(Api):
-    """`/v1/embeddings`, without streams.
-
-    A stream would be assembled as choices and lack the field `data`, so it is never stored.
-    """
+    """`/v1/embeddings`. A stream is never stored: assembled as choices, it would lack the field `data`."""
 
     name: ApiName = "embeddings"
     path = "/v1/embeddings"

@@ -17,11 +17,7 @@ _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
 
 
 def loads(data: bytes) -> Json:
-    """Parse JSON. orjson would convert integers beyond 64 bits to floats.
-
-    Raises:
-        ValueError: not JSON, nested too deeply, or a number with thousands of digits.
-    """
+    """Parse JSON, with exact integers beyond 64 bits. Raises ValueError, also if it is nested too deeply."""
     value: Json = orjson.loads(data)
     if not _LONG.search(data):
         return value

@@ -84,9 +84,7 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Return the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`; None if it is
-    not reported.
-    """
+    """Return the seconds of the prefill, which llama.cpp reports as `timings.prompt_ms`; None from other servers."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None

@@ -58,7 +58,7 @@ _DEFAULT = Control()
 
 
 def read_control(headers: Mapping[str, str]) -> Control:
-    """Parse the headers, whose names are in lower case. Unknown directives are ignored, as the RFC requires.
+    """Parse the headers, whose names are in lower case. The RFC requires that unknown directives are ignored.
 
     Raises:
         InvalidRequest: a value is invalid, or an `X-KVProxy-*` header is unknown.

@@ -84,13 +84,10 @@ class Answerer:
         return entry.freshness(self.clock())
 
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
-        """Answer the request of an exchange, and record the outcome in the exchange.
+        """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
         Args:
             watch: awaits slow work; an exact hit does not use it. None awaits it directly.
-
-        Raises:
-            NotCached: only a cached response is accepted.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)

@@ -76,11 +76,7 @@ class BackendResponse:
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Return a backend's reply as a response in bytes.
-
-    Args:
-        limit: a response with more bytes is not collected for storage.
-    """
+    """Return a backend's reply as bytes. A response with more than `limit` bytes is not collected for storage."""
     match reply:
         case GeneratedResponse():
             return _generated(request, reply, limit)
@@ -100,10 +96,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether headers forbid storing a response.
-
-    They have `Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key.
-    """
+    """Whether `Cache-Control`, or a `Vary` on a request header that is not part of the key, forbids storing a response."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -177,11 +170,7 @@ class _GeneratedReader:
 
 
 class UpstreamReader:
-    """Parses an upstream's response while its chunks pass.
-
-    Args:
-        limit: a response with more bytes is not collected for storage.
-    """
+    """Parses an upstream's response while its chunks pass. A response with more than `limit` bytes is not collected."""
 
     def __init__(self, api: Api, stream: bool, limit: int) -> None:
         self._limit = limit

@@ -47,8 +47,6 @@ class _Place:
 def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
     """Return the request with the breakpoints of its rule, or the request itself if nothing changes.
 
-    The text of the prompt stays the same.
-
     Args:
         hour_until: index of the last message of the prefix to keep for one hour, if lifetimes are chosen automatically.
     """

@@ -24,7 +24,7 @@ _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the tenant of a request: the client and a digest of the headers that name users; `public` without both.
+    """Return the tenant of a request: the client, and a digest of the headers that name users; `public` without both.
 
     Args:
         headers: names in lower case.
@@ -36,7 +36,7 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
-    """Compute the keys of a request; raises NoCacheKey if the body cannot be serialised.
+    """Compute the keys of a request. Raises NoCacheKey if the body cannot be serialised.
 
     Args:
         backend: name of the backend. A response is never served for another backend.

@@ -13,10 +13,7 @@ _LISTS = ("messages", "input")
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Return a body with numbered tool call ids.
-
-    The body is unchanged if an id occurs anywhere else: then a text refers to it.
-    """
+    """Return a body with numbered tool call ids, or unchanged if a text of the body contains an id."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_ids(list(lists.values()))))
     if not ids:

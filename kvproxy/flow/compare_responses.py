@@ -147,10 +147,7 @@ class ResponseComparer:
         return "right" if learned.right else "wrong"
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Whether two answers have the same meaning, by their texts, embeddings, or the model (`cache.judge`).
-
-        None if the model gives no verdict.
-        """
+        """Compare two answers as `cache.judge` says: by text, by embedding, or by the model; None without a verdict."""
         judge = self._settings.judge
         if digest(cached) == digest(fresh):
             return True

@@ -24,10 +24,7 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield the digest of the conversation up to each message; by default the request's messages.
-
-    The digests ignore instructions, and the form in which a client returns an answer.
-    """
+    """Yield a digest of the conversation up to each message, without instructions and without what clients reformat."""
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")

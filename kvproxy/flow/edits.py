@@ -16,10 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Return a request with all matching edits applied, before its key is computed.
-
-    Requests that differ only in a removed span then share one answer.
-    """
+    """Return a request with all matching edits applied. Requests that differ in a removed span share one response."""
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else None

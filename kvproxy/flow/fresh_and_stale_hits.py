@@ -35,10 +35,7 @@ class CacheLookup:
         self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Return the stored response to an equal request.
-
-        An expired one is recorded as the exchange's `stale_entry`.
-        """
+        """Return the stored response to an equal request. An expired one becomes the exchange's `stale_entry`."""
         with _failures_recorded(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
@@ -67,10 +64,7 @@ class CacheLookup:
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """Return a stored response after the backend failed: to an equal request, else to a similar question.
-
-        It may be stale.
-        """
+        """Return a stored response, possibly stale, after the backend failed: to an equal request, else to a similar one."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -97,11 +91,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Return the stored response to a similar question, and record the lookup in the exchange.
-
-        Args:
-            failed: the backend has no response, so a stale one is accepted.
-        """
+        """Return the stored response to a similar question; after the backend `failed`, also a stale one."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None

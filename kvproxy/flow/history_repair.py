@@ -50,10 +50,7 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with restored tools and answers, or the request itself if nothing changes.
-
-        The repaired request has tags that name the kinds of changes.
-        """
+        """Return the request with restored tools and answers, and tags that name the changes; itself if nothing changes."""
         if not _is_whole(request):
             return request
         kinds: list[str] = []

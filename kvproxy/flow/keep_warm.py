@@ -92,11 +92,8 @@ class KeepWarm:
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
-    async def hour_until(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation.
-
-        Return the index of its last message to keep for one hour, or -1.
-        """
+    async def resume(self, request: ApiRequest) -> int:
+        """Stop keep-warm requests for the conversation. Return the index of its last message to keep for one hour, or -1."""
         if not _is_followed(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))

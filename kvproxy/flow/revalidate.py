@@ -107,8 +107,7 @@ async def send_in_background(
 ) -> BackendResponse | None:
     """Send a request of the proxy itself, and read its response to the end. Raises the error that ended it.
 
-    Args:
-        layer: of the exchange, which is reported unless an identical request of a client was in flight.
+    The exchange is reported with the `layer`, unless it shared the request of a client.
     """
     shared, joined = join(exchange)
     try:

@@ -47,10 +47,7 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Return the seconds until a response expires.
-
-        The first value that is set counts: of the request, its rule, the upstream, or the settings.
-        """
+        """Return the seconds until a response expires, as set by the request, else its rule, the upstream, or the settings."""
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         if requested is None and rule_ttl is not None:
             return rule_ttl
@@ -59,10 +56,7 @@ class ResponseWriter:
         return min(default if requested is None else requested, longest)
 
     async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response, and queue its comparison with the response to a similar question.
-
-        The caller waits only if redaction takes time, or if too many writes are pending.
-        """
+        """Begin to store a response. The caller waits only for redaction, or if too many writes are pending."""
         entry = self._entry(exchange, body, directives)
         if entry is None:
             return None
@@ -124,11 +118,7 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and stores it.
-
-    Args:
-        exchange: the exchange of the client that began the request.
-        stores: False if the request forbids storing.
+    """Reads the response of a shared request, and stores it, unless the request forbids that (`stores`).
 
     Attributes:
         limit: maximum bytes of a response that is kept in memory for clients that join late.

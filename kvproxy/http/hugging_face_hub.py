@@ -13,10 +13,9 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use only the local cache if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
+    """Use only the local cache if the Hub is unreachable; raise ModelUnsupported for a model that is not in it.
 
-    Raises:
-        ModelUnsupported: a model is not in the cache either.
+    `huggingface_hub` reads the environment at its import.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

@@ -20,17 +20,12 @@ from kvproxy.settings import Settings
 async def read_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
-    """Read a body.
+    """Read a body. Raises RequestTooLarge, RequestTooSlow, or Overloaded; the rest of the body is not read.
 
     Args:
         limit: most bytes.
         seconds: timeout for the whole body.
         reservation: the request's share of the budget for bodies.
-
-    Raises:
-        RequestTooLarge: the body has too many bytes or items. The rest of it is not read.
-        RequestTooSlow: the body did not arrive in time.
-        Overloaded: the budget is used up.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -64,13 +59,10 @@ async def parse_in_thread(raw: bytes) -> JsonObject:
 
 
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API. The settings name the headers that identify users.
+    """Parse a request to a cached API. The settings name the headers that identify users. Raises InvalidRequest.
 
     Args:
         check: reject invalid requests; False leaves this to the upstream.
-
-    Raises:
-        InvalidRequest: the body is not a JSON object, fails the check, or a header is invalid.
     """
     body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
     headers = joined_headers(request)
@@ -117,14 +109,7 @@ def check_choices(body: JsonMap, most: int) -> None:
 
 
 async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body, then set `upload_done`.
-
-    Args:
-        seconds: timeout of each chunk.
-
-    Raises:
-        RequestTooSlow: a chunk did not arrive in time.
-    """
+    """Yield the chunks of a body, then set `upload_done`. Raises RequestTooSlow if a chunk takes more than `seconds`."""
     parts = request.stream()
     try:
         while True:

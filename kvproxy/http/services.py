@@ -111,7 +111,7 @@ class Services:
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
         edited = await in_thread_if_large(size, lambda: self._edit_and_repair(request))
-        until = await self.answerer.keep_warm.hour_until(edited)
+        until = await self.answerer.keep_warm.resume(edited)
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:

@@ -35,12 +35,7 @@ class SettingConflicts(ValueError):
 
 
 def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path) -> list[str]:
-    """Return one line per invalid setting.
-
-    Args:
-        settings: names of all settings, such as `cache.ttl`.
-        flags: sections and settings of the command line.
-    """
+    """Return one line per invalid setting. `settings` has all names, such as `cache.ttl`; `flags` are of the command line."""
     text = file.read_text() if file.is_file() else ""
     lines = []
     for path, reason in _problems(error, settings):
@@ -124,11 +119,7 @@ def _variable(path: SettingPath) -> str | None:
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per misspelt variable of a setting outside the sections; pydantic ignores it.
-
-    Args:
-        known: names of variables that are no settings.
-    """
+    """Return one line per misspelt variable of a setting without a section; `known` variables are no settings."""
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()

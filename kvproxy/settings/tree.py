@@ -207,11 +207,7 @@ def _config_file(data: Path | str | None) -> Path:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; flags of None are ignored.
-
-    Raises:
-        SettingsError: its message has one line per problem. Conflicts between settings are found once each setting is valid.
-    """
+    """Load settings from all sources; flags of None are ignored. Raises SettingsError with one line per problem."""
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")

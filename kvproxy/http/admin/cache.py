@@ -89,12 +89,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """Find an entry by the beginning of its id.
-
-    Raises:
-        InvalidRequest: several entries match.
-        NotFound: no entry matches.
-    """
+    """Find an entry by the beginning of its id. Raises NotFound, or InvalidRequest if several entries match."""
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)

@@ -49,11 +49,7 @@ def flat_content(content: BlockContent) -> dict[str, object]:
 
 
 async def read_request(request: Request) -> ApiRequest:
-    """Read a request to the API `api` (default: chat), with its client's credentials.
-
-    Raises:
-        InvalidRequest: the API does not exist, or the request is invalid.
-    """
+    """Read a request to the API that the query names (default: chat), with its credentials. Raises InvalidRequest."""
     name = request.query_params.get("api", "chat")
     api = APIS.get(name)
     if api is None:

@@ -38,11 +38,7 @@ class Lifetimes:
 
     @contextmanager
     def open(self, deadline: float, late: KvproxyError) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Yield a future that receives the error `late` at the deadline, or another error when the proxy stops.
-
-        Args:
-            deadline: time of the event loop.
-        """
+        """Yield a future that receives `late` at the `deadline` (time of the event loop), or an error when the proxy stops."""
         loop = asyncio.get_running_loop()
         end: asyncio.Future[KvproxyError] = loop.create_future()
         if self._stopped is not None:

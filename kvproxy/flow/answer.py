@@ -28,6 +28,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
@@ -42,6 +43,7 @@ class Answerer:
     Args:
         comparer: compares responses so that the policy learns; None disables learning.
         finish: receives finished exchanges; None only records them in the journal.
+        shared: the state of all proxies on one PostgreSQL.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Answerer:
         journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
         prices: Mapping[str, PriceSettings] = MappingProxyType({}),
+        shared: SharedState | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -67,7 +70,7 @@ class Answerer:
         self._lookup = CacheLookup(cache, settings, clock)
         self.history = HistoryRepair()
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
-        self._single_flight = SingleFlight(backend, writer)
+        self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
         self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
@@ -149,6 +152,10 @@ class Answerer:
 
         try:
             response = await shared.head()
+            if response.entry is not None:
+                stored = await self._charge_quota(exchange, await self._lookup.replay(exchange, response.entry))
+                shared.release()
+                return stored
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
             if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error

@@ -44,7 +44,7 @@ class CacheLookup:
             if entry.expires <= self._clock():
                 exchange.stale_entry = entry
             elif self._is_young(entry, exchange):
-                return await self._hit(exchange, entry)
+                return await self.replay(exchange, entry)
             else:
                 exchange.is_entry_too_old = True
         return None
@@ -74,7 +74,7 @@ class CacheLookup:
 
     async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
         with _failures_recorded(exchange):
-            return await self._hit(exchange, entry, stale=stale)
+            return await self.replay(exchange, entry, stale=stale)
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
@@ -118,16 +118,17 @@ class CacheLookup:
                 return None
             if self._semantic.learning is not None:
                 self._semantic.learning.record_served(lookup)
-            return await self._hit(exchange, entry, _match(lookup), stale)
+            return await self.replay(exchange, entry, _match(lookup), stale)
         return None
 
     def _is_young(self, entry: Entry, exchange: Exchange) -> bool:
         max_age = exchange.api_request.control.max_age
         return max_age is None or self._clock() - entry.created <= max_age
 
-    async def _hit(
+    async def replay(
         self, exchange: Exchange, entry: Entry, match: Match | None = None, stale: Stale | None = None
     ) -> Answer:
+        """Return a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]

@@ -55,6 +55,19 @@ class ResponseWriter:
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
+    async def find_fresh(self, exchange: Exchange) -> Entry | None:
+        """Return the fresh response to an equal request. May raise a CacheStoreError."""
+        entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
+        max_age = exchange.api_request.control.max_age
+        if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
+            return None
+        return entry
+
+    async def wait_until_stored(self, key: str) -> None:
+        pending = self._cache.pending_writes.get(key)
+        if pending is not None:
+            await pending.wait_until_stored()
+
     async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
         """Begin to store a response. The caller waits only for redaction, or if too many writes are pending."""
         entry = self._entry(exchange, body, directives)

@@ -42,7 +42,7 @@ journal: apis blocks errors exchange index settings
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
     open_response_cache
-    settings token_bucket
+    settings shared_state token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing

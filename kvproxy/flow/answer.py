@@ -153,7 +153,7 @@ class Answerer:
         try:
             response = await shared.head()
             if response.entry is not None:
-                stored = await self._charge_quota(exchange, await self._lookup.replay(exchange, response.entry))
+                stored = await self._lookup.replay(exchange, response.entry)
                 shared.release()
                 return stored
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)

@@ -1,5 +1,7 @@
 """kvproxy config check, init"""
 
+from collections.abc import Callable
+
 import typer
 
 from kvproxy.commands.command import command
@@ -15,13 +17,29 @@ app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
-    Each error is one line, with the flag, variable, or line of the file that sets it.
+    The data folder and the keys of encryption are checked too. Each error is one line, with the flag, variable, or line of the
+    file that sets it.
 
     Example: kvproxy config check
     """
+    from kvproxy.data_folder import check_folder
+    from kvproxy.encryption import load_cipher
+    from kvproxy.errors import SettingsError
     from kvproxy.settings import load_settings
 
-    rules = [rule.name for rule in load_settings(data=data).rules]
+    settings, problems = load_settings(data=data), []
+    checks: list[Callable[[], object]] = [
+        lambda: check_folder(settings.data),
+        lambda: load_cipher(settings.encryption),
+    ]
+    for run in checks:
+        try:
+            run()
+        except SettingsError as error:
+            problems.append(error.message)
+    if problems:
+        raise SettingsError("\n".join(problems))
+    rules = [rule.name for rule in settings.rules]
     return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
 
 

@@ -1,7 +1,5 @@
 """kvproxy config check, init"""
 
-from collections.abc import Callable
-
 import typer
 
 from kvproxy.commands.command import command
@@ -22,23 +20,11 @@ def check(data: Data = None) -> Output:
 
     Example: kvproxy config check
     """
-    from kvproxy.data_folder import check_folder
-    from kvproxy.encryption import load_cipher
-    from kvproxy.errors import SettingsError
+    from kvproxy.checks.all_checks import check_files
     from kvproxy.settings import load_settings
 
-    settings, problems = load_settings(data=data), []
-    checks: list[Callable[[], object]] = [
-        lambda: check_folder(settings.data),
-        lambda: load_cipher(settings.encryption),
-    ]
-    for run in checks:
-        try:
-            run()
-        except SettingsError as error:
-            problems.append(error.message)
-    if problems:
-        raise SettingsError("\n".join(problems))
+    settings = load_settings(data=data)
+    check_files(settings)
     rules = [rule.name for rule in settings.rules]
     return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
 

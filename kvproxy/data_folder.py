@@ -6,29 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from kvproxy.errors import SettingsError
 
 _FILE = "serve.lock"
-
-
-def check_folder(folder: Path) -> None:
-    """Check that a data folder exists and is writable; raises SettingsError."""
-    if not folder.is_dir():
-        raise SettingsError(
-            f"there is no data folder {folder}: create it with kvproxy init, or choose another with --data",
-            param="data",
-        )
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            f"cannot write to the data folder {folder} ({error.strerror}): make it yours with chown, or choose another"
-            " with --data",
-            param="data",
-        ) from None
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.index.errors import CacheStoreError
 from kvproxy.flow.upstream_directives import read_directives
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState

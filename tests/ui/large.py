@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -70,7 +69,6 @@ def run_large(data: Path, num_blocks: int, **settings: Any) -> Iterator[tuple[st
             data=data, upstream=upstream, cache={"semantic": False}, limits={"drain_seconds": 0.0}, **settings
         )
         services = build(found)
-        prefix = EmbeddedPrefix(SimpleNamespace(worker=Worker(manager)))  # type: ignore[arg-type]
-        services = replace(services, built=replace(services.built, prefix=prefix))
+        services.prefix = EmbeddedPrefix(SimpleNamespace(worker=Worker(manager)))  # type: ignore[arg-type]
         with run_server(make_server(services)) as url:
             yield url, manager, services

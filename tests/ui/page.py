@@ -32,6 +32,12 @@ class Page:
         self.driver.get(f"{url}/ui/#{view}")
         self.until(lambda: self.run("return document.querySelector('main h1') !== null"))
 
+    def switch(self, view: str) -> None:
+        """Show another view without loading the page anew, which takes a second of CPU time."""
+        self.run("location.hash = arguments[0]", f"#{view}")
+        name = view.partition("?")[0]
+        self.until(lambda: self.run("return document.querySelector('main').dataset.view") == name)
+
     def run(self, script: str, *arguments: object) -> Any:
         """What a script returns."""
         return self.driver.execute_script(script, *arguments)

@@ -55,7 +55,7 @@ def test_axe_finds_no_violation(page: Page, url: str, scheme: str, width: int) -
         stack.callback(page.scheme, "light")
         page.open(url)
         for view in VIEWS:
-            page.run("location.hash = arguments[0]", f"#{view}")
+            page.switch(view)
             page.until(lambda view=view: page.all(READY[view]))
             if view in ("journal", "stored"):
                 page.click(".row[id]")
@@ -72,23 +72,25 @@ def test_axe_finds_no_violation(page: Page, url: str, scheme: str, width: int) -
         page.press(ESCAPE)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: str, view: str) -> None:
-    page.open(url, view)
-    page.until(lambda: page.all(READY[view]))
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: str) -> None:
+    page.open(url)
+    page.run(WATCH)
     script = (
         "return [...document.querySelectorAll('a[href], button, input, select, [tabindex=\"0\"], summary')]"
         ".filter(n => n.tabIndex >= 0 && n.getClientRects().length && !n.disabled).length"
     )
-    wanted = int(page.run(script))
-    page.run(WATCH)
-    page.press(*[TAB] * (wanted + 3))
-    # Lists grow while they are looked at; what was there is reached.
-    assert int(page.run("return window.reached.size")) >= wanted
-    assert page.run("return window.unseen") == []
+    for view in VIEWS:
+        page.switch(view)
+        page.until(lambda view=view: page.all(READY[view]))
+        wanted = int(page.run(script))
+        page.run("window.reached.clear(); window.unseen.length = 0")
+        page.press(*[TAB] * (wanted + 3))
+        # Lists grow while they are looked at; what was there is reached.
+        assert int(page.run("return window.reached.size")) >= wanted, view
+        assert page.run("return window.unseen") == [], view
 
 
-def test_shortcuts_lead_through_the_page(page: Page, url: str) -> None:
+def test_keys_lead_through_the_page_and_the_map(page: Page, url: str) -> None:
     page.open(url)
     for key, view in [
         ("2", "journal"),
@@ -100,6 +102,10 @@ def test_shortcuts_lead_through_the_page(page: Page, url: str) -> None:
     ]:
         page.press(key)
         page.until(lambda view=view: page.run("return document.querySelector('main').dataset.view") == view)
+        if view == "pool":
+            page.until(lambda: page.all(READY["pool"]))
+            page.find(".mapbox").send_keys(RIGHT, ENTER)
+            page.until(lambda: "Block 1" in page.text(".beside h2"))
     page.press("2")
     page.until(lambda: page.all(READY["journal"]))
     page.press("/")
@@ -121,13 +127,6 @@ def test_shortcuts_lead_through_the_page(page: Page, url: str) -> None:
     page.find("dialog")
     page.press(ESCAPE)
     page.until(lambda: not page.all("dialog"))
-
-
-def test_the_map_is_moved_through_by_the_keys(page: Page, url: str) -> None:
-    page.open(url, "pool")
-    page.until(lambda: page.all(".legend li"))
-    page.find(".mapbox").send_keys(RIGHT, ENTER)
-    page.until(lambda: "Block 1" in page.text(".beside h2"))
 
 
 def test_the_switch_of_the_theme_outlives_the_page(page: Page, url: str) -> None:

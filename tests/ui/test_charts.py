@@ -89,7 +89,9 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
     assert len({told(label).split(": ")[0] for label in CHARTS}) == 1
 
 
-def test_marks_of_time_are_round(page: Page, hour: tuple[str, Services]) -> None:
+def test_marks_of_time_are_round_and_times_have_one_unit_and_three_figures(
+    page: Page, hour: tuple[str, Services]
+) -> None:
     page.open(hour[0])
     page.until(lambda: page.all(f"{chart(CHARTS[0])} canvas"))
     script = """
@@ -102,10 +104,6 @@ def test_marks_of_time_are_round(page: Page, hour: tuple[str, Services]) -> None
     marks = [text for text in page.driver.execute_async_script(script) if ":" in text]
     assert len(marks) >= 6
     assert all(mark[-1] in "05" for mark in marks), marks
-
-
-def test_times_are_written_in_one_unit_with_three_figures(page: Page, url: str) -> None:
-    page.open(url)
     script = "const done = arguments[1]; import(new URL('format.js', document.baseURI)).then((m) => done(arguments[0].map(m.ms)))"
     written = page.driver.execute_async_script(script, [0.5, 12, 123, 1_000, 9_990, 12_000])
     assert written == ["0.50 ms", "12.0 ms", "123 ms", "1.00 s", "9.99 s", "12.0 s"]
@@ -120,7 +118,7 @@ def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
             assert picture.size == (width, height)
 
 
-def test_dragging_zooms_in_and_a_double_click_out(page: Page, hour: tuple[str, Services]) -> None:
+def test_dragging_and_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services]) -> None:
     url, _ = hour
     page.open(url)
     page.until(lambda: shown_requests(page) == 6)
@@ -146,11 +144,7 @@ def test_dragging_zooms_in_and_a_double_click_out(page: Page, hour: tuple[str, S
     ActionChains(page.driver).double_click(page.find(f"{chart(CHARTS[1])} .u-over")).perform()
     page.until(lambda: shown_requests(page) == 6)
     assert "until=" not in page.driver.current_url
-
-
-def test_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services]) -> None:
-    page.open(hour[0])
-    page.until(lambda: shown_requests(page) == 6)
+    # So do keys.
     page.find(chart(CHARTS[0])).send_keys(END)
     page.find(chart(CHARTS[0])).send_keys(SHIFT + LEFT * 8)
     page.find(chart(CHARTS[0])).send_keys(ENTER)
@@ -258,25 +252,27 @@ def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: s
 @pytest.mark.parametrize("width", [1440, 390])
 def test_cards_do_not_touch_and_nothing_overflows(page: Page, url: str, width: int) -> None:
     with page.wide(width):
+        page.open(url)
         for view, ready in READY.items():
-            page.open(url, view)
+            page.switch(view)
             page.until(lambda ready=ready: page.all(ready))
             assert min(page.run(GAPS), default=10) >= 8, view
             assert page.run("return document.documentElement.scrollWidth - innerWidth") <= 0, view
 
 
-@pytest.mark.parametrize("view", ["journal", "stored"])
-def test_lists_show_the_question_on_a_phone(page: Page, url: str, view: str) -> None:
+def test_lists_show_the_question_on_a_phone(page: Page, url: str) -> None:
+    page.open(url)
     with page.wide(390):
-        page.open(url, view)
-        page.until(lambda: "What is a block?" in page.texts(".row[id] .question"))
-        node = next(each for each in page.all(".row[id] .question") if each.text == "What is a block?")
-        # It is wholly in sight.
-        assert page.run("return arguments[0].scrollWidth <= arguments[0].clientWidth", node)
-        assert node.location["x"] >= 0
-        assert node.location["x"] + node.size["width"] <= 390
-        node.click()
-        page.until(lambda: page.all(".beside dl.facts"))
+        for view in ("journal", "stored"):
+            page.switch(view)
+            page.until(lambda: "What is a block?" in page.texts(".row[id] .question"))
+            node = next(each for each in page.all(".row[id] .question") if each.text == "What is a block?")
+            # It is wholly in sight.
+            assert page.run("return arguments[0].scrollWidth <= arguments[0].clientWidth", node)
+            assert node.location["x"] >= 0
+            assert node.location["x"] + node.size["width"] <= 390
+            node.click()
+            page.until(lambda: page.all(".beside dl.facts"))
     # With more room, the columns come back.
     page.until(lambda: len(page.all(".row[id]:first-of-type > span")) != 1)
 

@@ -104,7 +104,7 @@ def test_an_answer_is_no_ones_prefix_for_it_was_computed_in_other_pieces() -> No
 
 def test_a_preempted_answer_is_bit_exact() -> None:
     driven = engine(num_blocks=40, max_num_seqs=4)
-    prompts = [tokens(30) for _ in range(4)]
+    prompts = [tokens(30) for _ in range(3)]
     for number, prompt in enumerate(prompts):
         driven.submit(str(number), prompt, 40, logprobs=0)
     preempted = 0
@@ -113,7 +113,7 @@ def test_a_preempted_answer_is_bit_exact() -> None:
         driven.step()
         preempted += len(driven.engine._scheduler.waiting) > 0 and before > len(driven.engine._scheduler.running)
     assert preempted > 0
-    assert [driven.logprobs(str(number)) for number in range(4)] == [alone(prompt, 40) for prompt in prompts]
+    assert [driven.logprobs(str(number)) for number in range(3)] == [alone(prompt, 40) for prompt in prompts]
 
 
 @pytest.mark.parametrize("ordinary", [False, True])

@@ -1,6 +1,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.mutants.__main__ import run_tests, sample
 from tests.mutants.changes import change, count_changes
 
@@ -43,7 +45,11 @@ def test_the_same_seed_gives_the_same_sample() -> None:
     assert sample(paths, 2, 1) == sample(paths, 2, 1) != sample(paths, 2, 2)
 
 
-def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(tmp_path: Path) -> None:
+def test_a_failing_test_kills_and_an_endless_one_runs_out_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Loading the plugins takes most of the time of such short tests.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "test_it.py").write_text("def test_passes(): pass\ndef test_fails(): assert False\n")
     assert run_tests(tmp_path, ["test_it.py::test_passes"]) == "survived"
     assert run_tests(tmp_path, ["test_it.py"]) == "killed"

@@ -67,7 +67,7 @@ def test_the_risk_rises_with_the_allowance_and_with_the_evidence(allowed: int, w
     assert risk * max(wrong, 1) / expected <= max_expected_events(allowed) * 1.5
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_few_runs_exceed_the_risk_although_the_factor_is_learned_meanwhile(factor: float) -> None:
     generator, exceeded = np.random.default_rng(3), 0
     for _ in range(60):

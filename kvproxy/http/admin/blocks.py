@@ -100,7 +100,8 @@ async def pin(request: Request) -> Response:
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
-    ttl = seconds(query["ttl"], "ttl") if "ttl" in query else None
+    lifetime = query.get("ttl")
+    ttl = None if lifetime is None else seconds(lifetime, "ttl")
     if ttl == 0:
         raise InvalidRequest("ttl must be above 0", param="ttl")
     asked = None if leaf else await read_request(request)

@@ -22,9 +22,18 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
+    """A stored question.
+
+    Attributes:
+        prompt: its last turn.
+        answer: class of its answer; empty if unknown.
+        context: probability that the earlier turns have the same meaning; 1 without earlier turns.
+    """
+
     prompt: str
     similarity: float
     answer: str = ""
+    context: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ _MEANINGS: dict[Verdict, str] = {
     "not compared": "a nearer one decided",
 }
 _DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
+_DIFFERENCES["context"] = "an earlier question has another meaning"
 
 
 def meaning_of(verdict: Verdict, guard: str | None) -> str:

@@ -1,10 +1,10 @@
 """The interface of an API: cache keys, storable responses, and replay as a stream."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.apis.json import JsonMap, JsonObject, field, to_text
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, to_text
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -18,11 +18,15 @@ class Question:
     Attributes:
         rest: the body without the text; only requests with the same rest are compared.
         allows_semantic: whether the response to a similar question may be served.
+        turns: the field of `rest` with the earlier turns; empty without earlier turns.
+        texts: text of each earlier turn; None for other content.
     """
 
     text: str
     rest: JsonObject
     allows_semantic: bool
+    turns: str = ""
+    texts: Sequence[str | None] = ()
 
 
 class Assembler(Protocol):
@@ -83,19 +87,19 @@ class Api:
 
 
 def last_turn(
-    body: JsonObject, name: str, turn: JsonObject, text: str | None, *, allows_semantic: bool
+    body: JsonObject, name: str, turns: Sequence[JsonObject], texts: Sequence[str | None], *, allows_semantic: bool
 ) -> Question | None:
     """Return the question of a request whose last turn is text of the user.
 
     Args:
         name: field with the list of turns.
-        text: None if the turn has other content.
+        texts: text of each turn; None if it has other content.
     """
-    turns = body[name]
-    if text is None or not text.strip() or turn.get("role") != "user" or not isinstance(turns, list):
+    *earlier, turn = turns
+    if texts[-1] is None or not texts[-1].strip() or turn.get("role") != "user":
         return None
     last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
-    return Question(text, {**body, name: turns[:-1], "last": last}, allows_semantic)
+    return Question(texts[-1], {**body, name: list[Json](earlier), "last": last}, allows_semantic, name, texts[:-1])
 
 
 def last_item_text(body: JsonMap, name: str) -> str:

@@ -32,8 +32,8 @@ class Chat(ChoicesApi):
             return None
         # `prompt_logprobs: 0` requests the scores of this prompt too.
         semantic = body.get("prompt_logprobs") is None and allows_semantic(body)
-        semantic = semantic and all(text_of(turn.get("content")) is not None for turn in turns)
-        return last_turn(body, "messages", turns[-1], text_of(turns[-1].get("content")), allows_semantic=semantic)
+        texts = [text_of(turn.get("content")) for turn in turns]
+        return last_turn(body, "messages", turns, texts, allows_semantic=semantic and None not in texts)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "messages")

@@ -133,7 +133,7 @@ class Messages(Api):
             return None
         texts = [text_of(turn["content"]) for turn in turns]
         semantic = None not in texts and allows_semantic(body)
-        return last_turn(body, "messages", turns[-1], texts[-1], allows_semantic=semantic)
+        return last_turn(body, "messages", turns, texts, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "messages")

@@ -81,7 +81,7 @@ class Responses(Api):
             return None
         texts = [_item_text(item) for item in items]
         semantic = semantic and None not in texts
-        return last_turn(body, "input", items[-1], texts[-1], allows_semantic=semantic)
+        return last_turn(body, "input", items, texts, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "input")

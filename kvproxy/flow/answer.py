@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -190,10 +191,11 @@ class Answerer:
         return answer
 
     async def key(self, request: ApiRequest) -> CacheKey:
-        name, shared = self.backend.name, self.settings.shared
+        settings = self.settings
+        compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
         if len(request.raw) > _SLOW_BYTES:
-            return await asyncio.to_thread(cache_key, request, name, shared=shared)
-        return cache_key(request, name, shared=shared)
+            return await asyncio.to_thread(compute, request, self.backend.name)
+        return compute(request, self.backend.name)
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

@@ -16,6 +16,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import LearningStatus, Verdict, meaning_of
+from kvproxy.index.search.conversations import earlier_turns
 from kvproxy.index.search.lookup_result import FRESH, Candidate, Lookup
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import Texts
@@ -156,7 +157,7 @@ def _skipped_report(request: ApiRequest) -> SemanticReport | None:
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
-    where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
+    where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
     alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
@@ -200,7 +201,7 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
             round(candidate.similarity, 4),
             candidate.verdict,
             candidate.guard,
-            meaning_of(candidate.verdict, candidate.guard),
+            _why(candidate, key.text),
             _round(candidate.score),
             _round(candidate.error),
             served=candidate is lookup.chosen and not settings.shadow,
@@ -208,6 +209,12 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> S
         for candidate in _shown_candidates(lookup)
     )
     return replace(report, neighbours=neighbours)
+
+
+def _why(candidate: Candidate, question: str) -> str:
+    why = meaning_of(candidate.verdict, candidate.guard)
+    is_reworded = earlier_turns(candidate.prompt) != earlier_turns(question)
+    return f"{why}, and the earlier questions mean the same" if candidate.verdict == "accepted" and is_reworded else why
 
 
 def _shown_candidates(lookup: Lookup) -> list[Candidate]:

@@ -45,6 +45,10 @@ class CacheSettings(Section):
         le=1.0,
         description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
     )
+    conversations: bool = Field(
+        False,
+        description="Match conversations with reworded earlier questions. Their earlier answers must be equal.",
+    )
     max_error: float = Field(
         0.02,
         gt=0.0,

@@ -45,7 +45,7 @@ class CheckedPolicy:
                 decisions[place] = refusal
                 continue
             cosine = np.array([neighbour.similarity])
-            score = neighbour.context * float(self._verifier.score([(question, neighbour.prompt)], cosine)[0])
+            score = float(self._verifier.score([(question, neighbour.prompt)], cosine)[0])
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return Ruling(decisions, place)

@@ -27,13 +27,11 @@ class Neighbour:
     Attributes:
         prompt: its last turn.
         answer: class of its answer; empty if unknown.
-        context: probability that the earlier turns have the same meaning; 1 without earlier turns.
     """
 
     prompt: str
     similarity: float
     answer: str = ""
-    context: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

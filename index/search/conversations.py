@@ -40,30 +40,24 @@ class EarlierTurns:
         self._policy = policy
         self._limits = limits
         self._embed = embed
-        self._known: dict[tuple[str, str], float] = {}
+        self._known: dict[tuple[str, str], bool] = {}
 
-    def probability(self, question: str) -> float:
-        """Return the probability that all earlier turns of a stored question have the same meaning; 0 for a refusal."""
+    def match(self, question: str) -> bool:
+        """Whether each earlier turn of a stored question equals its counterpart, or the policy would serve it for it."""
         stored = earlier_turns(question)
-        if len(stored) != len(self._turns):
-            return 0.0
-        product = 1.0
-        for pair in zip(self._turns, stored, strict=True):
-            product *= self._compare(*pair) if pair[0] != pair[1] else 1.0
-            if not product:
-                break
-        return product
+        return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 
-    def _compare(self, turn: str, stored: str) -> float:
+    def _are_alike(self, turn: str, stored: str) -> bool:
+        if turn == stored:
+            return True
         if (turn, stored) not in self._known:
-            if len(self._known) >= _MAX_COMPARED:
-                return 0.0
-            self._known[turn, stored] = self._decide(turn, stored)
+            self._known[turn, stored] = len(self._known) < _MAX_COMPARED and self._decide(turn, stored)
         return self._known[turn, stored]
 
-    def _decide(self, turn: str, stored: str) -> float:
-        one, other = (self._embed(text) if self._policy is not None else None for text in (turn, stored))
-        if one is None or other is None or self._policy is None:
-            return 0.0
-        ruling = self._policy.decide(turn, [Neighbour(stored, float(one @ other))], self._limits)
-        return 0.0 if ruling.chosen is None else ruling.decisions[0].score or 0.0
+    def _decide(self, turn: str, stored: str) -> bool:
+        if self._policy is None:
+            return False
+        one, other = self._embed(turn), self._embed(stored)
+        if one is None or other is None:
+            return False
+        return self._policy.decide(turn, [Neighbour(stored, float(one @ other))], self._limits).chosen is not None

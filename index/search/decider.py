@@ -94,11 +94,10 @@ class Decider:
             if place in decisions:
                 continue
             # A policy refuses a neighbour below the floor anyway.
-            context = earlier.probability(head.prompt) if cosine >= policy.floor else 1.0
-            if context:
-                neighbours[place] = Neighbour(last_turn(head.prompt), cosine, head.answer, context)
-            else:
+            if cosine >= policy.floor and not earlier.match(head.prompt):
                 decisions[place] = Decision("vetoed", "context")
+            else:
+                neighbours[place] = Neighbour(last_turn(head.prompt), cosine, head.answer)
         eligible, ruling = list(neighbours), Ruling([], None)
         if neighbours:
             question = last_turn(request.question)

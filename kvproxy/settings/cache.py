@@ -46,7 +46,7 @@ class CacheSettings(Section):
         description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
     )
     conversations: bool = Field(
-        False,
+        True,
         description="Match conversations with reworded earlier questions. Their earlier answers must be equal.",
     )
     max_error: float = Field(

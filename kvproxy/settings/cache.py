@@ -47,7 +47,7 @@ class CacheSettings(Section):
     )
     conversations: bool = Field(
         True,
-        description="Match conversations with reworded earlier questions. Their earlier answers must be equal.",
+        description="Match conversations with reworded earlier questions and equal earlier answers, see docs/semantic-cache.md.",
     )
     max_error: float = Field(
         0.02,

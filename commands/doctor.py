@@ -34,18 +34,13 @@ def doctor(
     from kvproxy.settings import load_settings
 
     settings = load_settings(
-        data=data,
-        store=store,
-        model=model,
-        upstreams=upstream or None,
-        embedder=embedder,
-        tiers=tiers.settings(),
+        data=data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
     )
     results = []
     for name, check in all_checks(settings, proxy.url, proxy.token):
         is_ok, is_warning = True, False
         try:
-            detail = check()
+            detail = str(check())
         except CheckAdvice as advice:
             is_warning, detail = True, str(advice)
         except Exception as error:

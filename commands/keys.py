@@ -8,9 +8,9 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, moment
-from kvproxy.commands.options import Data, duration_option, size_option
+from kvproxy.commands.options import Data, Limit, duration_option, size_option
 from kvproxy.commands.output import Output, print_note, sentence
-from kvproxy.commands.tables import Layout, table
+from kvproxy.commands.tables import Layout, table, text
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
@@ -88,6 +88,23 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
 
 
+@app.command("history")
+@command
+def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
+    """List changes of clients, removals of responses, and pins, newest first.
+
+    They are recorded if the store is in PostgreSQL.
+
+    Example: kvproxy keys history
+    """
+    from kvproxy.client_keys import changes
+    from kvproxy.settings import load_settings
+
+    found = changes(load_settings(data=data), limit)
+    rows = ((moment(each["changed"]), each["operator"], each["change"]) for each in found)
+    return table(found, ("Time", text("Operator"), text("Change")), rows, empty="no changes", layout=layout)
+
+
 def _last_uses(data: Path) -> dict[str, float]:
     from kvproxy.journal.reader import Reader
     from kvproxy.journal.schema import FILE
@@ -123,7 +140,7 @@ def rotate(
 def rm(name: Name, data: Data = None) -> Output:
     """Remove a client and revoke its key.
 
-    A running proxy applies this within a second.
+    Running proxies apply this within two seconds.
 
     Example: kvproxy keys rm search-team
     """

@@ -33,7 +33,9 @@ class EngineOptions:
     ] = None
     device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
     threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None
-    eviction_policy: Annotated[str | None, Flag(help="Eviction policy: lru or s3fifo.", show_default="lru")] = None
+    eviction_policy: Annotated[
+        str | None, Flag(help="Eviction policy: lru, s3fifo, or sessions.", show_default="lru")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

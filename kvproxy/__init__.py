@@ -22,28 +22,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Name -> its module, and its name there.
-_PLACES = {
-    "AsyncCache": ("kvproxy.library", "AsyncCache"),
-    "BlockHasher": ("kvproxy.blocks.block_hash", "BlockHasher"),
-    "Cache": ("kvproxy.library", "Cache"),
-    "CacheRequest": ("kvproxy.blocks.cache_request", "CacheRequest"),
-    "CacheSettings": ("kvproxy.settings.cache", "CacheSettings"),
-    "CachedAnswer": ("kvproxy.library", "CachedAnswer"),
-    "ChainRequest": ("kvproxy.offline.simulate.pool_simulation", "ChainRequest"),
-    "ComputedBlocks": ("kvproxy.blocks.manager", "ComputedBlocks"),
-    "GroupSpec": ("kvproxy.blocks.single_type_manager", "GroupSpec"),
-    "KVCacheManager": ("kvproxy.blocks.manager", "KVCacheManager"),
-    "MMItem": ("kvproxy.blocks.cache_request", "MMItem"),
-    "PoolSimulation": ("kvproxy.offline.simulate.pool_simulation", "PoolSimulation"),
-    "PoolStats": ("kvproxy.blocks.row_types", "PoolStats"),
-    "Sweep": ("kvproxy.offline.simulate.pool_size_sweep", "Sweep"),
-    "open_async_cache": ("kvproxy.library", "open_async_cache"),
-    "open_cache": ("kvproxy.library", "open_cache"),
-    "read_chains": ("kvproxy.offline.simulate.trace_reader", "read_chains"),
-    "simulate_pool": ("kvproxy.offline.simulate.pool_simulation", "simulate"),
-    "sweep": ("kvproxy.offline.simulate.pool_size_sweep", "sweep"),
+_MODULES = {
+    "blocks.block_hash": ("BlockHasher",),
+    "blocks.cache_request": ("CacheRequest", "MMItem"),
+    "blocks.manager": ("ComputedBlocks", "KVCacheManager"),
+    "blocks.row_types": ("PoolStats",),
+    "blocks.single_type_manager": ("GroupSpec",),
+    "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
+    "offline.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
+    "offline.simulate.pool_size_sweep": ("Sweep", "sweep"),
+    "offline.simulate.trace_reader": ("read_chains",),
+    "settings.cache": ("CacheSettings",),
 }
+_PLACES = {name: (f"kvproxy.{module}", name) for module, names in _MODULES.items() for name in names}
+_PLACES["simulate_pool"] = ("kvproxy.offline.simulate.pool_simulation", "simulate")
 
 __all__ = [
     "AsyncCache",

@@ -80,9 +80,7 @@ def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] 
 
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
-    """Restore an archive to a data folder that no proxy uses.
-
-    All files are checked before the first is restored.
+    """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored.
 
     Args:
         replace: overwrite existing files.

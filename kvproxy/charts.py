@@ -1,7 +1,7 @@
 """Charts of the analyses, at a terminal (plotext) or in files (matplotlib), in the colours of the dashboard."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Chart:
     y_label: str
     lines: Sequence[ChartLine] = ()
     bars: Sequence[tuple[str, float]] = ()
-    levels: Sequence[tuple[str, float]] = field(default=())
+    levels: Sequence[tuple[str, float]] = ()
     log_x: bool = False
     is_share: bool = False
     time_step: float | None = None

@@ -1,19 +1,27 @@
-"""Clients and their keys, from the settings and from the file of `kvproxy keys`."""
+"""Clients and their keys: from the settings, and from `kvproxy keys`.
+
+`kvproxy keys` stores them in a file, or in the store's PostgreSQL, where all proxies find them.
+"""
 
 import hashlib
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, SettingsError
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.open_store import is_url, open_postgres
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.shared_state import SharedState, operator_name
 
 _PREFIX = "kvp-"
 _LIST = TypeAdapter(list[ClientSettings])
@@ -27,9 +35,9 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     """List all clients, those of the settings first.
 
     Raises:
-        SettingsError: the file cannot be read, or two clients share a name or a key.
+        SettingsError: the file or the database cannot be read, or two clients share a name or a key.
     """
-    found = (*settings.clients, *_read(settings.data))
+    found = (*settings.clients, *_read(settings.data), *_shared_clients(settings))
     for what, values in (
         ("name", [each.name for each in found]),
         ("key", [each for client in found for each in client.digests]),
@@ -41,7 +49,10 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 def requires_client_key(settings: Settings) -> bool:
     """Whether requests require a key, which stays true after the last client's removal."""
-    return bool(settings.clients) or clients_file(settings.data).exists()
+    if settings.clients or clients_file(settings.data).exists():
+        return True
+    with _shared_state(settings) as shared:
+        return shared is not None and bool(shared.clients())
 
 
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
@@ -62,12 +73,12 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
         raise InvalidRequest(
             f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
         ) from None
-    _write(settings.data, [*_read(settings.data), client])
+    _put(settings, client, f"add client {name}")
     return key
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:
-    """Give a client a new key. Running proxies notice it within a second.
+    """Give a client a new key. Running proxies notice it within two seconds.
 
     Args:
         grace: seconds in which the old key stays valid.
@@ -76,31 +87,74 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
         NotFound: no such client.
         InvalidRequest: kvproxy.toml defines the client.
     """
-    clients = list(_read(settings.data))
-    place = next((place for place, each in enumerate(clients) if each.name == name), None)
-    if place is None:
-        raise _missing_client_error(settings, name)
+    client = _find(settings, name)
     key = _PREFIX + secrets.token_urlsafe(32)
-    previous = {"previous_key_sha256": clients[place].key_sha256, "previous_key_expires": time.time() + grace}
-    clients[place] = clients[place].model_copy(
-        update={"key_sha256": digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
-    )
-    _write(settings.data, clients)
+    previous = {"previous_key_sha256": client.key_sha256, "previous_key_expires": time.time() + grace}
+    update = {"key_sha256": digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
+    _put(settings, client.model_copy(update=update), f"rotate the key of client {name}")
     return key
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies notice it within a second.
+    """Remove a client. Running proxies notice it within two seconds.
 
     Raises:
         NotFound: no such client.
         InvalidRequest: kvproxy.toml defines the client.
     """
-    kept = _read(settings.data)
-    left = [each for each in kept if each.name != name]
-    if len(left) == len(kept):
-        raise _missing_client_error(settings, name)
-    _write(settings.data, left)
+    _find(settings, name)
+    clients = _read(settings.data)
+    if any(each.name == name for each in clients):
+        _write(settings.data, [each for each in clients if each.name != name])
+        return
+    with _shared_state(settings) as shared:
+        assert shared is not None
+        shared.set_client(name, None, operator_name(), f"remove client {name}")
+
+
+def changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
+    """Return the last changes by operators; see `SharedState.changes`."""
+    with _shared_state(settings) as shared:
+        if shared is None:
+            raise InvalidRequest("changes are recorded only in PostgreSQL: see --store")
+        return shared.changes(limit)
+
+
+def _find(settings: Settings, name: str) -> ClientSettings:
+    for client in (*_read(settings.data), *_shared_clients(settings)):
+        if client.name == name:
+            return client
+    raise _missing_client_error(settings, name)
+
+
+def _put(settings: Settings, client: ClientSettings, change: str) -> None:
+    clients = list(_read(settings.data))
+    place = next((place for place, each in enumerate(clients) if each.name == client.name), len(clients))
+    with _shared_state(settings) as shared:
+        if shared is not None and place == len(clients):
+            shared.set_client(client.name, client.model_dump_json(), operator_name(), change)
+            return
+    clients[place : place + 1] = [client]
+    _write(settings.data, clients)
+
+
+@contextmanager
+def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
+    """Open the shared state; None if the store is a file."""
+    if not is_url(settings.store_where):
+        yield None
+        return
+    try:
+        with closing(open_postgres(settings.store_where)) as database:
+            yield SharedState(database)
+    except CacheStoreError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
+    with _shared_state(settings) as shared:
+        found = () if shared is None else shared.clients()
+        return [ClientSettings.model_validate_json(each) for each in found if each is not None]
 
 
 def _missing_client_error(settings: Settings, name: str) -> KvproxyError:

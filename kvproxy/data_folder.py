@@ -14,14 +14,7 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder; the system unlocks it when the process ends.
-
-    Args:
-        url: address of this proxy, for the other process's error.
-
-    Raises:
-        SettingsError: another process holds the lock.
-    """
+    """Lock a data folder until the process ends. `url` names this proxy in the SettingsError of a second one."""
     with (folder / _FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

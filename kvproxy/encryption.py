@@ -21,11 +21,7 @@ _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
 
 
 class Cipher:
-    """Encrypts with the first key, and decrypts with all keys. Thread-safe.
-
-    Args:
-        keys: 32 bytes each, newest first.
-    """
+    """Encrypts with the first of the keys (32 bytes each), and decrypts with all. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -65,18 +61,15 @@ def is_sealed(data: bytes | bytearray | memoryview) -> bool:
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """Load the keys of the settings; None without keys.
-
-    Raises:
-        SettingsError: the keys cannot be read, or the package is missing; the message holds no key.
-    """
+    """Load the keys of the settings; None without keys. Raises SettingsError, whose message holds no key."""
     if not settings.enabled:
         return None
     if settings.key_file is not None and settings.key_env is not None:
         raise SettingsError("setting encryption: give key_file or key_env, not both", param="encryption")
-    keys = [_read(word, number, where) for where, words in [_words(settings)] for number, word in enumerate(words, 1)]
+    where, words = _words(settings)
+    keys = [_read(word, number, where) for number, word in enumerate(words, 1)]
     if not keys:
-        raise SettingsError(f"setting encryption: {_words(settings)[0]} holds no key: {_HOW}", param="encryption")
+        raise SettingsError(f"setting encryption: {where} holds no key: {_HOW}", param="encryption")
     try:
         return Cipher(keys)
     except ImportError:
@@ -86,6 +79,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
+    """Return the name of the keys' origin, and the keys as text."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

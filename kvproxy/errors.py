@@ -22,21 +22,11 @@ class KvproxyError(Exception):
     retry_after: float | None = None
     limit: str | None = None
 
-    def __init_subclass__(
-        cls,
-        status: int | None = None,
-        type: str | None = None,
-        code: str | None = None,
-        limit: str | None = None,
-        exit_code: int | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        cls.status = cls.status if status is None else status
-        cls.type = cls.type if type is None else type
-        cls.code = cls.code if code is None else code
-        cls.limit = cls.limit if limit is None else limit
-        cls.exit_code = cls.exit_code if exit_code is None else exit_code
-        cls.retry_after = cls.retry_after if retry_after is None else retry_after
+    def __init_subclass__(cls, **attributes: str | float) -> None:
+        """Set attributes of the class, as in `class NotFound(KvproxyError, status=404)`."""
+        for name, value in attributes.items():
+            assert hasattr(cls, name)
+            setattr(cls, name, value)
 
     def __init__(
         self, message: str, *, param: str | None = None, limit: str | None = None, retry_after: float | None = None
@@ -49,6 +39,7 @@ class KvproxyError(Exception):
 
     @property
     def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
 
@@ -111,10 +102,8 @@ class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code
 class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
     """The request has `Cache-Control: only-if-cached` and no response is stored (RFC 9111, section 5.2.1.7)."""
 
-    @property
-    def retryable(self) -> bool:
-        """Return False: only an answer to another request could fill the cache."""
-        return False
+    # Only an answer to another request could fill the cache.
+    retryable = False
 
 
 class Overloaded(KvproxyError, status=503, code="overloaded"):

@@ -11,6 +11,7 @@ from typing import Literal
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.reported_usage import PrefixUse
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
@@ -46,22 +47,6 @@ class CacheKey:
     text: str | None
     prompt: str
     parts: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixUse:
-    """The prefix reuse of a request.
-
-    Attributes:
-        written_5m, written_1h: tokens that the provider stored for five minutes or one hour; None if it does not report them.
-        tier_tokens: the part of `cached_tokens` that was loaded from tiers.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    written_5m: int | None = None
-    written_1h: int | None = None
-    tier_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the output.
-
-    Attributes:
-        kind: format of `text`: a JSON schema, or llguidance's Lark.
-    """
+    """A constraint on the output: `text` is a JSON schema, or a grammar in llguidance's Lark."""
 
     kind: Literal["json_schema", "lark"]
     text: str
@@ -56,7 +52,7 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no blocks.
         priority: blocks of a higher priority are evicted later.
-        tenant: tenants of equal queue priority get equal shares.
+        tenant: tenants of equal queue priority get equal shares; empty if unknown.
         queue_priority: requests with a lower value run first, across all tenants.
         own_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
@@ -72,6 +68,10 @@ class GenerationRequest:
     own_priority: int = 0
     grammar: Grammar | None = None
     adapter: str | None = None
+
+    @property
+    def has_tools(self) -> bool:
+        return self.grammar is not None and self.grammar.kind == "lark"
 
 
 @dataclass(frozen=True, slots=True)

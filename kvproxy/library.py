@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from kvproxy.index.entry import Entry, new_id
@@ -25,11 +24,7 @@ _ENDPOINT = "library"
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer.
-
-    Attributes:
-        similarity: cosine of the two questions; None if they are equal.
-    """
+    """A stored answer. `similarity` is the cosine of the two questions; None if they are equal."""
 
     answer: str
     question: str
@@ -37,10 +32,7 @@ class CachedAnswer:
 
 
 class AsyncCache:
-    """`Cache` for asyncio.
-
-    Open it with `open_async_cache`, and use it in one event loop.
-    """
+    """`Cache` for asyncio, opened with `open_async_cache`. Use it in one event loop."""
 
     def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
         self._cache = cache
@@ -97,9 +89,7 @@ class AsyncCache:
     async def __aenter__(self) -> "AsyncCache":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
@@ -149,9 +139,7 @@ class Cache:
     def __enter__(self) -> "Cache":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -26,8 +26,6 @@ from kvproxy.pattern_redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 
-NONE = "none"
-
 
 def open_response_cache(
     where: str | Path,
@@ -76,11 +74,7 @@ def open_response_cache(
 
 
 def _semantic(
-    settings: CacheSettings,
-    store: Store,
-    embedder: str,
-    data: Path | None,
-    random_number: Callable[[], float],
+    settings: CacheSettings, store: Store, embedder: str, data: Path | None, random_number: Callable[[], float]
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
         return None
@@ -124,18 +118,16 @@ def build_policy(
     guards = GUARDS if settings.guards else ()
     if settings.policy == "threshold":
         return ThresholdPolicy(settings.least_similarity, guards)
-    verifier = None if settings.verifier == NONE else load(settings.verifier, embedder, data=data)
+    checked = None
+    if settings.verifier != "none":
+        verifier = load(settings.verifier, embedder, data=data)
+        checked = CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
     if settings.policy == "learned":
-        checked = (
-            None
-            if verifier is None
-            else CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
-        )
         new_words = new_words_test(embedder or "")
         return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards, new_words)
-    if verifier is None:
+    if checked is None:
         raise SettingsError(
             "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",
             param="cache.verifier",
         )
-    return CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
+    return checked

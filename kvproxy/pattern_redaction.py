@@ -2,62 +2,48 @@
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor
 from kvproxy.settings import RedactionSettings
 
 
-class PatternRedactor:
-    """Replaces matches of patterns, then calls a function.
-
-    Args:
-        replacement: literal text.
-        function: returns the text to store.
-    """
-
-    def __init__(
-        self, patterns: Sequence[str], replacement: str, function: Callable[[str], object] | None = None
-    ) -> None:
-        self._patterns = [re.compile(pattern) for pattern in patterns]
-        self._replacement = replacement
-        self._function = function
-
-    def __call__(self, text: str) -> str:
-        for pattern in self._patterns:
-            text = pattern.sub(lambda match: self._replacement, text)
-        if self._function is None:
-            return text
-        try:
-            kept = self._function(text)
-        except Exception as error:
-            # The message may contain the text.
-            raise RedactionFailed(
-                f"redaction.function failed ({type(error).__name__}): nothing of this request is stored"
-            ) from None
-        if not isinstance(kept, str):
-            raise RedactionFailed(f"redaction.function gave a {type(kept).__name__} and no text: nothing is stored")
-        return kept
-
-
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """Load the configured redactor; None if the settings have neither patterns nor a function.
+    """Return a function that replaces matches of the patterns in a text, then calls the operator's function.
 
-    Raises:
-        SettingsError: the function cannot be used.
+    None if the settings have neither. Raises SettingsError if the function cannot be used.
     """
     if not settings.enabled:
         return None
     function = None if settings.function is None else _import(settings.function)
-    redactor = PatternRedactor(settings.patterns, settings.replacement, function)
+    patterns = [re.compile(pattern) for pattern in settings.patterns]
+
+    def redact(text: str) -> str:
+        for pattern in patterns:
+            text = pattern.sub(lambda match: settings.replacement, text)
+        return text if function is None else _redact_by_function(function, text)
+
     try:
-        redactor("")
+        redact("")
     except RedactionFailed as error:
         raise SettingsError(
             f"setting redaction.function: on an empty text, {error}", param="redaction.function"
         ) from None
-    return redactor
+    return redact
+
+
+def _redact_by_function(function: Callable[[str], object], text: str) -> str:
+    try:
+        kept = function(text)
+    except Exception as error:
+        # The message may contain the text.
+        raise RedactionFailed(
+            f"redaction.function failed ({type(error).__name__}): nothing of this request is stored"
+        ) from None
+    if not isinstance(kept, str):
+        raise RedactionFailed(f"redaction.function gave a {type(kept).__name__} and no text: nothing is stored")
+    return kept
 
 
 def _import(name: str) -> Callable[[str], object]:

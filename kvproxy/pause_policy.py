@@ -38,14 +38,10 @@ class Survival:
 
     def between(self, start: float, end: float) -> float:
         """Return the probability that a pause is longer than `start` and at most `end`, which are two of `EDGES`."""
-        return self._after(start) - self._after(end)
-
-    def _after(self, edge: float) -> float:
-        return self.probabilities[bisect_left(EDGES, edge)]
+        return self.probabilities[EDGES.index(start)] - self.probabilities[EDGES.index(end)]
 
     def returns(self) -> list[float]:
-        """Return for each keep-warm request the probability that the session returns before the request's effect
-        expires.
+        """Return for each keep-warm request how likely the session returns in the five minutes after it.
 
         The condition is that the session paused until this request.
         """
@@ -111,8 +107,7 @@ def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: Ca
     Args:
         new: tokens that are written. They cost more.
         unprotected: tokens of the prompt after the last prefix that is kept for one hour, including `new`. They survive
-            the
-            next pause if it is at most one hour.
+            the next pause if it is at most one hour.
     """
     likely = survival.between(KEEP_WARM_SECONDS, HOUR)
     return (prices.write_1h - prices.write_5m) * new <= likely * (prices.write_5m - prices.read) * unprotected

@@ -1,84 +1,149 @@
 """Quotas of clients: requests and tokens per minute, and concurrent requests."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 
 from kvproxy.errors import RequestTooLarge, TooManyRequests
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.clients import ClientSettings
+from kvproxy.shared_state import SharedState
 from kvproxy.token_bucket import TokenBucket
 
 
+class _Bucket:
+    """A client's bucket, which proxies on one PostgreSQL share.
+
+    If the shared state is unavailable, the proxy takes from its share of the last known level, and charges the shared
+    bucket later.
+    """
+
+    def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
+        self.local = TokenBucket(per_minute)
+        self._name = client, unit
+        self._shared = shared
+        self._owed = 0.0
+        self._charges: set[asyncio.Task[float]] = set()
+
+    async def take(self, units: float, *, into_debt: bool = False) -> float:
+        """Take units and return 0.0, or return the seconds until they are available."""
+        local, shared = self.local, self._shared
+        if shared is not None:
+            try:
+                await self._pay(shared)
+                seconds = units * 60 / local.per_minute
+                taken, busy = await shared.take(*self._name, seconds, into_debt=into_debt)
+                local.share, local.level = 1.0, local.per_minute * (1 - busy / 60)
+                return 0.0 if taken else local.wait(units)
+            except CacheStoreError:
+                if local.share == 1:
+                    local.level, local.share = local.level / shared.proxies, 1 / shared.proxies
+        if not into_debt and (wait := local.wait(units)) > 0:
+            return wait
+        local.take(units)
+        self._owed += units
+        return 0.0
+
+    async def _pay(self, shared: SharedState) -> None:
+        owed, self._owed = self._owed, 0.0
+        try:
+            if owed:
+                await shared.take(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
+        except CacheStoreError:
+            self._owed += owed
+            raise
+
+    def charge(self, units: float) -> None:
+        """Take units, into debt if necessary, and from the shared bucket in the background. Negative units are returned."""
+        if self._shared is None:
+            self.local.take(units)
+            return
+        task = asyncio.create_task(self.take(units, into_debt=True))
+        self._charges.add(task)
+        task.add_done_callback(self._charges.discard)
+
+
 class Quota:
-    """A client's limits and usage in this process. Other proxies count separately.
+    """A client's limits and usage.
 
     Args:
         on_spent: called with the client's name and the tokens of each computed response.
         charge_cached: whether cached responses cost tokens, too.
+        shared: counts the usage of all proxies; None counts in this process.
     """
 
-    def __init__(self, client: ClientSettings, on_spent: Callable[[str, int], None], *, charge_cached: bool) -> None:
+    def __init__(
+        self,
+        client: ClientSettings,
+        on_spent: Callable[[str, int], None],
+        *,
+        charge_cached: bool,
+        shared: SharedState | None = None,
+    ) -> None:
         self.client = client
         self.charges_cached = charge_cached
         self._spent = on_spent
-        self._requests = _bucket(client.requests_per_minute)
-        self._tokens = _bucket(client.tokens_per_minute)
+        self._shared = shared
+        self._requests = self._bucket("requests", client.requests_per_minute)
+        self._tokens = self._bucket("tokens", client.tokens_per_minute)
         self._in_flight = 0
+
+    def _bucket(self, unit: str, per_minute: int | None) -> _Bucket | None:
+        return None if per_minute is None else _Bucket(self.client.name, unit, per_minute, self._shared)
 
     def update(self, client: ClientSettings) -> None:
         """Change the limits, and keep the usage."""
         before, self.client = self.client, client
         if before.requests_per_minute != client.requests_per_minute:
-            self._requests = _bucket(client.requests_per_minute)
+            self._requests = self._bucket("requests", client.requests_per_minute)
         if before.tokens_per_minute != client.tokens_per_minute:
-            self._tokens = _bucket(client.tokens_per_minute)
+            self._tokens = self._bucket("tokens", client.tokens_per_minute)
 
-    @contextmanager
-    def request(self) -> Iterator["Account"]:
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator["Account"]:
         """Count a request until the `with` block ends. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
-        if self._requests is not None:
-            if (wait := self._requests.wait(1)) > 0:
-                why = f"the limit of requests per minute ({self._requests.per_minute}) is reached"
-                raise _too_many("requests_per_minute", why, wait)
-            self._requests.take(1)
         self._in_flight += 1
         try:
+            if self._requests is not None and (wait := await self._requests.take(1)) > 0:
+                why = f"the limit of requests per minute ({self.client.requests_per_minute}) is reached"
+                raise _too_many("requests_per_minute", why, wait)
             yield Account(self)
         finally:
             self._in_flight -= 1
 
-    def take(self, tokens: int) -> None:
+    async def take(self, tokens: int) -> None:
         """Charge a client for tokens before they are computed.
 
         Raises:
             TooManyRequests: this minute's quota is used up.
             RequestTooLarge: the tokens exceed a whole minute's quota.
         """
-        bucket = self._tokens
-        if bucket is None:
+        bucket, per_minute = self._tokens, self.client.tokens_per_minute
+        if bucket is None or per_minute is None:
             return
-        if tokens > bucket.per_minute:
+        if tokens > per_minute:
             raise RequestTooLarge(
-                f"the request has some {tokens:,} tokens, and {bucket.per_minute:,} a minute are allowed",
+                f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
                 limit="tokens_per_minute",
             )
-        if (wait := bucket.wait(tokens)) > 0:
-            raise _too_many("tokens_per_minute", f"more than {bucket.per_minute:,} tokens a minute", wait)
-        bucket.take(tokens)
+        if (wait := await bucket.take(tokens)) > 0:
+            raise _too_many("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
 
     def correct(self, taken: int, used: int) -> None:
         """Replace an estimate with the actual usage."""
         self._spent(self.client.name, used)
         if self._tokens is not None:
-            self._tokens.take(used - taken)
+            self._tokens.charge(used - taken)
 
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:
-                headers |= bucket.headers(unit)
+                headers |= bucket.local.headers(unit)
         return headers
 
 
@@ -89,9 +154,9 @@ class Account:
         self._quota = quota
         self._taken: int | None = None
 
-    def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int) -> None:
         """Charge the estimated cost of work before it begins. Raises as `Quota.take`."""
-        self._quota.take(tokens)
+        await self._quota.take(tokens)
         self._taken = (self._taken or 0) + tokens
 
     def settle(self, tokens: int) -> None:
@@ -100,32 +165,29 @@ class Account:
             self._quota.correct(self._taken, tokens)
         self._taken = None
 
-    def charge_cached_response(self, tokens: int) -> None:
+    async def charge_cached_response(self, tokens: int) -> None:
         """Charge for a cached response, if it costs tokens. Raises as `Quota.take`."""
         if self._quota.charges_cached:
-            self._quota.take(tokens)
+            await self._quota.take(tokens)
 
 
 class Quotas:
-    """The quotas of all clients."""
+    """The quotas of all clients; see `Quota`."""
 
-    def __init__(self, on_spent: Callable[[str, int], None], *, charge_cached: bool) -> None:
-        self._spent = on_spent
-        self._cached = charge_cached
+    def __init__(
+        self, on_spent: Callable[[str, int], None], *, charge_cached: bool, shared: SharedState | None = None
+    ) -> None:
+        self._make = partial(Quota, on_spent=on_spent, charge_cached=charge_cached, shared=shared)
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:
         """Return a client's quota, with its latest limits."""
         quota = self._quotas.get(client.name)
         if quota is None:
-            quota = self._quotas[client.name] = Quota(client, self._spent, charge_cached=self._cached)
+            quota = self._quotas[client.name] = self._make(client)
         elif quota.client is not client:
             quota.update(client)
         return quota
-
-
-def _bucket(per_minute: int | None) -> TokenBucket | None:
-    return None if per_minute is None else TokenBucket(per_minute)
 
 
 def _too_many(limit: str, why: str, seconds: float) -> TooManyRequests:

@@ -1,16 +1,17 @@
 """The operator's rules and edits for some requests."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.request_directives import Control
 from kvproxy.errors import SettingsError
+from kvproxy.flow.edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT
-from kvproxy.settings.edits import EditSettings
 from kvproxy.settings.rules import RuleSettings
 
 
@@ -20,15 +21,18 @@ class Rules:
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
         self._held = settings.rules, settings.edits
-        self._settings_for_restart = self._read_settings_for_restart()
+        self._at_start: Settings | None = None
+        with suppress(SettingsError):
+            # Without the flags of the command line, which a reload does not have.
+            self._at_start = load_settings(data=self._data)
 
     def __len__(self) -> int:
         return len(self._held[0])
 
-    def edits(self, request: ApiRequest) -> tuple[EditSettings, ...]:
-        """Return the edits for a request whose rule is set."""
-        named, edits = request.control.rule.edits, self._held[1]
-        return edits if named is None else tuple(edit for edit in edits if edit.name in named)
+    def apply_edits(self, request: ApiRequest) -> ApiRequest:
+        """Return a request from `apply` with the edits that its rule names; all edits if the rule names none."""
+        named = request.control.rule.edits
+        return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 
     def reload(self) -> list[str]:
         """Read rules and edits from the settings file again. Return other changed settings, which require a restart.
@@ -38,25 +42,13 @@ class Rules:
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
-        now = _settings_for_restart(settings)
-        return sorted(
-            name for name in now if self._settings_for_restart and now[name] != self._settings_for_restart[name]
-        )
-
-    def _read_settings_for_restart(self) -> dict[str, object]:
-        try:
-            return _settings_for_restart(load_settings(data=self._data))
-        except SettingsError:
-            return {}
+        others = sorted(Settings.model_fields.keys() - {"rules", "edits"}) if self._at_start is not None else []
+        return [name for name in others if getattr(settings, name) != getattr(self._at_start, name)]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Return the request with its rule set."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
-
-
-def _settings_for_restart(settings: Settings) -> dict[str, object]:
-    return {name: getattr(settings, name) for name in Settings.model_fields if name not in ("rules", "edits")}
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:

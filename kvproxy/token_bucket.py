@@ -9,10 +9,14 @@ class TokenBucket:
 
     Args:
         clock: monotonic time in seconds.
+
+    Attributes:
+        share: part of the limit that refills the bucket.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute
+        self.share = 1.0
         self._clock = clock
         self._level = float(per_minute)
         self._updated = clock()
@@ -21,17 +25,21 @@ class TokenBucket:
     def level(self) -> float:
         """Return the available units; negative in debt."""
         now = self._clock()
-        self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60)
+        self._level = min(self.per_minute, self._level + (now - self._updated) * self.share * self.per_minute / 60)
         self._updated = now
         return self._level
 
+    @level.setter
+    def level(self, units: float) -> None:
+        self._level, self._updated = min(self.per_minute, units), self._clock()
+
     def take(self, units: float) -> None:
         """Take units, into debt if necessary; negative units are returned."""
-        self._level = min(self.per_minute, self.level - units)
+        self.level -= units
 
     def wait(self, units: float) -> float:
         """Return the seconds until the units are available."""
-        return max(0.0, units - self.level) * 60 / self.per_minute
+        return max(0.0, units - self.level) * 60 / (self.share * self.per_minute)
 
     def headers(self, unit: str) -> dict[str, str]:
         """Return OpenAI's rate limit headers for a unit."""

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-HEADER = "traceparent"
+TRACE_HEADER = "traceparent"
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _NOBODY = ("0" * 32, "0" * 16)
 _SAMPLED = 1

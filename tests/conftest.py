@@ -1,4 +1,4 @@
-"""Shared fixtures: an isolated environment, a proxy with the demo model, and a Redis server."""
+"""Shared fixtures: an isolated environment, a proxy with the demo model, and servers of Redis and PostgreSQL."""
 
 import gc
 import os
@@ -12,6 +12,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
 
@@ -92,3 +93,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Servic
 def redis_server() -> Iterator[RedisServer]:
     with run_redis() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a server."""
+    with run_postgres() as server:
+        yield server.url
+
+
+@pytest.fixture
+def empty_postgres(postgres: str) -> str:
+    """URL of a server without a store."""
+    empty(postgres)
+    return postgres

@@ -58,9 +58,7 @@ def calibrate(
     settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
     if stream is not None and pairs is None:
         with progress_bar("replaying") as progress:
-            report = calibration.calibrate_stream(
-                stream, settings, max_error, judge, judge_error, orders, lambda step, share: progress(share)
-            )
+            report = calibration.calibrate_stream(stream, settings, max_error, judge, judge_error, orders, progress)
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
         return Output(report.document(), lambda: _print_stream(report, charts))

@@ -76,9 +76,7 @@ def estimate(
     loaded, sizes = load_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_log(log, read_text(log), model)
     with progress_bar("estimating") as progress:
-        found = asyncio.run(
-            run(content.requests, settings, loaded, block_size, sizes, lambda step, share: progress(share), draws)
-        )
+        found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(found)
     save_charts(charts, plot)
     rates, currency = (prefill_rate, decode_rate), settings.journal.currency

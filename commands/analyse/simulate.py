@@ -1,6 +1,6 @@
 """kvproxy simulate"""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +16,40 @@ from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.capacity_plan import CapacityPlan
+    from kvproxy.offline.simulate.pool_cost import EngineSpeed, Tier
     from kvproxy.offline.simulate.trace_reader import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngineOptions:
+    """The memory, the tiers, the speed, and the price of an engine."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, config.json or Hugging Face id, for sizes in memory.")
+    ] = None
+    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.", min=1)] = None
+    tier: Annotated[
+        list[str] | None, typer.Option(help="Tier beyond the pool in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")
+    ] = None
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine.")] = 10_000
+    hour_price: Annotated[float, typer.Option(help="Price of an engine for an hour.", min=0)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Several engines with a router."""
+
+    engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None
+    ttft: Annotated[
+        float | None, typer.Option(help="Find the number of engines for this p99 of the seconds to the first token.")
+    ] = None
+    event_delay: Annotated[float, typer.Option(help="Seconds until routing learns of KV events.", min=0)] = 0.0
+    event_loss: Annotated[float, typer.Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0
 
 
 @command
 def simulate(
+    *,
     trace: Annotated[
         Path,
         typer.Argument(
@@ -42,21 +71,8 @@ def simulate(
     ] = None,
     plot: Plot = None,
     report: Annotated[Path | None, typer.Option(help="Write a report to this .html or .md file.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model folder, config.json or Hugging Face id, for sizes in memory.")
-    ] = None,
-    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.", min=1)] = None,
-    tier: Annotated[
-        list[str] | None, typer.Option(help="Tier beyond the pool in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")
-    ] = None,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine.")] = 10_000,
-    hour_price: Annotated[float, typer.Option(help="Price of an engine for an hour.", min=0)] = 0.0,
-    engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None,
-    ttft: Annotated[
-        float | None, typer.Option(help="Find the number of engines for this p99 of the seconds to the first token.")
-    ] = None,
-    event_delay: Annotated[float, typer.Option(help="Seconds until routing learns of KV events.", min=0)] = 0.0,
-    event_loss: Annotated[float, typer.Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0,
+    engine: SimulatedEngineOptions,
+    fleet: FleetOptions,
 ) -> Output:
     """Replay a trace to size a pool, its tiers, or a fleet.
 
@@ -65,32 +81,33 @@ def simulate(
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
     from kvproxy.errors import NotFound
-    from kvproxy.offline.simulate.capacity_plan import write_report
-    from kvproxy.offline.simulate.pool_size_sweep import sweep_charts
+    from kvproxy.offline.simulate.capacity_plan import plan_capacity, write_report
+    from kvproxy.offline.simulate.pool_size_sweep import default_sizes
     from kvproxy.offline.trace_sources import read_workload
 
     if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")
     check_writable(plot, PLOT_SUFFIXES)
     check_writable(report, (".html", ".md"))
-    if prefill_rate <= 0:
+    if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
     chosen = _policies(policies)
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
         print_note(note)
-    if engines is not None or ttft is not None:
-        return _compare_routing(trace, workload, engines, ttft, blocks, prefill_rate, (event_delay, event_loss))
-    speed = _token_bytes(workload, model, bytes_per_token)
-    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload.block_tokens)
-    plan = _plan(trace, workload, sizes, chosen, exact, (tier or [], speed, prefill_rate, hour_price))
-    charts = sweep_charts(plan.sweep)
-    if plan.costs:
-        charts.append(_ttft_chart(plan))
+    if fleet.engines is not None or fleet.ttft is not None:
+        return _compare_routing(trace, workload, fleet, blocks, engine.prefill_rate)
+    speed, tiers = _speed(engine, workload), _tiers(engine)
+    if speed is None and (memory is not None or tiers):
+        raise typer.BadParameter(f"--{'tier' if tiers else 'memory'} requires --model or --bytes-per-token")
+    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload) or default_sizes(workload.chains)
+    with progress_bar("simulating") as progress:
+        plan = plan_capacity(trace.name, workload, sizes, chosen, tiers, speed, progress, exact=exact)
+    charts = plan.charts()
     save_charts(charts, plot)
     if report is not None:
         with explain_write_errors(report):
-            write_report(plan, charts, report)
+            write_report(plan, report)
 
     def show() -> None:
         _print(plan)
@@ -109,90 +126,37 @@ def _policies(text: str) -> list[str]:
     return chosen
 
 
-def _token_bytes(workload: "Workload", model: str | None, given: int | None) -> float | None:
-    from kvproxy.offline.simulate.pool_cost import kv_size
+def _speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed | None":
+    from kvproxy.offline.simulate.pool_cost import EngineSpeed, kv_size
 
-    if model is None or given is not None:
-        return given
-    tokens = sum(arrival.tokens for arrival in workload.arrivals)
-    return kv_size(model).bytes_per_token(tokens / max(1, len(workload.arrivals)))
+    token_bytes: float | None = engine.bytes_per_token
+    if token_bytes is None and engine.model is not None:
+        tokens = sum(arrival.tokens for arrival in workload.arrivals)
+        token_bytes = kv_size(engine.model).bytes_per_token(tokens / max(1, len(workload.arrivals)))
+    return None if token_bytes is None else EngineSpeed(engine.prefill_rate, token_bytes, engine.hour_price)
 
 
-def _memory_sizes(text: str | None, token_bytes: float | None, block_tokens: int) -> list[int] | None:
-    if text is None:
+def _tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
+    from kvproxy.offline.simulate.pool_cost import parse_tier
+
+    try:
+        return [parse_tier(text) for text in engine.tier or []]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _memory_sizes(text: str | None, speed: "EngineSpeed | None", workload: "Workload") -> list[int] | None:
+    if text is None or speed is None:
         return None
-    if token_bytes is None:
-        raise typer.BadParameter("--memory requires --model or --bytes-per-token")
     try:
-        return [max(1, int(parse_bytes(size) / token_bytes / block_tokens)) for size in text.split(",")]
+        block_bytes = speed.token_bytes * workload.block_tokens
+        return [max(1, int(parse_bytes(size) / block_bytes)) for size in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def _plan(
-    trace: Path,
-    workload: "Workload",
-    sizes: list[int] | None,
-    policies: list[str],
-    exact: bool,
-    costs: tuple[list[str], float | None, float, float],
-) -> "CapacityPlan":
-    from kvproxy.offline.simulate.capacity_plan import CapacityPlan
-    from kvproxy.offline.simulate.pool_cost import GIB, EngineSpeed, parse_tier, pool_cost
-    from kvproxy.offline.simulate.pool_simulation import lru_hits
-    from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
-
-    texts, token_bytes, prefill_rate, hour_price = costs
-    try:
-        tiers = [parse_tier(text) for text in texts]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if tiers and token_bytes is None:
-        raise typer.BadParameter("--tier requires --model or --bytes-per-token")
-    chains, block_tokens = workload.chains, workload.block_tokens
-    sizes = sizes or default_sizes(chains)
-    total, done = len(set(sizes)) * len(policies), 0
-    with progress_bar("simulating") as progress:
-
-        def advance() -> None:
-            nonlocal done
-            done += 1
-            progress(done / total)
-
-        result = sweep(chains, block_tokens, sizes, policies, advance, exact=exact)
-    if token_bytes is None:
-        return CapacityPlan(trace.name, result, (), (), (), None, workload.notes)
-    speed = EngineSpeed(prefill_rate, token_bytes, hour_price)
-    beyond = [int(tier.gib * GIB / token_bytes / block_tokens) for tier in tiers]
-    (*pools,) = lru_hits(chains, [*result.sizes, *(max(1, size) for size in beyond)])
-    hits = [block_tokens * found for found in pools]
-    tokens, requests = sum(arrival.tokens for arrival in workload.arrivals), len(chains)
-    lower = hits[len(result.sizes) :]
-    found = [
-        [pool_cost([hit, *more], each, speed, tokens=tokens, requests=requests) for hit in hits[: len(result.sizes)]]
-        for each, more in ((tiers, lower), ([], []))
-    ]
-    return CapacityPlan(trace.name, result, found[0], found[1], tiers, speed, workload.notes)
-
-
-def _ttft_chart(plan: "CapacityPlan") -> Any:
-    from kvproxy.charts import Chart, ChartLine
-
-    sizes = [size * plan.sweep.block_tokens for size in plan.sweep.sizes]
-    lines = [ChartLine("lru", sizes, [cost.ttft for cost in plan.alone])]
-    if plan.tiers:
-        lines.append(ChartLine("lru with tiers", sizes, [cost.ttft for cost in plan.costs]))
-    return Chart("tokens in the pool", "mean TTFT in seconds", lines, log_x=True)
 
 
 def _compare_routing(
-    trace: Path,
-    workload: "Workload",
-    engines: int | None,
-    ttft: float | None,
-    blocks: str | None,
-    prefill_rate: float,
-    events: tuple[float, float],
+    trace: Path, workload: "Workload", fleet: FleetOptions, blocks: str | None, prefill_rate: float
 ) -> Output:
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
@@ -201,14 +165,15 @@ def _compare_routing(
         raise typer.BadParameter("for routing, --blocks takes one number: the pool of each engine")
     if not workload.has_times:
         raise InvalidRequest(f"{trace}: routing needs a timestamp on every line")
-    shape = FleetShape(engines or 1, int(blocks) if blocks else 5000, workload.block_tokens, prefill_rate, *events)
+    pool, events = int(blocks) if blocks else 5000, (fleet.event_delay, fleet.event_loss)
+    shape = FleetShape(fleet.engines or 1, pool, workload.block_tokens, prefill_rate, *events)
     results = []
     with progress_bar("simulating") as progress:
         for number, policy in enumerate(POLICIES, 1):
-            if ttft is None:
+            if fleet.ttft is None:
                 results.append(simulate_routing(workload.arrivals, shape, policy))
             else:
-                results.append(engines_for(workload.arrivals, shape, policy, ttft))
+                results.append(engines_for(workload.arrivals, shape, policy, fleet.ttft))
             progress(number / len(POLICIES))
     columns = ("Routing", "Engines#", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#")
     rows = (

@@ -41,13 +41,7 @@ class EntryOptions:
 
 
 @command
-def ls(
-    *,
-    limit: LimitOrAll = 100,
-    where: EntryOptions,
-    layout: Layout,
-    responses: StoreOptions,
-) -> Output:
+def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, responses: StoreOptions) -> Output:
     """List stored responses, newest first.
 
     Example: kvproxy cache ls --search block

@@ -34,15 +34,16 @@ def open_store(
         cipher: None stores the texts without encryption.
     """
     if is_url(str(where)):
-        return Store(_open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
+        return Store(open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
     return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
 
 
 def open_observations(where: str | Path) -> Observations:
-    return Observations(_open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
+    return Observations(open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
 
 
-def _open_postgres(url: str) -> Database:
+def open_postgres(url: str) -> Database:
+    """Open a database, and create the store's schema in an empty one; raises a CacheStoreError."""
     try:
         from kvproxy.index.store.postgres.database import PostgresDatabase
     except ImportError:

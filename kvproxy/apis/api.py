@@ -1,10 +1,10 @@
 """The interface of an API: cache keys, storable responses, and replay as a stream."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, to_text
+from kvproxy.apis.json import JsonMap, JsonObject, as_count, field, objects, text_of, to_text
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -47,6 +47,7 @@ class Api:
     path: str
     ignored_fields: frozenset[str]
     """Fields that do not affect the response. All other fields, known or not, are part of the cache key."""
+    assembler: type[Assembler]
 
     def check(self, body: JsonMap) -> None:
         """Raise InvalidRequest for a body that no server accepts."""
@@ -61,7 +62,8 @@ class Api:
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        raise NotImplementedError
+        """Return the text of a request in listings: its last message."""
+        return last_item_text(body, "messages")
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
         """Whether a response is complete and successful."""
@@ -75,9 +77,6 @@ class Api:
         """Return prompt tokens and completion tokens; 0 if they are not reported."""
         return token_counts(whole, "prompt_tokens", "completion_tokens")
 
-    def assembler(self) -> Assembler:
-        raise NotImplementedError
-
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         """Return the events of a stored response."""
         raise NotImplementedError(f"{self.name} are not streamed")
@@ -87,19 +86,29 @@ class Api:
 
 
 def last_turn(
-    body: JsonObject, name: str, turns: Sequence[JsonObject], texts: Sequence[str | None], *, allows_semantic: bool
+    body: JsonObject, name: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool
 ) -> Question | None:
     """Return the question of a request whose last turn is text of the user.
 
     Args:
         name: field with the list of turns.
-        texts: text of each turn; None if it has other content.
+        turn_text: returns the text of a turn; None if the turn has other content, such as an image.
+        allows_semantic: whether the fields of the request allow it. All turns must be text, too.
     """
-    *earlier, turn = turns
-    if texts[-1] is None or not texts[-1].strip() or turn.get("role") != "user":
+    turns = body.get(name)
+    if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):
+        return None
+    turn, texts = objects(turns)[-1], [turn_text(each) for each in objects(turns)]
+    *earlier, text = texts
+    if text is None or not text.strip() or turn.get("role") != "user":
         return None
     last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
-    return Question(texts[-1], {**body, name: list[Json](earlier), "last": last}, allows_semantic, name, texts[:-1])
+    rest: JsonObject = {**body, name: turns[:-1], "last": last}
+    return Question(text, rest, allows_semantic and None not in texts, name, earlier)
+
+
+def turn_content(turn: JsonObject) -> str | None:
+    return text_of(turn.get("content"))
 
 
 def last_item_text(body: JsonMap, name: str) -> str:
@@ -110,14 +119,8 @@ def last_item_text(body: JsonMap, name: str) -> str:
 
 def token_counts(whole: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
     usage = whole.get("usage")
-    return _count(field(usage, prompt)), _count(field(usage, completion))
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+    return as_count(field(usage, prompt)) or 0, as_count(field(usage, completion)) or 0
 
 
 def openai_error(error: KvproxyError) -> JsonObject:
-    return {
-        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
-    }
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

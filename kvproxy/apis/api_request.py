@@ -1,7 +1,9 @@
 """A parsed request to one of the cached APIs."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonMap, JsonObject, loads
@@ -12,6 +14,8 @@ PUBLIC_TENANT = "public"
 """Tenant of requests without a key or a header that names a user."""
 BYTES_PER_TOKEN = 4
 """Estimate without a tokenizer."""
+_LARGE_BYTES = 64 * 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ def requests_sampling(body: JsonMap) -> bool:
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]
+
+
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    """Run work on a body of `size` bytes. Work on a large body runs in a thread, so that it does not block the event loop."""
+    return await asyncio.to_thread(work) if size > _LARGE_BYTES else work()
 
 
 def parse_body(raw: bytes) -> JsonObject:

@@ -1,11 +1,12 @@
 """OpenAI's chat completions."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
-from kvproxy.apis.api import ApiName, Question, last_item_text, last_turn
-from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
+from kvproxy.apis.api import ApiName, Question, last_turn, turn_content
+from kvproxy.apis.choices import ChoicesApi, only_choice
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, objects, text_of
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, text_of
 from kvproxy.apis.sse import split_words
 from kvproxy.errors import InvalidRequest
 
@@ -17,6 +18,7 @@ class Chat(ChoicesApi):
 
     name: ApiName = "chat"
     path = "/v1/chat/completions"
+    chunk_fields: ClassVar[JsonObject] = {"object": "chat.completion.chunk"}
 
     def check(self, body: JsonMap) -> None:
         check_common(body)
@@ -26,27 +28,29 @@ class Chat(ChoicesApi):
         check_object(body, "stream_options")
 
     def question(self, body: JsonObject) -> Question | None:
-        messages = body.get("messages")
-        turns = objects(messages)
-        if not isinstance(messages, list) or not turns or len(turns) < len(messages):
-            return None
         # `prompt_logprobs: 0` requests the scores of this prompt too.
         semantic = body.get("prompt_logprobs") is None and allows_semantic(body)
-        texts = [text_of(turn.get("content")) for turn in turns]
-        return last_turn(body, "messages", turns, texts, allows_semantic=semantic and None not in texts)
-
-    def display_text(self, body: JsonMap) -> str:
-        return last_item_text(body, "messages")
-
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        return are_choices_complete(whole, body, _has_output)
+        return last_turn(body, "messages", turn_content, allows_semantic=semantic)
 
     def output_text(self, whole: JsonMap) -> str | None:
         return text_of(field(field(only_choice(whole), "message"), "content"))
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        chunks: JsonObject = {**whole, "object": "chat.completion.chunk"}
-        return replay_choices(chunks, _chunk_choices, include_usage=includes_usage(body))
+    def has_output(self, choice: JsonObject) -> bool:
+        return any(field(choice.get("message"), name) for name in _OUTPUT_FIELDS)
+
+    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+        message = as_object(choice["message"])
+        content = message.get("content")
+        first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
+        first["content"] = "" if isinstance(content, str) else content
+        yield {"index": index, "delta": first, "logprobs": choice.get("logprobs"), "finish_reason": None}
+        for word in split_words(content) if isinstance(content, str) else ():
+            yield {"index": index, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
+        calls = message.get("tool_calls")
+        if calls:
+            numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
+            yield {"index": index, "delta": {"tool_calls": numbered}, "logprobs": None, "finish_reason": None}
+        yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
 
 
 def _check_messages(messages: Json) -> None:
@@ -59,23 +63,3 @@ def _check_messages(messages: Json) -> None:
             raise InvalidRequest(
                 f"messages[{number}].content must be a text or a list", param=f"messages[{number}].content"
             )
-
-
-def _has_output(choice: JsonObject) -> bool:
-    message = choice.get("message")
-    return isinstance(message, dict) and any(message.get(name) for name in _OUTPUT_FIELDS)
-
-
-def _chunk_choices(index: int, choice: JsonObject) -> Iterator[JsonObject]:
-    message = as_object(choice["message"])
-    content = message.get("content")
-    first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
-    first["content"] = "" if isinstance(content, str) else content
-    yield {"index": index, "delta": first, "logprobs": choice.get("logprobs"), "finish_reason": None}
-    for word in split_words(content) if isinstance(content, str) else ():
-        yield {"index": index, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
-    calls = message.get("tool_calls")
-    if calls:
-        numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
-        yield {"index": index, "delta": {"tool_calls": numbered}, "logprobs": None, "finish_reason": None}
-    yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")}

@@ -1,6 +1,7 @@
 """The common parts of OpenAI's chat completions and completions: responses with choices."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import ClassVar
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
@@ -9,22 +10,6 @@ from kvproxy.apis.sse import DONE, Event, event
 # Finish reasons of complete responses in all supported servers.
 _COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
 _LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-class ChoicesApi(Api):
-    """Base class of APIs with choices."""
-
-    ignored_fields = frozenset(
-        "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
-        " prompt_cache_options prompt_cache_retention cache_control diagnostics".split()
-    )
-
-    def is_cacheable(self, body: JsonMap) -> bool:
-        # Streams have no log-probabilities of the prompt.
-        return body.get("prompt_logprobs") is None or not body.get("stream")
-
-    def assembler(self) -> "ChoiceAssembler":
-        return ChoiceAssembler()
 
 
 class ChoiceAssembler:
@@ -74,6 +59,62 @@ class ChoiceAssembler:
         return {**whole, "usage": self._usage} if self._usage else whole
 
 
+class ChoicesApi(Api):
+    """Base class of APIs with choices."""
+
+    assembler = ChoiceAssembler
+    chunk_fields: ClassVar[JsonObject] = {}
+    """Fields of a chunk that differ from those of the response."""
+
+    ignored_fields = frozenset(
+        "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
+        " prompt_cache_options prompt_cache_retention cache_control diagnostics".split()
+    )
+
+    def is_cacheable(self, body: JsonMap) -> bool:
+        # Streams have no log-probabilities of the prompt.
+        return body.get("prompt_logprobs") is None or not body.get("stream")
+
+    def has_output(self, choice: JsonObject) -> bool:
+        """Whether a choice of a response contains anything."""
+        raise NotImplementedError
+
+    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+        """Split choice number `index` of a response into the choices of chunks."""
+        raise NotImplementedError
+
+    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
+        """Whether every choice is complete, or reached a limit of the request."""
+        choices = whole.get("choices")
+        if not isinstance(choices, list) or not choices or whole.get("error") is not None:
+            return False
+        if not isinstance(whole.get("usage"), dict | None):
+            return False
+        has_limit = any(body.get(name) is not None for name in _LIMITS)
+        for choice in choices:
+            if not isinstance(choice, dict) or not self.has_output(choice):
+                return False
+            reason = choice.get("finish_reason")
+            if not (reason in _COMPLETE or (reason == "length" and has_limit)):
+                return False
+        return True
+
+    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
+        """Return the events of a stored response, including [DONE]. Each repeats all fields but choices and usage."""
+        head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
+        head |= self.chunk_fields
+        has_usage = includes_usage(body)
+        extra: JsonObject = {"usage": None} if has_usage else {}
+        for place, each in enumerate(as_list(whole["choices"])):
+            choice = as_object(each)
+            index = choice.get("index")
+            for part in self.chunk_choices(index if isinstance(index, int) else place, choice):
+                yield event({**head, "choices": [part], **extra})
+        if has_usage and whole.get("usage"):
+            yield event({**head, "choices": [], "usage": whole["usage"]})
+        yield event(DONE)
+
+
 def _has_content(choice: JsonObject) -> bool:
     return bool(choice.get("text") or any(field(choice.get("delta"), name) for name in ("content", "tool_calls")))
 
@@ -120,44 +161,6 @@ def includes_usage(body: JsonMap) -> bool:
     return bool(field(body.get("stream_options"), "include_usage"))
 
 
-def are_choices_complete(whole: JsonMap, body: JsonMap, has_output: Callable[[JsonObject], bool]) -> bool:
-    """Whether every choice is complete, or reached a limit of the request."""
-    choices = whole.get("choices")
-    if not isinstance(choices, list) or not choices or whole.get("error") is not None:
-        return False
-    if not isinstance(whole.get("usage"), dict | None):
-        return False
-    has_limit = any(body.get(name) is not None for name in _LIMITS)
-    for choice in choices:
-        if not isinstance(choice, dict) or not has_output(choice):
-            return False
-        reason = choice.get("finish_reason")
-        if not (reason in _COMPLETE or (reason == "length" and has_limit)):
-            return False
-    return True
-
-
 def only_choice(whole: JsonMap) -> Json:
     choices = whole.get("choices")
     return choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-
-
-def replay_choices(
-    whole: JsonObject, chunk_choices: Callable[[int, JsonObject], Iterator[JsonObject]], *, include_usage: bool
-) -> Iterator[bytes]:
-    """Return the events of a stored response, including [DONE].
-
-    Args:
-        whole: the response; all fields except choices and usage are repeated in every chunk.
-        chunk_choices: splits a choice with its index into the choices of chunks.
-    """
-    head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
-    extra: JsonObject = {"usage": None} if include_usage else {}
-    for place, each in enumerate(as_list(whole["choices"])):
-        choice = as_object(each)
-        index = choice.get("index")
-        for part in chunk_choices(index if isinstance(index, int) else place, choice):
-            yield event({**head, "choices": [part], **extra})
-    if include_usage and whole.get("usage"):
-        yield event({**head, "choices": [], "usage": whole["usage"]})
-    yield event(DONE)

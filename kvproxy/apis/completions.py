@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.choices import ChoicesApi, are_choices_complete, includes_usage, only_choice, replay_choices
+from kvproxy.apis.choices import ChoicesApi, only_choice
 from kvproxy.apis.field_checks import check_common, check_object
 from kvproxy.apis.json import JsonMap, JsonObject, field, text_of, to_text
 from kvproxy.apis.sse import split_words
@@ -25,22 +25,18 @@ class Completions(ChoicesApi):
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("prompt"))
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        return are_choices_complete(whole, body, lambda choice: bool(choice.get("text")))
-
     def output_text(self, whole: JsonMap) -> str | None:
         return text_of(field(only_choice(whole), "text"))
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        return replay_choices(whole, _chunk_choices, include_usage=includes_usage(body))
+    def has_output(self, choice: JsonObject) -> bool:
+        return bool(choice.get("text"))
 
-
-def _chunk_choices(index: int, choice: JsonObject) -> Iterator[JsonObject]:
-    words = split_words(str(choice.get("text") or "")) or [""]
-    for number, word in enumerate(words):
-        yield {
-            "index": index,
-            "text": word,
-            "logprobs": choice.get("logprobs") if number == 0 else None,
-            "finish_reason": choice.get("finish_reason") if number == len(words) - 1 else None,
-        }
+    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+        words = split_words(str(choice.get("text") or "")) or [""]
+        for number, word in enumerate(words):
+            yield {
+                "index": index,
+                "text": word,
+                "logprobs": choice.get("logprobs") if number == 0 else None,
+                "finish_reason": choice.get("finish_reason") if number == len(words) - 1 else None,
+            }

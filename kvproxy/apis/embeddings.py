@@ -1,20 +1,18 @@
 """OpenAI's embeddings. Only equal requests match."""
 
-from kvproxy.apis.api import ApiName
-from kvproxy.apis.choices import ChoicesApi
+from kvproxy.apis.api import Api, ApiName
+from kvproxy.apis.choices import ChoiceAssembler
 from kvproxy.apis.json import JsonMap, JsonObject, field, to_text
 from kvproxy.errors import InvalidRequest
 
 
-class Embeddings(ChoicesApi):
-    """`/v1/embeddings`, without streams.
-
-    A stream would be assembled as choices and lack the field `data`, so it is never stored.
-    """
+class Embeddings(Api):
+    """`/v1/embeddings`. A stream is never stored: assembled as choices, it would lack the field `data`."""
 
     name: ApiName = "embeddings"
     path = "/v1/embeddings"
     ignored_fields = frozenset({"user"})
+    assembler = ChoiceAssembler
 
     def check(self, body: JsonMap) -> None:
         if not isinstance(body.get("input"), str | list) or not body["input"]:

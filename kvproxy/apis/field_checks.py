@@ -28,10 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether the fields of a request allow the response to a similar question.
-
-    An unknown field may constrain the response, like a schema, documents, or an earlier response.
-    """
+    """Whether the fields of a request allow the response to a similar question. An unknown field may forbid it."""
     return all(
         name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())

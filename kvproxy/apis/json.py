@@ -14,19 +14,12 @@ JsonMap: TypeAlias = Mapping[str, "Json"]
 
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
-# A search for a run of digits takes a tenth of the pattern's time.
-_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
-_RUN = b"0" * 19
 
 
 def loads(data: bytes) -> Json:
-    """Parse JSON. orjson would convert integers beyond 64 bits to floats.
-
-    Raises:
-        ValueError: not JSON, nested too deeply, or a number with thousands of digits.
-    """
+    """Parse JSON, with exact integers beyond 64 bits. Raises ValueError, also if it is nested too deeply."""
     value: Json = orjson.loads(data)
-    if _RUN not in data.translate(_DIGITS) or not _LONG.search(data):
+    if not _LONG.search(data):
         return value
     try:
         exact: Json = json.loads(data)
@@ -66,6 +59,11 @@ def as_index(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected an index, not {value!r}")
     return value
+
+
+def as_count(value: Json) -> int | None:
+    """Return a number of tokens; None if the value is not one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def objects(value: Json) -> list[JsonObject]:

@@ -35,7 +35,8 @@ def message_parts(message: Json) -> Iterator[tuple[str, str]]:
 
 def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
     """Return the kind and the digest of each part of a message."""
-    return tuple((kind, _digest(content)) for kind, content in message_parts(message))
+    parts = ((kind, content.encode("utf-8", "replace")) for kind, content in message_parts(message))
+    return tuple((kind, hashlib.blake2b(content, digest_size=_SIZE).digest()) for kind, content in parts)
 
 
 def answer_message(whole: JsonMap) -> JsonObject | None:
@@ -66,7 +67,3 @@ def call_arguments(message: Json) -> Iterator[str]:
 
 def _texts(inputs: Json) -> list[str]:
     return [value for value in inputs.values() if isinstance(value, str)] if isinstance(inputs, dict) else []
-
-
-def _digest(content: str) -> bytes:
-    return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=_SIZE).digest()

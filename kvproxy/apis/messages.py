@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_turn, token_counts, turn_content
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common,
@@ -13,18 +13,7 @@ from kvproxy.apis.field_checks import (
     check_objects,
     check_texts,
 )
-from kvproxy.apis.json import (
-    Json,
-    JsonMap,
-    JsonObject,
-    as_index,
-    as_list,
-    as_object,
-    as_text,
-    loads,
-    objects,
-    text_of,
-)
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads, text_of
 from kvproxy.apis.sse import Event, event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
@@ -108,13 +97,14 @@ class Messages(Api):
 
     name: ApiName = "messages"
     path = "/v1/messages"
+    assembler = MessageAssembler
     ignored_fields = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
 
     def check(self, body: JsonMap) -> None:
         check_common(body)
         if body.get("max_tokens") is None:
             raise InvalidRequest("max_tokens is required: the most tokens to generate", param="max_tokens")
-        if _turns(body.get("messages")) is None:
+        if not _are_turns(body.get("messages")):
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
         if not isinstance(body.get("system"), str | list | None):
             raise InvalidRequest("system must be a text or a list of text blocks", param="system")
@@ -128,15 +118,7 @@ class Messages(Api):
         return not body.get("container")
 
     def question(self, body: JsonObject) -> Question | None:
-        turns = _turns(body.get("messages"))
-        if turns is None:
-            return None
-        texts = [text_of(turn["content"]) for turn in turns]
-        semantic = None not in texts and allows_semantic(body)
-        return last_turn(body, "messages", turns, texts, allows_semantic=semantic)
-
-    def display_text(self, body: JsonMap) -> str:
-        return last_item_text(body, "messages")
+        return last_turn(body, "messages", turn_content, allows_semantic=allows_semantic(body))
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
         blocks = whole.get("content")
@@ -149,9 +131,6 @@ class Messages(Api):
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
         return token_counts(whole, "input_tokens", "output_tokens")
-
-    def assembler(self) -> MessageAssembler:
-        return MessageAssembler()
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         usage = as_object(whole.get("usage") or {})
@@ -182,12 +161,14 @@ def typed_event(data: JsonObject) -> bytes:
     return event(data, as_text(data["type"]))
 
 
-def _turns(messages: Json) -> list[JsonObject] | None:
-    turns = objects(messages)
-    if not isinstance(messages, list) or not turns or len(turns) < len(messages):
-        return None
-    fits = all(isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list) for turn in turns)
-    return turns if fits else None
+def _are_turns(messages: Json) -> bool:
+    return (
+        bool(messages)
+        and isinstance(messages, list)
+        and all(
+            isinstance(field(turn, "role"), str) and isinstance(field(turn, "content"), str | list) for turn in messages
+        )
+    )
 
 
 def _split_block(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:

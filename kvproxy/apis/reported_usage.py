@@ -2,50 +2,53 @@
 
 from typing import NamedTuple
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_count, field, loads
 from kvproxy.apis.sse import Event
 
 _MARKS = (b'"usage"', b'"timings"')
 
 
-class ReportedReuse(NamedTuple):
-    """Reused and written prompt tokens.
+class PrefixUse(NamedTuple):
+    """The reuse of a prompt's prefix.
 
     Attributes:
-        written_5m, written_1h: stored for five minutes or one hour; None if the server does not report them.
+        cached_tokens: prompt tokens that were not computed.
+        written_5m, written_1h: tokens that the provider stored for five minutes or one hour; None if it does not report them.
+        tier_tokens: the part of `cached_tokens` that was loaded from tiers.
     """
 
     prompt_tokens: int
     cached_tokens: int
     written_5m: int | None = None
     written_1h: int | None = None
+    tier_tokens: int = 0
 
 
-def reported_reuse(response: JsonMap) -> ReportedReuse | None:
-    """Return the reuse that a complete response reports; None if it reports none.
+def reported_reuse(response: JsonMap) -> PrefixUse | None:
+    """Return the reuse that a complete response reports; None if it reports no reuse.
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
     llama.cpp `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek
     `prompt_cache_hit_tokens`. Anthropic also reports written tokens.
     """
     usage, timings = response.get("usage"), response.get("timings")
-    prompt, read = _count(field(usage, "input_tokens")), _count(field(usage, "cache_read_input_tokens"))
+    prompt, read = as_count(field(usage, "input_tokens")), as_count(field(usage, "cache_read_input_tokens"))
     if prompt is not None and read is not None:
-        written = _count(field(usage, "cache_creation_input_tokens")) or 0
-        hour = _count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
-        return ReportedReuse(prompt + read + written, read, max(0, written - hour), min(hour, written))
-    prompt = _count(field(usage, "prompt_tokens")) if prompt is None else prompt
+        written = as_count(field(usage, "cache_creation_input_tokens")) or 0
+        hour = as_count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
+        return PrefixUse(prompt + read + written, read, max(0, written - hour), min(hour, written))
+    prompt = as_count(field(usage, "prompt_tokens")) if prompt is None else prompt
     fields = (
         field(field(usage, "prompt_tokens_details"), "cached_tokens"),
         field(field(usage, "input_tokens_details"), "cached_tokens"),
         field(usage, "prompt_cache_hit_tokens"),
         field(timings, "cache_n"),
     )
-    cached = next((count for each in fields if (count := _count(each)) is not None), None)
-    if prompt is None and cached is not None and (computed := _count(field(timings, "prompt_n"))) is not None:
+    cached = next((count for each in fields if (count := as_count(each)) is not None), None)
+    if prompt is None and cached is not None and (computed := as_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
         prompt = cached + computed
-    return None if prompt is None or cached is None else ReportedReuse(prompt, min(cached, prompt))
+    return None if prompt is None or cached is None else PrefixUse(prompt, min(cached, prompt))
 
 
 class ReuseReader:
@@ -59,7 +62,7 @@ class ReuseReader:
     """
 
     def __init__(self) -> None:
-        self.reuse: ReportedReuse | None = None
+        self.reuse: PrefixUse | None = None
         self.prefill_seconds: float | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}
@@ -81,9 +84,7 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Return the duration of the prefill in seconds, which llama.cpp reports as `timings.prompt_ms`; None if it is
-    not reported.
-    """
+    """Return the seconds of the prefill, which llama.cpp reports as `timings.prompt_ms`; None from other servers."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None
@@ -93,7 +94,3 @@ def reported_prefill(response: JsonMap) -> float | None:
 def _without_nulls(value: Json) -> JsonObject:
     """Return the fields that are not null, because a later event may repeat a field with null."""
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}
-
-
-def _count(value: Json) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None

@@ -11,6 +11,7 @@ from kvproxy.settings.rules import NO_RULE, RuleSettings
 from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
+_CACHE_CONTROL = "Cache-Control"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
 TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("timeout", "namespace"))
 ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
@@ -57,7 +58,7 @@ _DEFAULT = Control()
 
 
 def read_control(headers: Mapping[str, str]) -> Control:
-    """Parse the headers, whose names are in lower case. Unknown directives are ignored, as the RFC requires.
+    """Parse the headers, whose names are in lower case. The RFC requires that unknown directives are ignored.
 
     Raises:
         InvalidRequest: a value is invalid, or an `X-KVProxy-*` header is unknown.
@@ -69,22 +70,18 @@ def read_control(headers: Mapping[str, str]) -> Control:
         if name not in _KNOWN:
             raise _unknown_header(name)
     directives = parse_directives([headers.get("cache-control", "")])
-
-    def age(name: str) -> float | None:
-        return None if name not in directives else _seconds(directives[name], f"Cache-Control: {name}", "Cache-Control")
-
     return Control(
         no_cache="no-cache" in directives,
         no_store="no-store" in directives,
         only_if_cached="only-if-cached" in directives,
         confirm="confirm" in directives,
-        max_age=age("max-age"),
-        stale_if_error=age("stale-if-error"),
+        max_age=_seconds(directives, "max-age", _CACHE_CONTROL),
+        stale_if_error=_seconds(directives, "stale-if-error", _CACHE_CONTROL),
         limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
         tags=_tags(headers.get(TAGS, "")),
-        ttl=_header_seconds(headers, TTL),
+        ttl=_seconds(headers, TTL),
         priority=_priority(headers.get(PRIORITY, "0")),
-        timeout=_header_seconds(headers, TIMEOUT),
+        timeout=_seconds(headers, TIMEOUT),
         namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
     )
 
@@ -108,30 +105,24 @@ def _unknown_header(name: str) -> InvalidRequest:
 def _score(directives: Mapping[str, str], name: str) -> float | None:
     if name not in directives:
         return None
-    number = _parse(directives[name])
+    try:
+        number = float(directives[name])
+    except ValueError:
+        number = math.nan
     if not 0 <= number <= 1:
-        raise InvalidRequest(
-            f"Cache-Control: {name} takes a number from 0 to 1, as in {name}=0.9", param="Cache-Control"
-        )
+        message = f"{_CACHE_CONTROL}: {name} takes a number from 0 to 1, as in {name}=0.9"
+        raise InvalidRequest(message, param=_CACHE_CONTROL)
     return number
 
 
-def _header_seconds(headers: Mapping[str, str], name: str) -> float | None:
-    return None if name not in headers else _seconds(headers[name], name, name)
-
-
-def _seconds(text: str, name: str, param: str) -> float:
+def _seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
+    """Return a header, or a directive of a `header`, in seconds; None if it is missing. Raises InvalidRequest."""
+    if name not in values:
+        return None
     try:
-        return parse_seconds(text)
+        return parse_seconds(values[name])
     except ValueError as error:
-        raise InvalidRequest(f"{name}: {error}", param=param) from None
-
-
-def _parse(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+        raise InvalidRequest(f"{f'{header}: ' if header else ''}{name}: {error}", param=header or name) from None
 
 
 def check_namespace(text: str, param: str) -> str:

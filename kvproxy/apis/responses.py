@@ -5,17 +5,7 @@ from itertools import chain
 
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
-from kvproxy.apis.json import (
-    JsonMap,
-    JsonObject,
-    as_list,
-    as_object,
-    as_text,
-    field,
-    loads,
-    objects,
-    text_of,
-)
+from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, loads, objects, text_of
 from kvproxy.apis.sse import DONE, Event, event, split_words
 from kvproxy.errors import InvalidRequest
 
@@ -50,6 +40,7 @@ class Responses(Api):
 
     name: ApiName = "responses"
     path = "/v1/responses"
+    assembler = ResponseAssembler
     ignored_fields = frozenset(
         "stream stream_options user safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention"
         " cache_control diagnostics".split()
@@ -76,12 +67,7 @@ class Responses(Api):
         semantic = allows_semantic(rest) and is_plain_text(body)
         if isinstance(source, str):
             return Question(source, {**body, "input": None}, semantic) if source.strip() else None
-        items = objects(source)
-        if not isinstance(source, list) or not items or len(items) < len(source):
-            return None
-        texts = [_item_text(item) for item in items]
-        semantic = semantic and None not in texts
-        return last_turn(body, "input", items, texts, allows_semantic=semantic)
+        return last_turn(body, "input", _item_text, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "input")
@@ -106,9 +92,6 @@ class Responses(Api):
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
         return token_counts(whole, "input_tokens", "output_tokens")
-
-    def assembler(self) -> ResponseAssembler:
-        return ResponseAssembler()
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
         last = "response.completed" if whole.get("status") == "completed" else "response.incomplete"

@@ -31,6 +31,8 @@ def split_words(text: str) -> list[str]:
 
 
 class EventReader:
+    """Splits a stream into its events."""
+
     def __init__(self) -> None:
         self._rest = bytearray()
 

@@ -137,7 +137,7 @@ class EmbeddedBackend:
             decoded.sampling,
             salt=salt,
             priority=request.control.priority if self._global_priorities else 0,
-            tenant=request.tenant,
+            tenant="" if request.tenant == PUBLIC_TENANT else request.tenant,
             queue_priority=decoded.queue_priority if self._global_priorities else 0,
             own_priority=0 if self._global_priorities else decoded.queue_priority,
             grammar=await self._grammar(decoded),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast, get_args
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
@@ -19,14 +20,12 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
-from kvproxy.blocks.pool_map import PoolMap, map_pool
-from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow
+from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
 from kvproxy.engine.kv_connector.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.chunk_store import TierStats
 
 _MAX_DIGITS = 12
-_MODELS: dict[str, ModelScope] = {"own": "own", "others": "others", "all": "all"}
 
 
 class EmbeddedPrefix(PrefixCache):
@@ -41,7 +40,7 @@ class EmbeddedPrefix(PrefixCache):
         return await self._worker.inspect(pool_rows.list_free_blocks)
 
     async def map(self) -> PoolMap:
-        found = await self._worker.inspect(map_pool)
+        found = await self._worker.inspect(pool_rows.map_pool)
         # The salt of a tenant's blocks begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
@@ -115,9 +114,9 @@ class EmbeddedPrefix(PrefixCache):
         return self._worker.tier_figures()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        if models not in _MODELS:
+        if models not in get_args(ModelScope):
             raise InvalidRequest(f"models must be own, others or all, not {models!r}", param="models")
-        return await self._worker.clear_tier(name, _MODELS[models])
+        return await self._worker.clear_tier(name, cast("ModelScope", models))
 
     async def _text(self, tokens: Sequence[int] | None) -> str:
         return "".join(await self._worker.async_tokenizer.token_texts(list(tokens))) if tokens else ""

@@ -7,8 +7,17 @@ from typing import Literal
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.blocks.chain_tree import Branch
-from kvproxy.blocks.pool_map import PoolMap, map_rows
-from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, Divergence, GroupMatch, PinRow, PoolReport
+from kvproxy.blocks.pool_rows import map_rows
+from kvproxy.blocks.row_types import (
+    BlockContent,
+    BlockRow,
+    ChainRow,
+    Divergence,
+    GroupMatch,
+    PinRow,
+    PoolMap,
+    PoolReport,
+)
 from kvproxy.errors import NoPrefixCache
 from kvproxy.mirror.stream_status import StreamStatus
 from kvproxy.tiers.chunk_store import TierStats

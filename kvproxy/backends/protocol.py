@@ -13,6 +13,11 @@ Headers: TypeAlias = list[tuple[str, str]]
 Body: TypeAlias = bytes | AsyncIterator[bytes]
 
 
+def is_stream(headers: Headers) -> bool:
+    """Whether a response is server-sent events."""
+    return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
+
+
 async def _nothing() -> None:
     return None
 
@@ -79,8 +84,7 @@ class RelayedResponse:
 
     @property
     def streams(self) -> bool:
-        """Whether the body is server-sent events."""
-        return any(name == "content-type" and value.startswith("text/event-stream") for name, value in self.headers)
+        return is_stream(self.headers)
 
     async def wait_for_first_chunk(self) -> None:
         """Wait for the first chunk: an engine sends the head of a stream long before its first token.

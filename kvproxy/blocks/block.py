@@ -12,8 +12,11 @@ class KVCacheBlock:
     Attributes:
         ref_count: number of block tables and pins that hold the block. Zero means free, or cached and evictable.
         hash: None if the block is not cached.
-        group: KV cache group that cached the block; None if there is one group.
-        source: the request that cached the block and the offset of the block's first token, if the pool keeps tokens.
+        parent: hash of the previous block in the chain; None at the start of a prompt.
+        group: index of the KV cache group that cached the block; None if there is one group.
+        priority: highest priority of the requests that used the block since it was cached.
+        last_accessed: number of the pool's operation that last used the block.
+        source: the request that cached the block and the offset of the block's first token; None if it is not cached.
         prev, next: neighbours in the free queue; None while the block is in use.
     """
 

@@ -89,7 +89,7 @@ class BlockHasher:
             raise ValueError(f"unknown hash algorithm {algorithm!r}: use one of {', '.join(get_args(HashAlgorithm))}")
         self.algorithm = algorithm
         self._is_cbor = algorithm.endswith("_cbor")
-        self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else _xxh3_128
+        self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
         self.none_hash = self._none_hash(seed if seed is not None else os.environ.get("PYTHONHASHSEED"))
         self._head = b"\x83\x58\x20" if len(self.none_hash) == 32 else b"\x83\x50"
 
@@ -109,56 +109,34 @@ class BlockHasher:
         extra_keys: Callable[[int], ExtraKeys] | None = None,
         start: int = 0,
     ) -> list[bytes]:
-        """Hash the full blocks in `tokens[start:]`; `parent` is the hash of the block that ends at `start`."""
-        parent = self.none_hash if parent is None else parent
-        if self._is_cbor:
-            return self._chain_cbor(tokens, block_size, parent, extra_keys, start)
-        digests: list[bytes] = []
-        for begin in range(start, len(tokens) - block_size + 1, block_size):
-            block = (parent, tuple(tokens[begin : begin + block_size]), extra_keys(begin) if extra_keys else None)
-            parent = self._digest(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
-            digests.append(parent)
-        return digests
+        """Hash the full blocks in `tokens[start:]`.
 
-    def _chain_cbor(
-        self,
-        tokens: Sequence[int],
-        block_size: int,
-        parent: bytes,
-        extra_keys: Callable[[int], ExtraKeys] | None,
-        start: int,
-    ) -> list[bytes]:
-        count = (len(tokens) - start) // block_size
-        if count <= 0:
-            return []
-        encoded = encode_as_cbor(tokens[start : start + count * block_size], block_size)
-        head = self._head
-        digests: list[bytes] = []
-        append = digests.append
-        if extra_keys is not None:
-            for index, block in enumerate(encoded):
-                keys = extra_keys(start + index * block_size)
-                parent = self._digest(head + parent + block[:-1] + (_CBOR_NULL if keys is None else _cbor(keys)))
-                append(parent)
-        elif self._digest is _sha256:
-            sha256 = hashlib.sha256
+        Args:
+            parent: hash of the block that ends at `start`; None if there is no such block.
+            extra_keys: returns the extra keys of the block that begins at a token; None for blocks without extra keys.
+        """
+        parent = self.none_hash if parent is None else parent
+        starts = range(start, len(tokens) - block_size + 1, block_size)
+        keys = None if extra_keys is None else [extra_keys(begin) for begin in starts]
+        digest, digests = self._digest, list[bytes]()
+        if self._is_cbor:
+            encoded = encode_as_cbor(tokens[start : start + len(starts) * block_size], block_size) if starts else []
+            if keys is not None:
+                encoded = [block[:-1] + _cbor(key) for block, key in zip(encoded, keys, strict=True)]
+            head = self._head
             for block in encoded:
-                parent = sha256(head + parent + block).digest()
-                append(parent)
-        else:
-            xxh3 = xxhash.xxh3_128_digest
-            for block in encoded:
-                parent = xxh3(head + parent + block)
-                append(parent)
+                parent = digest(head + parent + block)
+                digests.append(parent)
+            return digests
+        for begin, key in zip(starts, keys or [None] * len(starts), strict=True):
+            content = (parent, tuple(tokens[begin : begin + block_size]), key)
+            parent = digest(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+            digests.append(parent)
         return digests
 
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _xxh3_128(data: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(data)
 
 
 def _cbor(value: object) -> bytes:

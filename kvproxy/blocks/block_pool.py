@@ -21,7 +21,6 @@ class BlockPool:
         *,
         make_queue: Callable[[Iterable[KVCacheBlock]], FreeQueue] = FreeKVCacheBlockQueue,
         record_events: bool = False,
-        keep_tokens: bool = False,
         residency: ResidencyTracker | None = None,
     ) -> None:
         if num_blocks < 2:
@@ -33,7 +32,6 @@ class BlockPool:
         self._make_queue = make_queue
         self.free_queue = make_queue(self.blocks[1:])
         self.cached_blocks: dict[Key, KVCacheBlock | list[KVCacheBlock]] = {}
-        self.keep_tokens = keep_tokens
         self.record_events = record_events
         self.residency = residency
         self._events: list[KVEvent] = []
@@ -108,10 +106,12 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` is block `first + i` of the request."""
+        """Cache full blocks: `blocks[i]` is block `first + i` of the request, `hashes` has all blocks of the request.
+
+        The null block and cached blocks are skipped.
+        """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
-        source = request if self.keep_tokens else None
         priority = request.priority
         for index, (block, digest) in enumerate(zip(blocks, hashes[first : first + len(blocks)], strict=True), first):
             if block.hash is None and block.ref_count and block is not null:
@@ -122,21 +122,15 @@ class BlockPool:
                 key: Key = digest if group is None else (group, digest)
                 other = setdefault(key, block)
                 if other is not block:
-                    self._add_copy(key, other, block)
-                if source is not None:
-                    block.source = (source, index * block_size)
+                    copies = other if type(other) is list else [other]
+                    self.cached_blocks[key] = [*copies, block]
+                block.source = (request, index * block_size)
             parent = digest
         self.num_stored += len(blocks) - blocks.count(null)
         if self.residency is not None:
             self.residency.on_stored(blocks)
         if self.record_events:
             self._record_stored(request, hashes, blocks, first, block_size, group)
-
-    def _add_copy(self, key: Key, other: KVCacheBlock | list[KVCacheBlock], block: KVCacheBlock) -> None:
-        if type(other) is list:
-            other.append(block)
-        else:
-            self.cached_blocks[key] = [other, block]  # type: ignore[list-item]
 
     def _record_stored(
         self,
@@ -161,18 +155,19 @@ class BlockPool:
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove blocks, all of which are cached, from the cache. Their requests keep them."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)
         if self.record_events:
             self._events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
         for block in blocks:
-            key = self.key_of(block) if block.group is not None else block.hash
-            copies = cached.pop(key)  # type: ignore[arg-type]
+            key = self.key_of(block)
+            copies = cached.pop(key)
             if type(copies) is list:
                 copies.remove(block)
                 if copies:
-                    cached[key] = copies  # type: ignore[index]
+                    cached[key] = copies
             block.hash = block.parent = block.source = None
         self.num_evictions += len(blocks)
 

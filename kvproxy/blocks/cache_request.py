@@ -23,25 +23,16 @@ class CacheRequest:
         lora: name and path of the adapter; part of every block's hash.
         mm: multimodal items by offset; part of the hash of every block that they overlap.
         skip_read: never reuse blocks, because prompt log-probabilities need every position.
+        client: name of the client, for the eviction policy `sessions`; None if unknown.
 
     Attributes:
-        shared_prefix_end: end of a prefix shared with other prompts beyond the hit, in tokens.
+        num_prompt: tokens of the prompt, without generated ones.
+        num_computed_tokens: tokens whose keys and values are in blocks.
+        shared_prefix_end: end of a longer prefix, in tokens, that only the groups with full attention have cached; 0 if there
+            is none.
+        awaits_user: see `Use`.
+        is_recorded: the request counts in the statistics already.
     """
-
-    __slots__ = (
-        "block_hashes",
-        "id",
-        "is_recorded",
-        "lora",
-        "mm",
-        "num_computed_tokens",
-        "num_prompt",
-        "priority",
-        "salt",
-        "shared_prefix_end",
-        "skip_read",
-        "tokens",
-    )
 
     def __init__(
         self,
@@ -53,6 +44,7 @@ class CacheRequest:
         mm: Sequence[MMItem] = (),
         priority: int = 0,
         skip_read: bool = False,
+        client: str | None = None,
     ) -> None:
         self.id = id
         self.tokens = list(tokens)
@@ -61,6 +53,8 @@ class CacheRequest:
         self.mm = tuple(mm)
         self.priority = priority
         self.skip_read = skip_read
+        self.client = client
+        self.awaits_user = False
         self.num_prompt = len(self.tokens)
         self.shared_prefix_end = 0
         self.num_computed_tokens = 0
@@ -80,7 +74,7 @@ class CacheRequest:
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
         self.num_prompt, self.shared_prefix_end = parent.num_prompt, parent.shared_prefix_end
-        self.is_recorded = True
+        self.client, self.is_recorded = parent.client, True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:
         """Hash the blocks that filled up since the last call; return all hashes."""

@@ -11,6 +11,8 @@ _MAX_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
+    """A cached block; hashes are hexadecimal. `parent` is None at the start of a prompt."""
+
     name: str
     hash: str
     parent: str | None
@@ -23,6 +25,7 @@ class Branch:
 
     Attributes:
         end: hash of the last block.
+        names: of the first blocks, at most 64.
         below: number of blocks in all branches that follow.
         leaves: number of chains through this branch.
         held: number of blocks in use, in this branch and below.

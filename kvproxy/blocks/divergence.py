@@ -1,11 +1,16 @@
 """The first difference between a prompt and the cached chains, for the embedded pool and for mirrored pools."""
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from kvproxy.blocks.row_types import Divergence
 
 _NUM_CONTEXT_TOKENS = 12
+
+
+def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the number of equal items at the beginning of two sequences."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def find_divergence(
@@ -19,7 +24,7 @@ def find_divergence(
     closest: Sequence[int] = ()
     longest = -1
     for child in children:
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(child, block, strict=False)))
+        common = common_prefix(child, block)
         if common > longest and len(child) > common:
             closest, longest = child, common
     if longest < 0 or longest == len(block):

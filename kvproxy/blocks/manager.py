@@ -1,7 +1,8 @@
 """The prefix block cache; behaves like vLLM v1's `KVCacheManager` (see docs/block-cache.md)."""
 
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from operator import itemgetter
@@ -10,13 +11,13 @@ from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.copy_on_write import CopyOnWrite
 from kvproxy.blocks.events import BlockStored, KVEvent
-from kvproxy.blocks.eviction import queue_factory
+from kvproxy.blocks.eviction import queue_factory, session_policy_of
+from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
-from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec
+from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKVCacheManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class KVCacheManager:
         num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
         alignment_tokens: hits are multiples of this, and of all block sizes.
+        clock: seconds, for the eviction policy `sessions`.
     """
 
     def __init__(
@@ -55,18 +57,17 @@ class KVCacheManager:
         hasher: BlockHasher | None = None,
         groups: Sequence[GroupSpec] | None = None,
         policy: str = "lru",
-        keep_tokens: bool = False,
         record_events: bool = False,
         priorities: bool = False,
         residency: ResidencyTracker | None = None,
         alignment_tokens: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hasher = hasher or BlockHasher()
         self.pool = BlockPool(
             num_blocks,
             make_queue=queue_factory(policy, num_blocks - 1, priorities=priorities),
             record_events=record_events,
-            keep_tokens=keep_tokens,
             residency=residency,
         )
         specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
@@ -94,7 +95,8 @@ class KVCacheManager:
         self.num_hit_tokens = 0
         self.requests: dict[str, CacheRequest] = {}
         self._alignment_tokens = alignment_tokens
-        self._copy_on_write = CopyOnWrite(self.pool)
+        self._clock = clock
+        self._copies: dict[int, int] = {}  # source block by destination block
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
         """Find the longest cached prefix; the last token is always computed, for its logits."""
@@ -149,7 +151,7 @@ class KVCacheManager:
             group.get_num_blocks_to_allocate(request.id, num_tokens, hit)
             for group, hit in zip(groups, hits, strict=True)
         )
-        shared = self._copy_on_write.find_shared_blocks(groups, request)
+        shared = self._shared_blocks(request)
         if needed + len(shared) > self.pool.num_free_blocks:
             return None
         if computed is not None:
@@ -157,7 +159,7 @@ class KVCacheManager:
         elif request.id not in self.requests:
             self.requests[request.id] = request
         if shared:
-            self._copy_on_write.replace_blocks(request, shared)
+            self._copy_on_write(request, shared)
         new = [block for group in groups for block in group.allocate_new_blocks(request.id, num_tokens)]
         if not delay_cache_blocks:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
@@ -174,6 +176,14 @@ class KVCacheManager:
             request.is_recorded = True
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += computed.num_tokens
+            self._follow_session(request, ended=False)
+
+    def _follow_session(self, request: CacheRequest, *, ended: bool) -> None:
+        policy = session_policy_of(self.pool.free_queue, request.priority)
+        if policy is not None:
+            chain = [(self.main.group_id, digest) for digest in self.main.group_hashes(request.block_hashes)]
+            note = policy.end if ended else policy.begin
+            note(chain, Use(self._clock(), request.client, request.awaits_user))
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         request.update_hashes(self.hasher, self.hash_block_size)
@@ -182,7 +192,8 @@ class KVCacheManager:
 
     def free(self, request: CacheRequest) -> None:
         """Free a request's blocks, the last block first; cached blocks stay until eviction."""
-        self.requests.pop(request.id, None)
+        if self.requests.pop(request.id, None) is not None:
+            self._follow_session(request, ended=True)
         for group in self.groups:
             group.free(request.id)
 
@@ -205,7 +216,28 @@ class KVCacheManager:
 
         Copy them before the next forward pass. All sources may be read first; no destination occurs twice.
         """
-        return self._copy_on_write.take_copies()
+        copies, self._copies = self._copies, {}
+        return [(source, destination) for destination, source in copies.items()]
+
+    def _shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
+        """Return the blocks that the request writes to next and shares with a forked request, as (group, index)."""
+        return [
+            (group, index)
+            for group in self.groups
+            if (table := group.tables.get(request.id))
+            for index in range(request.num_computed_tokens // group.block_size, len(table))
+            if table[index].ref_count > 1
+        ]
+
+    def _copy_on_write(self, request: CacheRequest, shared: list[tuple[SingleTypeKVCacheManager, int]]) -> None:
+        for group, index in shared:
+            table = group.tables[request.id]
+            old, new = table[index], self.pool.get_new_blocks(1)[0]
+            table[index] = new
+            if index * group.block_size < request.num_computed_tokens:
+                # The content of a pending destination is still in its source.
+                self._copies[new.id] = self._copies.get(old.id, old.id)
+            self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Return each group's block table; 0 replaces freed blocks."""
@@ -239,9 +271,7 @@ class KVCacheManager:
         ]
 
     def snapshot(self) -> list[BlockStored]:
-        """Return the cached blocks as events, parents first; requires `keep_tokens`."""
-        if not self.pool.keep_tokens:
-            raise ValueError("a snapshot needs a manager with keep_tokens")
+        """Return the cached blocks as events, parents first."""
         events: list[tuple[int, BlockStored]] = []
         for block in self.pool.blocks:
             if block.hash is None or block.source is None:

@@ -15,10 +15,14 @@ from kvproxy.blocks.row_types import (
     Divergence,
     GroupMatch,
     GroupStats,
+    PoolMap,
     PoolReport,
     PrefixMatch,
 )
 from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCacheManager
+
+_LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
+_NAME_DIGITS = 16
 
 
 def list_blocks(manager: KVCacheManager) -> list[BlockRow]:
@@ -41,17 +45,17 @@ def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list
                     groups[block.id] = group.group_id
     return [
         BlockRow(
-            block.id,
-            block_state(block, null, requests),
-            block.ref_count,
-            _hex(block.hash),
-            _hex(block.parent),
-            block.hash is not None,
-            0 if block.hash is None else manager.block_size,
-            block.last_accessed,
-            block.priority,
-            tuple(requests.get(block.id, ())),
-            groups.get(block.id) if block.group is None else block.group,
+            id=block.id,
+            state=block_state(block, null, requests),
+            ref_count=block.ref_count,
+            hash=_hex(block.hash),
+            parent=_hex(block.parent),
+            computed=block.hash is not None,
+            num_tokens=0 if block.hash is None else manager.block_size,
+            last_accessed=block.last_accessed,
+            priority=block.priority,
+            requests=tuple(requests.get(block.id, ())),
+            group=groups.get(block.id) if block.group is None else block.group,
         )
         for block in blocks
     ]
@@ -103,13 +107,42 @@ def _chain_row(manager: KVCacheManager, by_hash: dict[bytes, KVCacheBlock], leaf
 
 def report_pool(manager: KVCacheManager) -> PoolReport:
     pool, null = manager.pool, manager.pool.null_block
-    in_tables = {block.id for group in manager.groups for table in group.tables.values() for block in table}
+    in_tables = _blocks_in_tables(manager)
     return PoolReport(
         **asdict(manager.stats()),
         pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in in_tables),
         residency=pool.residency.stats() if pool.residency is not None else None,
         groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
     )
+
+
+def map_pool(manager: KVCacheManager) -> PoolMap:
+    """Return the columns of a pool. This must be fast, because it blocks the engine's thread."""
+    blocks, null = manager.pool.blocks, manager.pool.null_block
+    in_tables = _blocks_in_tables(manager)
+    tenants: dict[str, int] = {}
+    tenant = [-1] * len(blocks)
+    for block in blocks:
+        if block.source is not None:
+            tenant[block.id] = tenants.setdefault(block.source[0].salt or "", len(tenants))
+    return PoolMap(
+        None,
+        "".join(_LETTERS[block_state(block, null, in_tables)] for block in blocks),
+        [block.ref_count for block in blocks],
+        [block.last_accessed for block in blocks],
+        list(tenants),
+        tenant,
+        [block.id for block in manager.pool.free_queue],
+    )
+
+
+def map_rows(rows: Sequence[BlockRow]) -> PoolMap:
+    names = [(row.hash or "")[:_NAME_DIGITS] for row in rows]
+    return PoolMap(names, "".join(_LETTERS[row.state] for row in rows), None, None, None, None, None)
+
+
+def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
+    return {block.id for group in manager.groups for table in group.tables.values() for block in table}
 
 
 def find_chain(manager: KVCacheManager, prefix: str) -> CacheRequest | None:

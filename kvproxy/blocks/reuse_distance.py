@@ -16,8 +16,6 @@ _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]
 """Pool sizes of a live curve, in units."""
 _MAX_LIVE_IDS = 100_000
-_LIVE_BLOCK_TOKENS = 16
-"""Engines reuse whole blocks; this is the default of vLLM."""
 
 
 class Run(NamedTuple):
@@ -25,7 +23,7 @@ class Run(NamedTuple):
 
     Attributes:
         start, stop: range in the prompt, in units (blocks, or bytes).
-        distance: units that later requests used; a larger pool has the first unit of the run.
+        distance: number of different units used since then. A pool with more units still has the run's first unit.
     """
 
     start: int
@@ -161,9 +159,10 @@ class LiveCurve:
     def __init__(self) -> None:
         self.requests = self.tokens = self.units = self.longest = 0
         self._stack = ReuseStack(_MAX_LIVE_IDS)
-        # Hits of a size alone, and hits of a size and all larger ones.
+        # Units of a size alone, units of a size and all larger ones, and requests with hits of a size and all larger ones.
         self._partial = [0.0] * (len(_GRID) + 1)
         self._whole = [0] * (len(_GRID) + 1)
+        self._requests = [0] * (len(_GRID) + 1)
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
         """Add a prompt of a number of tokens; see `ReuseStack.add`."""
@@ -171,21 +170,27 @@ class LiveCurve:
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
         self.longest = max(self.longest, tokens)
-        block = _LIVE_BLOCK_TOKENS * (ends[-1] if ends else 0) / max(1, tokens)
         runs = self._stack.add(ids, ends)
-        for number, run in enumerate(runs, 1):
-            stop = run.stop if number < len(runs) else round(run.stop // max(1.0, block) * block)
-            length = max(0, stop - run.start)
-            first, end = bisect_left(_GRID, run.distance), bisect_left(_GRID, run.distance + length)
+        if runs:
+            self._requests[bisect_left(_GRID, runs[0].distance)] += 1
+        for run in runs:
+            first, end = bisect_left(_GRID, run.distance), bisect_left(_GRID, run.distance + run.stop - run.start)
             for place in range(first, end):
                 self._partial[place] += _GRID[place] - run.distance
-            self._whole[end] += length
+            self._whole[end] += run.stop - run.start
 
-    def hit_rate(self, pool_tokens: float) -> float:
-        """Return the share of the prompts that a pool of this size reuses."""
-        size = pool_tokens * self.units / max(1, self.tokens)
+    def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
+        """Return the share of the prompts that a pool of this size reuses.
+
+        Engines reuse whole blocks: a hit loses half a block on average.
+        """
+        scale = self.units / max(1, self.tokens)
+        size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale
         place = min(bisect_left(_GRID, size), len(_GRID) - 1)
         before = max(0, place - 1)
-        low, high = (sum(self._whole[: at + 1]) + self._partial[at] for at in (before, place))
+        low, high = (
+            sum(self._whole[: at + 1]) + self._partial[at] - lost * sum(self._requests[: at + 1])
+            for at in (before, place)
+        )
         share = (size - _GRID[before]) / (_GRID[place] - _GRID[before]) if place else 1.0
-        return (low + (high - low) * min(1.0, max(0.0, share))) / max(1, self.units)
+        return max(0.0, low + (high - low) * min(1.0, max(0.0, share))) / max(1, self.units)

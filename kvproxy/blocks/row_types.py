@@ -19,26 +19,28 @@ class BlockLocation:
     groups: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """A block; hashes are hexadecimal.
+    """A block of a pool, or the content of a llama.cpp slot or file; hashes are hexadecimal.
 
     Attributes:
+        computed: the block holds cached tokens.
         last_accessed: ordinal of the last use.
+        requests: ids of the requests that use the block.
         group: index of the KV cache group; None if there is one group.
         copies: number of physical blocks with this content, in all groups.
     """
 
-    id: int | None
-    state: BlockState
-    ref_count: int | None
+    id: int | None = None
+    state: BlockState = "cached"
+    ref_count: int | None = None
     hash: str | None
-    parent: str | None
-    computed: bool
+    parent: str | None = None
+    computed: bool = True
     num_tokens: int
-    last_accessed: int | None
-    priority: int | None
-    requests: tuple[str, ...] | None
+    last_accessed: int | None = None
+    priority: int | None = None
+    requests: tuple[str, ...] | None = None
     group: int | None = None
     copies: int | None = None
     place: BlockLocation | None = None
@@ -58,7 +60,7 @@ class PinRow:
     seconds_left: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRow:
     """A cached chain, from its first block that is still cached to a block without a successor (`leaf`).
 
@@ -68,12 +70,12 @@ class ChainRow:
     """
 
     leaf: str | None
-    blocks: tuple[int, ...] | None
+    blocks: tuple[int, ...] | None = None
     num_blocks: int
     num_tokens: int
     complete: bool
-    in_use: int | None
-    last_accessed: int | None
+    in_use: int | None = None
+    last_accessed: int | None = None
     first_tokens: tuple[int, ...] | None
     first_text: str = ""
     place: BlockLocation | None = None
@@ -98,6 +100,8 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupMatch:
+    """The prefix of a prompt that one KV cache group holds; see `GroupStats`. `tokens` is its length."""
+
     number: int
     kind: str
     reach: int
@@ -135,22 +139,44 @@ class PoolReport:
         distinct: number of different cached blocks, if a pool holds several copies of a block.
     """
 
-    num_blocks: int | None
-    block_size: int | None
-    free: int | None
-    cached: int | None
-    used: int | None
-    usage: float | None
-    queries: int | None
-    hits: int | None
-    hit_rate: float | None
-    evictions: int | None
-    pinned: int | None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    free: int | None = None
+    cached: int | None = None
+    used: int | None = None
+    usage: float | None = None
+    queries: int | None = None
+    hits: int | None = None
+    hit_rate: float | None = None
+    evictions: int | None = None
+    pinned: int | None = None
     distinct: int | None = None
     residency: ResidencyStats | None = None
     block_bytes: int | None = None
     used_bytes: int | None = None
     groups: tuple[GroupStats, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMap:
+    """A pool in columns with one item for each block, for pictures: much smaller than a list of rows.
+
+    A column is None if the cache does not provide it.
+
+    Attributes:
+        names: names of the blocks for `show`; None if a block's name is its index.
+        states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
+        tenant: index in `tenants`; -1 if the block has none.
+        queue: indexes of the idle blocks in eviction order.
+    """
+
+    names: list[str] | None
+    states: str
+    refs: list[int] | None
+    used: list[int] | None
+    tenants: list[str] | None
+    tenant: list[int] | None
+    queue: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ class SingleTypeKVCacheManager:
     """Block tables of a group with full attention; subclasses implement limited attention.
 
     `group_id` is None if there is one group. `hash_block_size` is a divisor of the group's block size.
+
+    Attributes:
+        tables: the blocks of each live request by its id; the null block replaces freed blocks.
+        num_cached: number of leading blocks of each table that `cache_blocks` has handled.
     """
 
     def __init__(
@@ -79,19 +83,12 @@ class SingleTypeKVCacheManager:
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         found: list[KVCacheBlock] = []
-        if self.group_id is None:
-            cached = self.pool.cached_blocks
-            for digest in hashes[:max_blocks]:
-                block = cached.get(digest)
-                if block is None:
-                    break
-                found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
-            return found
-        for digest in hashes[:max_blocks]:
-            hit = self.get_cached_block(digest)
-            if hit is None:
+        cached, group, hashes = self.pool.cached_blocks, self.group_id, hashes[:max_blocks]
+        for key in hashes if group is None else ((group, digest) for digest in hashes):
+            block = cached.get(key)
+            if block is None:
                 break
-            found.append(hit)
+            found.append(block[0] if type(block) is list else block)  # type: ignore[arg-type]
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
@@ -104,7 +101,7 @@ class SingleTypeKVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
-        """Start a table with hit blocks, which the pool has touched."""
+        """Start the table of a new request with the cached blocks of its prompt, which it holds already."""
         self.tables[request_id] = list(computed)
         self.num_cached[request_id] = len(computed)
 

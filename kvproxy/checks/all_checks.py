@@ -1,8 +1,8 @@
 """All checks of `kvproxy doctor`. A check returns its result, or raises an error with the fix."""
 
-import functools
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists
@@ -10,20 +10,20 @@ from kvproxy.checks.encryption_and_weights import check_encryption, check_weight
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
-from kvproxy.settings import Settings, UpstreamServer
+from kvproxy.settings import Settings
 from kvproxy.units import plural
 
-Check = Callable[[], str]
+Check = Callable[[], object]
 
 
 def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
     engine: list[tuple[str, Check]]
     if settings.servers:
-        engine = [("upstream", functools.partial(_upstream, server, settings)) for server in settings.servers]
+        engine = [("upstream", partial(check_upstream, each, settings)) for each in settings.servers]
     else:
         engine = [("torch", _torch), ("model", lambda: _model(settings)), *_tiers(settings)]
     return [
-        ("python", _python),
+        ("python", lambda: sys.version.split()[0]),
         ("faiss", _faiss),
         ("data", lambda: _data(settings)),
         ("store", lambda: _store(settings)),
@@ -33,14 +33,6 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
-
-
-def _upstream(server: UpstreamServer, settings: Settings) -> str:
-    return str(check_upstream(server, settings))
-
-
-def _python() -> str:
-    return sys.version.split()[0]
 
 
 def _torch() -> str:

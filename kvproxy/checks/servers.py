@@ -39,11 +39,7 @@ class UpstreamCheck:
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream lists its models. Raises KvproxyError.
-
-    Args:
-        seconds: timeout; that of health probes by default.
-    """
+    """Check that an upstream lists its models, within `seconds` (default: of health probes). Raises KvproxyError."""
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")

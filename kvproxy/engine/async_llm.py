@@ -39,18 +39,16 @@ class AsyncLLM:
         self,
         loaded: LoadedModel,
         settings: EngineSettings,
-        tiers: TierSettings | None = None,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> None:
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.default_sampling_params = loaded.default_sampling_params
-        self.dtype = loaded.dtype
-        self._engine = EngineCore(loaded, settings, tiers or TierSettings(), cipher)
+        self._engine = EngineCore(loaded, settings, tiers, cipher)
         self._thread = EngineThread(self._engine, settings)
         limits = self._engine.limits
         self.max_model_len = limits.max_model_len
-        self.vocab_size = limits.vocab_size
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self.block_bytes = self._engine.block_bytes
@@ -66,7 +64,7 @@ class AsyncLLM:
         cls,
         settings: EngineSettings,
         model: str,
-        tiers: TierSettings | None = None,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> "AsyncLLM":
         """Load `demo`, a folder, or a Hugging Face id."""

@@ -30,7 +30,6 @@ from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.generation import GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 
-_NO_TIERS = TierSettings()
 _log = logging.getLogger("kvproxy")
 
 
@@ -45,7 +44,7 @@ class EngineCore:
         self,
         loaded: LoadedModel,
         settings: EngineSettings,
-        tiers: TierSettings = _NO_TIERS,
+        tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
         *,
         capture: StepCapture | None = None,
@@ -55,7 +54,7 @@ class EngineCore:
             loaded.device,
             loaded.dtype,
             shape.head_dim,
-            features=loaded.features,
+            has_softcap=loaded.has_softcap,
             prefill=settings.prefill_attention,
             decode=settings.decode_attention,
         )
@@ -71,7 +70,6 @@ class EngineCore:
             groups=[group.spec(block_size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.eviction_policy,
-            keep_tokens=True,
             priorities=True,
             residency=ResidencyTracker(),
             record_events=settings.kv_events is not None,
@@ -107,11 +105,8 @@ class EngineCore:
             num_draft_tokens=0 if settings.batch_invariant else settings.num_speculative_tokens,
             tiers=self.tiers,
         )
-        self._output_processor = OutputProcessor(self._scheduler, self._request_finished, self._abort_failed_sequence)
-
-    def _request_finished(self, sequence: SequenceState) -> None:
-        if self.tiers is not None:
-            self.tiers.saver.request_finished(sequence)
+        on_finished = self.tiers.saver.request_finished if self.tiers is not None else lambda sequence: None
+        self._output_processor = OutputProcessor(self._scheduler, on_finished, self._abort_failed_sequence)
 
     @property
     def has_work(self) -> bool:

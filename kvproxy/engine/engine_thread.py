@@ -57,8 +57,6 @@ class EngineThread:
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
         """Enqueue a request. The callback `send` receives its deltas or one error, and must not block."""
-        if self.health.fatal_error is not None:
-            raise Overloaded(self.health.fatal_error)
         self.put(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:

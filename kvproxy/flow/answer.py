@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from kvproxy.apis.api_request import ApiRequest, requests_sampling
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import DeadlineExceeded, KvproxyError, NotCached, UpstreamProtocolError
 from kvproxy.exchange import Answer, CacheKey, Exchange, ForwardReason
@@ -22,25 +22,20 @@ from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm
 from kvproxy.flow.revalidate import Revalidator
-from kvproxy.flow.single_flight import SharedRequest, SingleFlight, record_end, record_start
+from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
-_SLOW_BYTES = 64 * 1024
-"""Larger requests are hashed in a thread."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits work for a client and cancels it when the client disconnects."""
-
-
-async def _run_unwatched(work: Coroutine[Any, Any, Answer]) -> Answer:
-    return await work
 
 
 class Answerer:
@@ -49,6 +44,7 @@ class Answerer:
     Args:
         comparer: compares responses so that the policy learns; None disables learning.
         finish: receives finished exchanges; None only records them in the journal.
+        shared: the state of all proxies on one PostgreSQL.
     """
 
     def __init__(
@@ -61,6 +57,7 @@ class Answerer:
         journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
         prices: Mapping[str, PriceSettings] = MappingProxyType({}),
+        shared: SharedState | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -74,7 +71,7 @@ class Answerer:
         self._lookup = CacheLookup(cache, settings, clock)
         self.history = HistoryRepair()
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
-        self._single_flight = SingleFlight(backend, writer)
+        self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
         self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
@@ -90,14 +87,11 @@ class Answerer:
     def freshness(self, entry: Entry) -> Freshness:
         return entry.freshness(self.clock())
 
-    async def answer(self, exchange: Exchange, watch: Watch = _run_unwatched) -> Answer:
-        """Answer the request of an exchange, and record the outcome in the exchange.
+    async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
+        """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
         Args:
-            watch: awaits slow work; an exact hit does not use it.
-
-        Raises:
-            NotCached: only a cached response is accepted.
+            watch: awaits slow work; an exact hit does not use it. None awaits it directly.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)
@@ -110,9 +104,14 @@ class Answerer:
             exchange.bypass_reason = "uncacheable"
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
-        elif (hit := await self._lookup.find_exact(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
-        return await watch(self._after_exact(exchange))
+        answer = None if exchange.bypass_reason is not None else await self._lookup.find_exact(exchange)
+        if answer is None:
+            work = self._after_exact(exchange)
+            answer = await (work if watch is None else watch(work))
+        if exchange.account is not None and exchange.hit is not None:
+            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
+        self._revalidator.begin(exchange)
+        return answer
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
@@ -125,17 +124,17 @@ class Answerer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:
-                return self._finish_answer(exchange, hit)
+                return hit
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
-            return self._charge_quota(exchange, hit)
+            return hit
         try:
             return await self._forward_in_time(exchange)
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
-            return self._charge_quota(exchange, hit)
+            return hit
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
@@ -147,14 +146,22 @@ class Answerer:
     async def _forward(self, exchange: Exchange) -> Answer:
         confirm = exchange.api_request.control.confirm
         shared, collapsed = self._single_flight.join(exchange)
+
+        def end() -> None:
+            record_end(exchange, shared)
+            shared.release()
+
         try:
             response = await shared.head()
+            if response.entry is not None:
+                stored = await self._lookup.replay(exchange, response.entry)
+                shared.release()
+                return stored
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
             if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
             if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
-                hit = self._charge_quota(exchange, hit)
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
@@ -162,13 +169,12 @@ class Answerer:
             record_start(exchange, shared)
             if not complete:
                 chunks = shared.chunks(confirm=confirm)
-                return Answer(response.status, response.headers, chunks, lambda: self._close(exchange, shared))
+                return Answer(response.status, response.headers, chunks, end)
             body = await shared.body()
         except BaseException:
             shared.release()
             raise
-        record_end(exchange, shared)
-        shared.release()
+        end()
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:
@@ -176,26 +182,10 @@ class Answerer:
             return "bypass"
         return "request" if self._single_flight.is_private(exchange) else "uri-miss"
 
-    def _close(self, exchange: Exchange, shared: SharedRequest) -> None:
-        record_end(exchange, shared)
-        shared.release()
-
-    def _finish_answer(self, exchange: Exchange, answer: Answer) -> Answer:
-        answer = self._charge_quota(exchange, answer)
-        self._revalidator.begin(exchange)
-        return answer
-
-    def _charge_quota(self, exchange: Exchange, answer: Answer) -> Answer:
-        if exchange.account is not None and exchange.hit is not None:
-            exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
-        return answer
-
     async def key(self, request: ApiRequest) -> CacheKey:
         settings = self.settings
         compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
-        if len(request.raw) > _SLOW_BYTES:
-            return await asyncio.to_thread(compute, request, self.backend.name)
-        return compute(request, self.backend.name)
+        return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
-from kvproxy.apis.reported_usage import ReuseReader
+from kvproxy.apis.reported_usage import PrefixUse, ReuseReader
 from kvproxy.apis.request_directives import parse_directives
-from kvproxy.apis.sse import Event, EventReader
+from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
-from kvproxy.exchange import PrefixUse
 from kvproxy.generation import Delta
+from kvproxy.index.entry import Entry
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
@@ -25,16 +25,11 @@ _IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()
 )
-_SLOW_BYTES = 256 * 1024
-"""Longer bodies are parsed in a thread."""
 
 
 class ResponseReader(Protocol):
     def push(self, chunk: bytes) -> bool:
         """Read a chunk, and return whether the response is complete with it."""
-
-    def push_usage(self, chunk: bytes) -> None:
-        """Read the usage from a stream that is not stored."""
 
     @property
     def prefix(self) -> PrefixUse | None:
@@ -60,6 +55,7 @@ class BackendResponse:
         answer_digests: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
         block_size: tokens of the engine's blocks; 0 if it is unknown.
+        entry: the stored response that another proxy has computed; None for a new response.
         started: value of `time.perf_counter`.
     """
 
@@ -78,15 +74,12 @@ class BackendResponse:
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
     block_size: int = 0
+    entry: Entry | None = None
     started: float = field(default_factory=time.perf_counter)
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Return a backend's reply as a response in bytes.
-
-    Args:
-        limit: a response with more bytes is not collected for storage.
-    """
+    """Return a backend's reply as bytes. A response with more than `limit` bytes is not collected for storage."""
     match reply:
         case GeneratedResponse():
             return _generated(request, reply, limit)
@@ -105,11 +98,19 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
             )
 
 
-def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether headers forbid storing a response.
+def stored_response(api: Api, entry: Entry) -> BackendResponse:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield entry.response
 
-    They have `Cache-Control: no-store` or `private`, or a `Vary` on a request header that is not part of the key.
-    """
+    async def close() -> None:
+        pass
+
+    reader = UpstreamReader(api, False, len(entry.response))
+    return BackendResponse(200, [JSON], chunks(), reader, close, single_chunk=True, is_private=True, entry=entry)
+
+
+def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
+    """Whether `Cache-Control`, or a `Vary` on a request header that is not part of the key, forbids storing a response."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -178,18 +179,12 @@ class _GeneratedReader:
         self._size += len(chunk)
         return self._ended
 
-    def push_usage(self, chunk: bytes) -> None: ...
-
     async def result(self) -> JsonObject | None:
         return self._encoder.whole() if self._ended and self._size <= self._limit else None
 
 
 class UpstreamReader:
-    """Parses an upstream's response while its chunks pass.
-
-    Args:
-        limit: a response with more bytes is not collected for storage.
-    """
+    """Parses an upstream's response while its chunks pass. A response with more than `limit` bytes is not collected."""
 
     def __init__(self, api: Api, stream: bool, limit: int) -> None:
         self._limit = limit
@@ -200,45 +195,33 @@ class UpstreamReader:
         self._assembler = api.assembler() if stream else None
         self._discarded = False
 
-    def push_usage(self, chunk: bytes) -> None:
-        self._read_events(chunk)
-
     @property
     def prefill_seconds(self) -> float | None:
         return self._reuse.prefill_seconds
 
     @property
     def prefix(self) -> PrefixUse | None:
-        return None if self._reuse.reuse is None else PrefixUse(*self._reuse.reuse)
-
-    def _read_events(self, chunk: bytes) -> list[Event]:
-        # A stream without event boundaries must not accumulate in memory.
-        events = self._events.push(chunk) if len(self._events) <= self._limit else []
-        for event in events:
-            self._reuse.push(event)
-        return events
+        return self._reuse.reuse
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
-        events = self._read_events(chunk) if self._assembler is not None else []
-        if self._discarded or self._size > self._limit:
-            self._discard()
-            return False
+        self._discarded = self._discarded or self._size > self._limit
         if self._assembler is None:
-            self._body.append(chunk)
+            if self._discarded:
+                self._body.clear()
+            else:
+                self._body.append(chunk)
             return False
-        try:
-            for event in events:
-                self._assembler.push(event)
-        except Exception:
-            # An invalid stream still reaches the client, but it is not stored.
-            self._discard()
-            return False
-        return self._assembler.done
-
-    def _discard(self) -> None:
-        self._discarded = True
-        self._body.clear()
+        # A stream without event boundaries must not accumulate in memory.
+        for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
+            self._reuse.push(event)
+            try:
+                if not self._discarded:
+                    self._assembler.push(event)
+            except Exception:
+                # An invalid stream still reaches the client, but it is not stored.
+                self._discarded = True
+        return self._assembler.done and not self._discarded
 
     async def result(self) -> JsonObject | None:
         if self._discarded:
@@ -247,7 +230,7 @@ class UpstreamReader:
             if self._assembler is not None:
                 return self._assembler.result()
             data = b"".join(self._body)
-            body = await asyncio.to_thread(loads, data) if len(data) > _SLOW_BYTES else loads(data)
+            body = await in_thread_if_large(len(data), lambda: loads(data))
         except (ValueError, KeyError, TypeError):
             return None
         return body if isinstance(body, dict) else None

@@ -20,11 +20,8 @@ MOST = 4
 _EVERY_MESSAGE = 2**31
 _SECTIONS = ("tools", "system", "messages")
 _MINIMUMS = (
-    ("*opus-4-[567]*", 4_096),
-    ("*haiku-4-5*", 4_096),
-    ("*haiku-3*", 2_048),
-    ("*3-haiku*", 2_048),
-    ("*3-5-haiku*", 2_048),
+    *((pattern, 4_096) for pattern in ("*opus-4-[567]*", "*haiku-4-5*")),
+    *((pattern, 2_048) for pattern in ("*haiku-3*", "*3-haiku*", "*3-5-haiku*")),
     ("*", 1_024),
 )
 """Tokens of the shortest prefix that the provider stores."""
@@ -50,18 +47,15 @@ class _Place:
 def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
     """Return the request with the breakpoints of its rule, or the request itself if nothing changes.
 
-    The text of the prompt stays the same.
-
     Args:
         hour_until: index of the last message of the prefix to keep for one hour, if lifetimes are chosen automatically.
     """
     lifetime = request.control.rule.breakpoints
-    if lifetime is None or request.api.name != "messages":
-        return request
-    if not _is_well_formed(request.body):
+    if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
     places = list(_places(request.body))
-    chosen = _chosen(request.body, places, _minimum_bytes(request.model), hour_until)
+    minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
+    chosen = _chosen(request.body, places, minimum * BYTES_PER_TOKEN, hour_until)
     if lifetime != "auto":
         hour_until = _EVERY_MESSAGE if lifetime == "1h" else -1
     body = _marked(request.body, chosen, hour_until)
@@ -80,10 +74,6 @@ def _is_well_formed(body: JsonObject) -> bool:
     lists = [body.get(name) for name in _SECTIONS]
     lists += [message.get("content") for message in objects(body.get("messages"))]
     return all(len(objects(value)) == len(value) for value in lists if isinstance(value, list))
-
-
-def _minimum_bytes(model: str) -> int:
-    return BYTES_PER_TOKEN * next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(model, pattern))
 
 
 def _places(body: JsonObject) -> Iterator[_Place]:

@@ -10,7 +10,8 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
-from kvproxy.flow.call_ids import may_have_call_ids, number_call_ids
+from kvproxy.flow.call_ids import number_call_ids
+from kvproxy.flow.conversation_digests import MARKER
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
@@ -21,12 +22,11 @@ _MAX_SEMANTIC_BYTES = 800
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
-_MARKER = "cache_control"
 _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the tenant of a request: the client and a digest of the headers that name users; `public` without both.
+    """Return the tenant of a request: the client, and a digest of the headers that name users; `public` without both.
 
     Args:
         headers: names in lower case.
@@ -38,7 +38,7 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conversations: bool = False) -> CacheKey:
-    """Compute the keys of a request; raises NoCacheKey if the body cannot be serialised.
+    """Compute the keys of a request. Raises NoCacheKey if the body cannot be serialised.
 
     Args:
         backend: name of the backend. A response is never served for another backend.
@@ -96,7 +96,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
-    marked = not request.raw or _MARKER.encode() in request.raw or b"\\u" in request.raw
+    marked = not request.raw or MARKER.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
             continue
@@ -105,7 +105,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return number_call_ids(body) if not request.raw or may_have_call_ids(request.raw) else body
+    return number_call_ids(body)
 
 
 def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
@@ -144,8 +144,8 @@ def _without_markers(value: Json, depth: int) -> Json:
 
 
 def _item_without_markers(item: JsonObject, depth: int) -> JsonObject:
-    if _MARKER in item:
-        item = {name: value for name, value in item.items() if name != _MARKER}
+    if MARKER in item:
+        item = {name: value for name, value in item.items() if name != MARKER}
     if depth and isinstance(item.get("content"), list):
         item = {**item, "content": _without_markers(item["content"], depth - 1)}
     return item

@@ -12,16 +12,8 @@ _CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_ca
 _LISTS = ("messages", "input")
 
 
-def may_have_call_ids(raw: bytes) -> bool:
-    """Return quickly whether a body may contain tool call ids. An escape sequence could hide a name."""
-    return b"call_id" in raw or b"tool_use" in raw or b"tool_calls" in raw or b"\\u" in raw
-
-
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Return a body with numbered tool call ids.
-
-    The body is unchanged if an id occurs anywhere else: then a text refers to it.
-    """
+    """Return a body with numbered tool call ids, or unchanged if a text of the body contains an id."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_ids(list(lists.values()))))
     if not ids:

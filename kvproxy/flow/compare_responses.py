@@ -8,10 +8,8 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
@@ -29,41 +27,11 @@ _INSTRUCTION = (
     " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
 )
 # Credentials, and API versions.
-_PASSED_HEADERS = (
-    "authorization",
-    "api-key",
-    "x-api-key",
-    "openai-organization",
-    "openai-project",
-    "anthropic-version",
-)
+_PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
 _MOST_TOKENS = 200
 _LARGEST = 2**20
-
-
-Judge = Callable[[ApiRequest, str, str, str], Awaitable[bool | None]]
-"""Decides whether a cached response would have served a request; None if undecided.
-
-Arguments: the request, its question, and the texts of the cached and of the fresh response.
-"""
-
-
-def make_judge(semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> Judge | None:
-    """Create the configured judge; None if comparisons are disabled.
-
-    It compares texts, compares embeddings, or asks the model.
-    """
-    if settings.judge == "none":
-        return None
-
-    async def judge(request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        if digest(cached) == digest(fresh):
-            return True
-        if settings.judge == "model":
-            return await ask_model(backend, request, question, cached, fresh)
-        return settings.judge != "equality" and await semantic.similarity(cached, fresh) >= settings.judge_similarity
-
-    return judge
+_WAITING = 64
+_log = logging.getLogger("kvproxy")
 
 
 async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
@@ -97,7 +65,7 @@ def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     """Return the text of a stored response; None if it has no text, or several."""
-    api = by_name(endpoint)
+    api = APIS.get(endpoint)
     try:
         whole = loads(response)
     except ValueError:
@@ -106,25 +74,14 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     return text if text and text.strip() else None
 
 
-_WAITING = 64
-_log = logging.getLogger("kvproxy")
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    request: ApiRequest
-    lookup: Lookup
-    fresh: Entry
-
-
 class ResponseComparer:
     """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
 
-    def __init__(self, semantic: SemanticCache, judge: Judge, *, shadow: bool = False) -> None:
+    def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
-        self._judge = judge
-        self._shadow = shadow
-        self._queue: asyncio.Queue[_Comparison] = asyncio.Queue(_WAITING)
+        self._backend = backend
+        self._settings = settings
+        self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
         self._is_comparing = False
         self.counts: Counter[str] = Counter()
@@ -135,7 +92,7 @@ class ResponseComparer:
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            self._queue.put_nowait(_Comparison(request, lookup, fresh))
+            self._queue.put_nowait((request, fresh, lookup))
         except asyncio.QueueFull:
             self.counts["dropped"] += 1
 
@@ -155,11 +112,11 @@ class ResponseComparer:
 
     async def _work(self) -> None:
         while True:
-            comparison = await self._queue.get()
+            request, fresh, lookup = await self._queue.get()
             self._is_comparing = True
             try:
-                result = await self._observe(comparison)
-                if comparison.lookup.observation is not None:
+                result = await self._observe(request, fresh, lookup)
+                if lookup.observation is not None:
                     self.counts[result] += 1
             except CacheStoreError as error:
                 _log.error("an observation was not stored: %s", error)
@@ -170,8 +127,8 @@ class ResponseComparer:
                 self._queue.task_done()
                 self._is_comparing = False
 
-    async def _observe(self, comparison: _Comparison) -> str:
-        fresh, learning = comparison.fresh, self._semantic.learning
+    async def _observe(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
+        learning = self._semantic.learning
         said = answer_text(fresh.response, fresh.endpoint)
         if said is None or learning is None:
             return "undecided"
@@ -181,16 +138,21 @@ class ResponseComparer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self._judge(comparison.request, fresh.prompt, cached, said)
+            return await self.have_same_meaning(request, fresh.prompt, cached, said)
 
-        learned = await learning.record_response(comparison.lookup, fresh, said, same, was_to_be_served=self._shadow)
+        shadow = self._settings.shadow
+        learned = await learning.record_response(lookup, fresh, said, same, was_to_be_served=shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"
 
-
-def make_response_comparer(
-    semantic: SemanticCache, backend: Backend, settings: CacheSettings
-) -> ResponseComparer | None:
-    judge = make_judge(semantic, backend, settings)
-    return None if judge is None else ResponseComparer(semantic, judge, shadow=settings.shadow)
+    async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
+        """Compare two answers as `cache.judge` says: by text, by embedding, or by the model; None without a verdict."""
+        judge = self._settings.judge
+        if digest(cached) == digest(fresh):
+            return True
+        if judge == "model":
+            return await ask_model(self._backend, request, question, cached, fresh)
+        return (
+            judge == "similarity" and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
+        )

@@ -10,9 +10,8 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 
-SLOW_BYTES = 64 * 1024
-"""Larger requests are hashed in a thread."""
 MARKER = "cache_control"
+"""Field of a breakpoint, which marks the end of a prefix that Anthropic stores."""
 _CALL_IDS = ("tool_use_id", "call_id")
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")
@@ -25,10 +24,7 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield the digest of the conversation up to each message; by default the request's messages.
-
-    The digests ignore instructions, and the form in which a client returns an answer.
-    """
+    """Yield a digest of the conversation up to each message, without instructions and without what clients reformat."""
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")
@@ -40,7 +36,7 @@ def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | N
 
 
 def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:
-    yield split_thoughts(text_of(blocks))[1].encode("utf-8", "replace")
+    yield split_thoughts(joined_text(blocks))[1].encode("utf-8", "replace")
     for block in blocks:
         if block.get("type") not in ("text", *REASONING_BLOCKS):
             yield canonical({name: value for name, value in block.items() if name != "id"})
@@ -82,7 +78,7 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
     return plain
 
 
-def text_of(blocks: Iterable[JsonObject]) -> str:
+def joined_text(blocks: Iterable[JsonObject]) -> str:
     """Return the joined text of an answer."""
     return "".join(str(block.get("text") or "") for block in _plain_blocks(blocks) if block.get("type") == "text")
 

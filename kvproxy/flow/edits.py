@@ -16,10 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Return a request with all matching edits applied, before its key is computed.
-
-    Requests that differ only in a removed span then share one answer.
-    """
+    """Return a request with all matching edits applied. Requests that differ in a removed span share one response."""
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else None
@@ -38,58 +35,40 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
         tools = objects(body.get("tools"))
         ordered: list[Json] = [*sorted(tools, key=_tool_name)]
         return {**body, "tools": ordered} if ordered != tools else None
-    scissors = _SpanRemover(edit)
-    changed = scissors.body(body)
-    if not scissors.taken:
+    changed, spans = _without_spans(body, edit)
+    if not spans:
         return None
-    return changed if edit.action == "strip" else _with_span(changed, f"{edit.lead}{scissors.taken[0]}")
+    return changed if edit.action == "strip" else _with_span(changed, f"{edit.lead}{spans[0]}")
 
 
-class _SpanRemover:
-    """Removes a span from every text of a role."""
+def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:
+    """Remove the span from every text of the edit's role. Return the body, and the removed spans."""
+    pattern, spans = re.compile(edit.pattern or r"\Z()", re.DOTALL), list[str]()
 
-    def __init__(self, edit: EditSettings) -> None:
-        self._role = edit.role
-        self._pattern = re.compile(edit.pattern or r"\Z()", re.DOTALL)
-        self.taken: list[str] = []
-
-    def body(self, body: JsonObject) -> JsonObject:
-        changed = dict(body)
-        if self._role == "system":
-            changed |= {name: self._content(body[name]) for name in _SYSTEM_FIELDS if name in body}
-        for name in _TURNS:
-            turns = body.get(name)
-            if isinstance(turns, list):
-                changed[name] = [self._turn(turn) for turn in turns]
-        for name in _PLAIN:
-            if self._role == "prompt" and isinstance(body.get(name), str):
-                changed[name] = self._content(body[name])
-        return changed
-
-    def _turn(self, turn: Json) -> Json:
-        role = field(turn, "role")
-        fits = role in _SYSTEM if self._role == "system" else role == self._role
-        if not (fits and isinstance(turn, dict) and "content" in turn):
-            return turn
-        return {**turn, "content": self._content(turn["content"])}
-
-    def _content(self, content: Json) -> Json:
-        if isinstance(content, str):
-            return self._text(content)
+    def cut(content: Json) -> Json:
         if isinstance(content, list):
-            return [self._part(part) for part in content]
-        return content
+            return [
+                {**part, "text": cut(part["text"])} if isinstance(part, dict) and "text" in part else part
+                for part in content
+            ]
+        found = pattern.search(content) if isinstance(content, str) else None
+        if not isinstance(content, str) or found is None or not found[1]:
+            return content
+        spans.append(found[1])
+        return content[: found.start(1)] + content[found.end(1) :]
 
-    def _part(self, part: Json) -> Json:
-        text = field(part, "text")
-        return {**part, "text": self._text(text)} if isinstance(part, dict) and isinstance(text, str) else part
-
-    def _text(self, text: str) -> str:
-        found = self._pattern.search(text)
-        if found is None or not found.group(1):
-            return text
-        self.taken.append(found.group(1))
-        return text[: found.start(1)] + text[found.end(1) :]
+    roles = _SYSTEM if edit.role == "system" else (edit.role,)
+    names = _SYSTEM_FIELDS if edit.role == "system" else _PLAIN if edit.role == "prompt" else ()
+    changed = body | {name: cut(body[name]) for name in names if name in body}
+    for name in _TURNS:
+        if isinstance(turns := changed.get(name), list):
+            changed[name] = [
+                {**turn, "content": cut(turn["content"])}
+                if isinstance(turn, dict) and turn.get("role") in roles and "content" in turn
+                else turn
+                for turn in turns
+            ]
+    return changed, spans
 
 
 def _with_span(body: JsonObject, span: str) -> JsonObject | None:

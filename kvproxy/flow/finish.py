@@ -26,11 +26,7 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
 
 
 class Finisher:
-    """Reports finished exchanges.
-
-    Args:
-        reports: called in their order. An error in one of them does not affect the rest.
-    """
+    """Calls `reports` in order for each finished exchange. An error in one of them does not affect the rest."""
 
     def __init__(self, reports: Sequence[Callable[[Exchange], None]]) -> None:
         self._reports = reports

@@ -1,12 +1,12 @@
 """Lookups in the response cache: exact, semantic, and stale responses."""
 
-import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.json import as_object, loads
 from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
@@ -17,8 +17,6 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings
 
-_SLOW_BYTES = 64 * 1024
-"""Longer responses are converted to events in a thread."""
 _FRESH_SHARE = 0.9
 """Share of the client's timeout for a fresh response, before a stale one."""
 _log = logging.getLogger("kvproxy")
@@ -37,11 +35,8 @@ class CacheLookup:
         self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Return the stored response to an equal request.
-
-        An expired one is recorded as the exchange's `stale_entry`.
-        """
-        try:
+        """Return the stored response to an equal request. An expired one becomes the exchange's `stale_entry`."""
+        with _failures_recorded(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
             if entry is None:
@@ -49,16 +44,9 @@ class CacheLookup:
             if entry.expires <= self._clock():
                 exchange.stale_entry = entry
             elif self._is_young(entry, exchange):
-                return await self._hit(exchange, entry)
+                return await self.replay(exchange, entry)
             else:
                 exchange.is_entry_too_old = True
-        except CacheStoreError:
-            # The store logs its failure once for all requests.
-            exchange.lookup_failed = True
-        except Exception:
-            # An imported response may be invalid.
-            _log.exception("lookup failed, the request is forwarded")
-            exchange.lookup_failed = True
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
@@ -69,19 +57,14 @@ class CacheLookup:
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_deadline(self, exchange: Exchange) -> float | None:
-        """Return the seconds to wait for the backend before a stale response is served; None without a stale
-        response.
-        """
+        """Return the seconds to wait for the backend before serving a stale response; None without a stale response."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or self._stale_reason(entry, exchange, failed=True) is None:
             return None
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """Return a stored response after the backend failed: to an equal request, else to a similar question.
-
-        It may be stale.
-        """
+        """Return a stored response, possibly stale, after the backend failed: to an equal request, else to a similar one."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -90,12 +73,8 @@ class CacheLookup:
         return await self.find_semantic(exchange, failed=True)
 
     async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
-        try:
-            return await self._hit(exchange, entry, stale=stale)
-        except Exception:
-            # An imported response may be invalid.
-            _log.exception("a stored answer cannot be given")
-            exchange.lookup_failed = True
+        with _failures_recorded(exchange):
+            return await self.replay(exchange, entry, stale=stale)
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
@@ -112,15 +91,11 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Return the stored response to a similar question, and record the lookup in the exchange.
-
-        Args:
-            failed: the backend has no response, so a stale one is accepted.
-        """
+        """Return the stored response to a similar question; after the backend `failed`, also a stale one."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
-        try:
+        with _failures_recorded(exchange):
             if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
             seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
@@ -143,33 +118,23 @@ class CacheLookup:
                 return None
             if self._semantic.learning is not None:
                 self._semantic.learning.record_served(lookup)
-            return await self._hit(exchange, entry, _match(lookup), stale)
-        except CacheStoreError:
-            # The store logs its failure once for all requests.
-            exchange.lookup_failed = True
-        except (EmbedderError, RedactionFailed) as error:
-            _log.error("lookup failed, the request is forwarded: %s", error)
-            exchange.lookup_failed = True
-        except Exception:
-            # A user's verifier may fail.
-            _log.exception("lookup failed, the request is forwarded")
-            exchange.lookup_failed = True
+            return await self.replay(exchange, entry, _match(lookup), stale)
         return None
 
     def _is_young(self, entry: Entry, exchange: Exchange) -> bool:
         max_age = exchange.api_request.control.max_age
         return max_age is None or self._clock() - entry.created <= max_age
 
-    async def _hit(
+    async def replay(
         self, exchange: Exchange, entry: Entry, match: Match | None = None, stale: Stale | None = None
     ) -> Answer:
+        """Return a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
-            if len(body) > _SLOW_BYTES:
-                body = await asyncio.to_thread(_events, request, entry)
-            else:
-                body = _events(request, entry)
+            body = await in_thread_if_large(
+                len(body), lambda: b"".join(request.api.replay(as_object(loads(entry.response)), request.body))
+            )
         self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
@@ -190,11 +155,22 @@ class CacheLookup:
         return Answer(200, headers, body)
 
 
+@contextmanager
+def _failures_recorded(exchange: Exchange) -> Iterator[None]:
+    """Record a failure of the store, an embedder, or a stored response. The request continues without the cache."""
+    try:
+        yield
+    except Exception as error:
+        exchange.lookup_failed = True
+        if isinstance(error, EmbedderError | RedactionFailed):
+            _log.error("lookup failed, the request is forwarded: %s", error)
+        # The store logs its own failure once for all requests.
+        elif not isinstance(error, CacheStoreError):
+            # An imported response may be invalid, and a user's verifier may fail.
+            _log.exception("lookup failed, the request is forwarded")
+
+
 def _match(lookup: Lookup) -> Match:
     chosen = lookup.chosen
     assert chosen is not None
     return Match(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)
-
-
-def _events(request: ApiRequest, entry: Entry) -> bytes:
-    return b"".join(request.api.replay(as_object(loads(entry.response)), request.body))

@@ -19,9 +19,9 @@ from kvproxy.flow.conversation_digests import (
     conversation_digests,
     conversation_scope,
     digest_of,
+    joined_text,
     messages_of,
     split_thoughts,
-    text_of,
 )
 
 _MAX_BYTES = 64 * 2**20
@@ -50,10 +50,7 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with restored tools and answers, or the request itself if nothing changes.
-
-        The repaired request has tags that name the kinds of changes.
-        """
+        """Return the request with restored tools and answers, and tags that name the changes; itself if nothing changes."""
         if not _is_whole(request):
             return request
         kinds: list[str] = []
@@ -179,7 +176,7 @@ def _kind(block: JsonObject) -> Json:
 
 
 def _differences(client: JsonObject, original: JsonObject) -> list[str]:
-    if text_of([client]) != text_of([original]):
+    if joined_text([client]) != joined_text([original]):
         return [_text_change(client, original)]
     # The order of an object's fields is a part of the model's prompt.
     is_same = all(dumps(client.get(name)) == dumps(original.get(name)) for name in ("input", "arguments"))
@@ -191,4 +188,4 @@ def _text_change(client: JsonObject, original: JsonObject) -> str:
 
 
 def _thoughts(blocks: list[JsonObject]) -> str:
-    return split_thoughts(text_of(blocks))[0]
+    return split_thoughts(joined_text(blocks))[0]

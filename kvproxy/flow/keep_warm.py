@@ -10,31 +10,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.breakpoints import last_hour_message
-from kvproxy.flow.conversation_digests import SLOW_BYTES, conversation_digests
-from kvproxy.flow.finish import record_failure
-from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
+from kvproxy.flow.conversation_digests import MARKER, conversation_digests
+from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
-from kvproxy.pause_policy import (
-    HOUR,
-    KEEP_WARM_SECONDS,
-    CachePrices,
-    PauseTimes,
-    Survival,
-    keep_warm_requests,
-    write_for_an_hour,
-)
+from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
 from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.token_bucket import TokenBucket
 
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
-_MARKER = b"cache_control"
 _log = logging.getLogger("kvproxy")
 
 
@@ -61,7 +51,7 @@ class _Session:
 
     @property
     def group(self) -> tuple[str, int]:
-        """The client, and the hour of the day."""
+        """Return the tenant, and the hour of the day."""
         return self.request.tenant, datetime.fromtimestamp(self.ended).hour
 
 
@@ -69,14 +59,13 @@ class KeepWarm:
     """Sends the last request of paused sessions again, so that the provider keeps their prefixes.
 
     Args:
-        join: see `SingleFlight.join`.
         prices: by model, for budgets in money.
         interval: seconds between two keep-warm requests.
     """
 
     def __init__(
         self,
-        join: Callable[[Exchange], tuple[SharedRequest, bool]],
+        join: Join,
         key: Callable[[ApiRequest], Awaitable[CacheKey]],
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
@@ -103,14 +92,11 @@ class KeepWarm:
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
-    async def hour_until(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation.
-
-        Return the index of its last message to keep for one hour, or -1.
-        """
+    async def resume(self, request: ApiRequest) -> int:
+        """Stop keep-warm requests for the conversation. Return the index of its last message to keep for one hour, or -1."""
         if not _is_followed(request):
             return -1
-        digests = await _digests(request)
+        digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
         self._digests[request.request_id] = digests
         session = self._latest(digests)
         if session is None:
@@ -123,7 +109,7 @@ class KeepWarm:
         is_alive = self._clock() - session.used < self.interval
         kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        if write_for_an_hour(new, tokens - kept, self._survival(session), self._prices):
+        if write_for_an_hour(new, tokens - kept, self.pauses.survival(*session.group), self._prices):
             return len(digests) - 1
         return session.hour_until if kept else -1
 
@@ -173,13 +159,10 @@ class KeepWarm:
         if session.task is not None:
             session.task.cancel()
 
-    def _survival(self, session: _Session) -> Survival:
-        return self.pauses.survival(*session.group)
-
     async def _watch(self, session: _Session) -> None:
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
         try:
-            for _ in range(keep_warm_requests(self._survival(session), self._prices, kept)):
+            for _ in range(keep_warm_requests(self.pauses.survival(*session.group), self._prices, kept)):
                 await asyncio.sleep(session.used + self.interval - self._clock())
                 if not self._may_send(session) or not await self._send(session):
                     break
@@ -224,20 +207,9 @@ class KeepWarm:
         session.used = exchange.arrived
         try:
             exchange.key = await self._key(request)
-            shared, _ = self._join(exchange)
+            await send_in_background(exchange, self._join, self._finish, "forward")
         except KvproxyError:
             return False
-        try:
-            async for _ in shared.chunks():
-                pass
-        except KvproxyError as error:
-            record_failure(exchange, error)
-            return False
-        finally:
-            record_start(exchange, shared)
-            record_end(exchange, shared)
-            shared.release()
-            self._finish(exchange)
         return exchange.prefix is not None and 2 * exchange.prefix.cached_tokens > session.tokens
 
     async def close(self) -> None:
@@ -245,12 +217,6 @@ class KeepWarm:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _digests(request: ApiRequest) -> list[bytes]:
-    if len(request.raw) > SLOW_BYTES:
-        return await asyncio.to_thread(lambda: list(conversation_digests(request)))
-    return list(conversation_digests(request))
 
 
 def _is_followed(request: ApiRequest) -> bool:
@@ -261,6 +227,6 @@ def _is_followed(request: ApiRequest) -> bool:
 
 def _shortened(raw: bytes) -> JsonObject | None:
     body = as_object(loads(raw))
-    if _MARKER not in raw or field(body.get("thinking"), "type") == "enabled":
+    if MARKER.encode() not in raw or field(body.get("thinking"), "type") == "enabled":
         return None
     return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": 1}

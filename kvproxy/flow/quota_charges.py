@@ -32,7 +32,7 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
     """
     is_large = len(request.raw) > _SLOW_BYTES
     estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
-    account.reserve(estimated)
+    await account.reserve(estimated)
     try:
         response = open_response(request, await backend.send(request), max_bytes)
     except BaseException:
@@ -74,19 +74,19 @@ class UnparsedRequestCharge:
 
     Args:
         announced: bytes of the body; 0 if the client sends chunks.
-
-    Raises:
-        RequestTooLarge: the request exceeds the quota of a minute.
     """
 
     def __init__(self, account: Account, announced: int) -> None:
         self._account = account
         self._reserved = max(1, announced // BYTES_PER_TOKEN)
-        account.reserve(self._reserved)
         self._uploaded = 0
         self._refused: KvproxyError | None = None
         self._body = bytearray()
         self._size = 0
+
+    async def begin(self) -> None:
+        """Charge for the announced bytes. Raises as `Quota.take`."""
+        await self._account.reserve(self._reserved)
 
     def upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charged(body)
@@ -97,7 +97,7 @@ class UnparsedRequestCharge:
             more = self._uploaded // BYTES_PER_TOKEN - self._reserved
             if more > 0:
                 try:
-                    self._account.reserve(more)
+                    await self._account.reserve(more)
                 except KvproxyError as error:
                     self._refused = error
                     raise

@@ -9,7 +9,8 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.exchange import CacheKey, Exchange, Layer
+from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
 from kvproxy.index.entry import Entry
@@ -22,16 +23,16 @@ _PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
 
 
-class Revalidator:
-    """Revalidates served stale responses in the background. Each response is revalidated once at a time.
+Join = Callable[[Exchange], tuple[SharedRequest, bool]]
+"""See `SingleFlight.join`."""
 
-    Args:
-        join: see `SingleFlight.join`.
-    """
+
+class Revalidator:
+    """Revalidates served stale responses in the background. Each response is revalidated once at a time."""
 
     def __init__(
         self,
-        join: Callable[[Exchange], tuple[SharedRequest, bool]],
+        join: Join,
         key: Callable[[ApiRequest], Awaitable[CacheKey]],
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
@@ -45,6 +46,7 @@ class Revalidator:
         """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
+        """Revalidate the response of a stale hit, unless the backend failed or the request forbids it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -56,7 +58,8 @@ class Revalidator:
 
     async def _revalidate(self, exchange: Exchange, entry: Entry) -> None:
         try:
-            if await self._compute(await self._own_exchange(exchange, entry)):
+            response = await send_in_background(await self._own_exchange(exchange, entry), self._join, self._finish)
+            if response is not None and response.status < 400:
                 self.counts["revalidated"] += 1
                 return
         except KvproxyError as error:
@@ -65,24 +68,6 @@ class Revalidator:
             _log.exception("%s was not computed anew", entry.id[:12])
         self.counts["failed"] += 1
         await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _compute(self, exchange: Exchange) -> bool:
-        shared, joined = self._join(exchange)
-        try:
-            async for _ in shared.chunks():
-                pass
-            return shared.response is not None and shared.response.status < 400
-        except BaseException as error:
-            record_failure(exchange, error)
-            raise
-        finally:
-            record_start(exchange, shared)
-            record_end(exchange, shared)
-            exchange.layer, exchange.first_byte = "revalidated", exchange.backend_started
-            shared.release()
-            # The request of a client has a record of its own.
-            if not joined:
-                self._finish(exchange)
 
     async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
         served = exchange.api_request
@@ -117,9 +102,33 @@ class Revalidator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def send_in_background(
+    exchange: Exchange, join: Join, finish: Callable[[Exchange], None], layer: Layer = "revalidated"
+) -> BackendResponse | None:
+    """Send a request of the proxy itself, and read its response to the end. Raises the error that ended it.
+
+    The exchange is reported with the `layer`, unless it shared the request of a client.
+    """
+    shared, joined = join(exchange)
+    try:
+        async for _ in shared.chunks():
+            pass
+        return shared.response
+    except BaseException as error:
+        record_failure(exchange, error)
+        raise
+    finally:
+        record_start(exchange, shared)
+        record_end(exchange, shared)
+        exchange.layer, exchange.first_byte = layer, exchange.backend_started
+        shared.release()
+        if not joined:
+            finish(exchange)
+
+
 def _stale_entry(exchange: Exchange) -> Entry | None:
     hit, lookup = exchange.hit, exchange.lookup
-    if hit is None or hit.stale is None:
+    if hit is None or hit.stale != "stale-while-revalidate":
         return None
     if hit.match is None:
         return exchange.stale_entry

@@ -13,11 +13,13 @@ from dataclasses import replace
 from kvproxy.apis.json import dumps
 from kvproxy.backends.protocol import Backend
 from kvproxy.exchange import Exchange
-from kvproxy.flow.backend_response import BackendResponse, open_response
+from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
+from kvproxy.shared_state import SharedState
 
 WINDOW = 256 * 1024
 """Unread bytes at which reading from the backend pauses."""
@@ -261,12 +263,18 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend; identical requests are sent only once."""
+    """Sends requests to the backend; identical requests are sent only once.
 
-    def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
+    Args:
+        shared: has the leases of requests on all proxies; None for a proxy alone.
+    """
+
+    def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
         self._backend = backend
         self._writer = writer
+        self._shared = shared
+        self._releases: set[asyncio.Task[None]] = set()
 
     def is_private(self, exchange: Exchange) -> bool:
         """Whether a request must not be shared, because it requires a fresh response or forbids storing it."""
@@ -292,6 +300,46 @@ class SingleFlight:
         )
 
     async def _open(self, exchange: Exchange) -> BackendResponse:
+        """Send the request, unless another proxy has it in flight. Then wait, and return the stored response."""
+        shared = self._shared
+        if shared is None or self.is_private(exchange):
+            return await self._send(exchange)
+        try:
+            await shared.acquire(exchange.cache_key.exact)
+        except CacheStoreError:
+            return await self._send(exchange)
+        try:
+            response = await self._find_stored(exchange) or await self._send(exchange)
+        except BaseException:
+            self._release(shared, exchange)
+            raise
+        close = response.close
+
+        async def close_and_release() -> None:
+            await close()
+            self._release(shared, exchange)
+
+        response.close = close_and_release
+        return response
+
+    async def _find_stored(self, exchange: Exchange) -> BackendResponse | None:
+        try:
+            entry = await self._writer.find_fresh(exchange)
+        except CacheStoreError:
+            return None
+        return None if entry is None else stored_response(exchange.api_request.api, entry)
+
+    def _release(self, shared: SharedState, exchange: Exchange) -> None:
+        task = asyncio.create_task(self._release_when_stored(shared, exchange.cache_key.exact))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release_when_stored(self, shared: SharedState, key: str) -> None:
+        await self._writer.wait_until_stored(key)
+        with contextlib.suppress(CacheStoreError):
+            await shared.release(key)
+
+    async def _send(self, exchange: Exchange) -> BackendResponse:
         request, limit = exchange.api_request, self._writer.settings.max_response_bytes
         if exchange.account is not None:
             return await send_charged(request, exchange.account, self._backend, limit)

@@ -10,7 +10,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
@@ -47,10 +47,7 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Return the seconds until a response expires.
-
-        The first value that is set counts: of the request, its rule, the upstream, or the settings.
-        """
+        """Return the seconds until a response expires, as set by the request, else its rule, the upstream, or the settings."""
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         if requested is None and rule_ttl is not None:
             return rule_ttl
@@ -58,11 +55,21 @@ class ResponseWriter:
         longest = default if self.settings.max_ttl is None else self.settings.max_ttl
         return min(default if requested is None else requested, longest)
 
-    async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response, and queue its comparison with the response to a similar question.
+    async def find_fresh(self, exchange: Exchange) -> Entry | None:
+        """Return the fresh response to an equal request. May raise a CacheStoreError."""
+        entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
+        max_age = exchange.api_request.control.max_age
+        if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
+            return None
+        return entry
 
-        The caller waits only if redaction takes time, or if too many writes are pending.
-        """
+    async def wait_until_stored(self, key: str) -> None:
+        pending = self._cache.pending_writes.get(key)
+        if pending is not None:
+            await pending.wait_until_stored()
+
+    async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
+        """Begin to store a response. The caller waits only for redaction, or if too many writes are pending."""
         entry = self._entry(exchange, body, directives)
         if entry is None:
             return None
@@ -124,11 +131,7 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and stores it.
-
-    Args:
-        exchange: the exchange of the client that began the request.
-        stores: False if the request forbids storing.
+    """Reads the response of a shared request, and stores it, unless the request forbids that (`stores`).
 
     Attributes:
         limit: maximum bytes of a response that is kept in memory for clients that join late.
@@ -142,38 +145,22 @@ class ResponseRecorder:
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
         """Read a chunk before the clients do, and return whether the response is complete with it."""
-        if self._reads(response):
-            complete = response.reader.push(chunk)
-        else:
-            complete = False
-            if response.streams and response.status == 200:
-                response.reader.push_usage(chunk)
+        complete = response.status == 200 and response.reader.push(chunk)
         response.prefix = response.reader.prefix or response.prefix
         return complete
-
-    def _reads(self, response: BackendResponse) -> bool:
-        # Streams report their usage themselves.
-        has_usage = response.streams and self._exchange.account is None
-        return self._is_stored(response) or (response.status == 200 and (self._repairs or not has_usage))
-
-    @property
-    def _repairs(self) -> bool:
-        return self._exchange.api_request.control.rule.repair_history
-
-    def _is_stored(self, response: BackendResponse) -> bool:
-        return self._stores and response.status == 200 and not response.is_private
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
         """Begin to store the response. It is called once, when the response is complete or has ended."""
         try:
-            body = await response.reader.result() if self._reads(response) else None
+            request = self._exchange.api_request
+            body = await response.reader.result() if response.status == 200 else None
             if body is not None:
-                response.usage = self._exchange.api_request.api.usage(body)
+                response.usage = request.api.usage(body)
                 response.answer_digests = answer_digests(body)
-                if self._repairs:
-                    await asyncio.to_thread(self._writer.history.remember, self._exchange.api_request, body)
+                if request.control.rule.repair_history:
+                    await asyncio.to_thread(self._writer.history.remember, request, body)
             self._record_reuse(response, body)
-            if body is None or not self._is_stored(response):
+            if body is None or not self._stores or response.is_private:
                 return None
             return await self._writer.begin(self._exchange, body, read_directives(response.headers))
         except Exception as error:
@@ -183,8 +170,8 @@ class ResponseRecorder:
 
     def _record_reuse(self, response: BackendResponse, body: JsonObject | None) -> None:
         response.prefill_seconds = response.reader.prefill_seconds or (None if body is None else reported_prefill(body))
-        if response.prefix is None and body is not None and (reported := reported_reuse(body)) is not None:
-            response.prefix = PrefixUse(*reported)
+        if response.prefix is None and body is not None:
+            response.prefix = reported_reuse(body)
         prefix, model = response.prefix, self._exchange.api_request.model
         if prefix is not None and response.served_by is not None:
             response.served_by.report_reuse(model, prefix.prompt_tokens, prefix.cached_tokens)

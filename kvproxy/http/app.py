@@ -55,9 +55,9 @@ def create_app(services: Services) -> Starlette:
         ],
         exception_handlers={
             KvproxyError: _on_kvproxy_error,
-            CacheStoreError: _on_store_error,
-            EmbedderError: _on_embedder_error,
-            RedactionFailed: _on_embedder_error,
+            CacheStoreError: _on_cache_error,
+            EmbedderError: _on_cache_error,
+            RedactionFailed: _on_cache_error,
             HTTPException: _on_http_error,
             ClientDisconnect: _on_disconnect,
             Exception: _on_unknown_error,
@@ -74,12 +74,9 @@ async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _on_store_error(request: Request, error: Exception) -> Response:
-    return await _on_kvproxy_error(request, StoreUnavailable(str(error)))
-
-
-async def _on_embedder_error(request: Request, error: Exception) -> Response:
-    return await _on_kvproxy_error(request, KvproxyError(str(error)))
+async def _on_cache_error(request: Request, error: Exception) -> Response:
+    kind = StoreUnavailable if isinstance(error, CacheStoreError) else KvproxyError
+    return await _on_kvproxy_error(request, kind(str(error)))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

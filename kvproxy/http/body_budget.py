@@ -12,7 +12,7 @@ _SEPARATORS = (b",", b"{", b"[")
 
 
 class BodyBudget:
-    """The bytes and JSON items that all requests in flight may hold."""
+    """The bytes and JSON items that all requests in flight may hold together."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -53,9 +53,7 @@ class Reservation:
     def add_items(self, raw: bytes) -> None:
         """Reserve JSON items before parsing, which blocks all other requests. An item takes about 250 bytes.
 
-        Raises:
-            RequestTooLarge: one body has too many items.
-            Overloaded: all requests in flight together have too many.
+        Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight together have too many.
         """
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.

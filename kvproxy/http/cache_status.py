@@ -2,7 +2,8 @@
 
 import math
 
-from kvproxy.exchange import CacheHit, Exchange, ForwardReason, Match, PrefixUse
+from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.exchange import CacheHit, Exchange, ForwardReason, Match
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")

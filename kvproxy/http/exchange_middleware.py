@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from random import Random
 from time import time
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,12 +13,11 @@ from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.cache_status import BYPASS
-from kvproxy.trace_context import HEADER
+from kvproxy.trace_context import TRACE_HEADER
 
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _APIS = {api.path: name for name, api in APIS.items()}
-_TRACEPARENT = HEADER.encode()
 _OWN_ID = b"x-kvproxy-request-id"
 _BYPASS = BYPASS[1].encode()
 
@@ -54,22 +53,20 @@ class ExchangeMiddleware:
         self._app = app
         self._clock = clock
         self._finish = finish
-        self._random = Random()  # A UUID would need a system call.
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given or b"%032x" % self._random.getrandbits(128)
-        traceparent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), None)
+        headers = Request(scope).headers
         exchange = Exchange(
             _APIS.get(scope["path"]) if scope["method"] == "POST" else None,
-            request_id.decode("latin-1"),
+            headers.get("x-request-id") or uuid4().hex,
             arrived=self._clock(),
-            traceparent=None if traceparent is None else traceparent.decode("latin-1"),
+            traceparent=headers.get(TRACE_HEADER),
         )
+        request_id = exchange.request_id.encode("latin-1")
         if not is_proxy_path(scope["path"]):
             exchange.method, exchange.path = scope["method"], scope["path"]
         scope.setdefault("state", {})[_EXCHANGE] = exchange
@@ -78,11 +75,7 @@ class ExchangeMiddleware:
             if message["type"] == "http.response.start":
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
-                missing = {
-                    b"cache-status": _BYPASS,
-                    b"x-request-id": request_id,
-                    b"date": _date(int(time())),
-                }
+                missing = {b"cache-status": _BYPASS, b"x-request-id": request_id, b"date": _date(int(time()))}
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
                 added = [header for header in missing.items() if header[0] not in names]
@@ -93,10 +86,8 @@ class ExchangeMiddleware:
             await self._app(scope, receive, labelled)
         finally:
             if exchange.request is None:
-                client = exchange.client
-                exchange.tenant = tenant_of(
-                    Request(scope).headers, self._tenants, None if client is None else client.tenant
-                )
+                client = None if exchange.client is None else exchange.client.tenant
+                exchange.tenant = tenant_of(Request(scope).headers, self._tenants, client)
             self._finish(exchange)
 
 

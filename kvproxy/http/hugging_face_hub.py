@@ -1,7 +1,7 @@
 """Models from the Hugging Face Hub: offline, only the local cache is used."""
 
+import contextlib
 import os
-import queue
 import threading
 from pathlib import Path
 
@@ -13,14 +13,13 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use only the local cache if the Hub is unreachable. `huggingface_hub` reads the environment at its import.
+    """Use only the local cache if the Hub is unreachable; raise ModelUnsupported for a model that is not in it.
 
-    Raises:
-        ModelUnsupported: a model is not in the cache either.
+    `huggingface_hub` reads the environment at its import.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if not names or os.environ.get("HF_HUB_OFFLINE") or _reachable(endpoint):
+    if not names or os.environ.get("HF_HUB_OFFLINE") or _is_reachable(endpoint):
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in names:
@@ -43,29 +42,22 @@ def _hub_ids(settings: Settings) -> list[str]:
     names = [settings.forward.tokenizer if settings.servers else settings.model]
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]
-    return [name for name in names if name not in _BUILT_IN and not _is_path(name)]
+    others = [name for name in names if name not in _BUILT_IN and not name.endswith(".gguf")]
+    return [name for name in others if not (name.startswith(("/", ".", "~")) or Path(name).exists())]
 
 
-def _is_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.endswith(".gguf") or Path(name).exists()
-
-
-def _reachable(endpoint: str) -> bool:
+def _is_reachable(endpoint: str) -> bool:
     import httpx
 
-    answered: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    answered = threading.Event()
 
     def probe() -> None:
-        try:
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, OSError):
             httpx.head(endpoint, timeout=_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError):
-            answered.put(False)
-        else:
-            answered.put(True)
+            answered.set()
 
     # The lookup of a host name ignores the timeouts of sockets.
-    threading.Thread(target=probe, daemon=True).start()
-    try:
-        return answered.get(timeout=_SECONDS)
-    except queue.Empty:
-        return False
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return answered.is_set()

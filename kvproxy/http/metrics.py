@@ -15,7 +15,7 @@ from kvproxy.generation import Delta
 from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.journal.savings import Saving
-from kvproxy.journal.sessions.session_reader import LedgerReport
+from kvproxy.journal.sessions.session_reader import LedgerRow
 from kvproxy.tiers.chunk_store import TierStats
 from kvproxy.upstreams.fleet_engine import EngineStatus
 
@@ -296,8 +296,8 @@ class Metrics:
     def set_entries(self, count: int) -> None:
         self._entries.set(count)
 
-    def set_ledger(self, report: LedgerReport) -> None:
-        for row in report.rows:
+    def set_ledger(self, rows: Sequence[LedgerRow]) -> None:
+        for row in rows:
             self._prompt_tokens.set({"": row.tokens}, row.result)
 
     def set_forecasts(self, forecasts: Sequence[PoolForecast]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.api_request import ApiRequest, parse_body
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.litellm_switches import FIELD, apply_switches
 from kvproxy.apis.request_directives import read_control
@@ -16,73 +16,55 @@ from kvproxy.http.body_budget import Reservation
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
 
-_SLOW_BYTES = 64 * 1024
-
 
 async def read_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
-    """Read a body.
+    """Read a body. Raises RequestTooLarge, RequestTooSlow, or Overloaded; the rest of the body is not read.
 
     Args:
         limit: most bytes.
         seconds: timeout for the whole body.
         reservation: the request's share of the budget for bodies.
-
-    Raises:
-        RequestTooLarge: the body has too many bytes or items. The rest of it is not read.
-        RequestTooSlow: the body did not arrive in time.
-        Overloaded: the budget is used up.
     """
-    try:
-        async with asyncio.timeout(seconds):
-            return await _read(request, limit, reservation)
-    except TimeoutError:
-        raise RequestTooSlow(
-            f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
-        ) from None
-
-
-async def _read(request: Request, limit: int, reservation: Reservation | None) -> bytes:
-    parts, size = [], 0
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
-        raise _too_large(limit)
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        if reservation is not None:
-            reservation.add_bytes(len(part))
-        parts.append(part)
+    parts, announced = [], request.headers.get("content-length", "")
+    size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
+    if size <= limit:
+        size = 0
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        break
+                    if reservation is not None:
+                        reservation.add_bytes(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            message = f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
+            raise RequestTooSlow(message) from None
+    if size > limit:
+        raise RequestTooLarge(
+            f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes"
+        )
     raw = b"".join(parts)
     if reservation is not None:
         reservation.add_items(raw)
     return raw
 
 
-def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes")
-
-
 async def parse_in_thread(raw: bytes) -> JsonObject:
     """Parse a body, a large one in a thread. Raises InvalidRequest."""
-    return await asyncio.to_thread(parse_body, raw) if len(raw) > _SLOW_BYTES else parse_body(raw)
+    return await in_thread_if_large(len(raw), lambda: parse_body(raw))
 
 
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API. The settings name the headers that identify users.
+    """Parse a request to a cached API. The settings name the headers that identify users. Raises InvalidRequest.
 
     Args:
         check: reject invalid requests; False leaves this to the upstream.
-
-    Raises:
-        InvalidRequest: the body is not a JSON object, fails the check, or a header is invalid.
     """
-    if len(raw) > _SLOW_BYTES:
-        body = await asyncio.to_thread(_checked, raw, api, check)
-    else:
-        body = _checked(raw, api, check)
+    body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
     headers = joined_headers(request)
     exchange = exchange_of(request.scope)
     client = exchange.client
@@ -127,14 +109,7 @@ def check_choices(body: JsonMap, most: int) -> None:
 
 
 async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body, then set `upload_done`.
-
-    Args:
-        seconds: timeout of each chunk.
-
-    Raises:
-        RequestTooSlow: a chunk did not arrive in time.
-    """
+    """Yield the chunks of a body, then set `upload_done`. Raises RequestTooSlow if a chunk takes more than `seconds`."""
     parts = request.stream()
     try:
         while True:

@@ -13,7 +13,7 @@ from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
 from kvproxy.apis.sse import event
-from kvproxy.errors import InvalidRequest, KvproxyError, NoCacheKey, NotFound, Overloaded
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
@@ -26,6 +26,8 @@ from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
 
 _CACHED = frozenset(api.path for api in APIS.values())
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -71,14 +73,9 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
         lifetime.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request, work, lifetime))
-    except NoCacheKey:
-        if forwarder is None:
-            raise
-        exchange.request = None
-        return await _forward(request, raw)
+        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request.receive, work, lifetime))
     except InvalidRequest as error:
-        # The upstream judges unparsable requests, but not our own headers.
+        # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None:
             raise
         exchange.request = None
@@ -155,9 +152,11 @@ async def metrics(request: Request) -> Response:
     if overall is not None:
         app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
-        app.metrics.set_savings(await asyncio.to_thread(app.answerer.journal.saved))
+        read, prices = app.answerer.journal.read, app.settings.journal.prices
+        app.metrics.set_savings(await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []))
         app.metrics.set_forecasts(await app.forecasts())
-        app.metrics.set_ledger(await asyncio.to_thread(app.answerer.journal.ledger))
+        ledger = await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, [])
+        app.metrics.set_ledger(ledger)
     try:
         app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
     except CacheStoreError:
@@ -181,7 +180,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
-    spending = _start_charge(request, body)
+    spending = await _start_charge(request, body)
     upload_done = asyncio.Event()
     if body is not None:
         upload_done.set()
@@ -192,7 +191,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request, forwarding, lifetime, upload_done)
+        reply = await cancel_on_disconnect(request.receive, forwarding, lifetime, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)
@@ -212,13 +211,15 @@ def _check_path(request: Request) -> None:
         raise NotFound(f"no route {request.method} {path}: {hint}")
 
 
-def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
+async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
     account = exchange_of(request.scope).account
     if account is None or (body == b"" and request.method in _READING):
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    return UnparsedRequestCharge(account, announced if body is None else len(body))
+    charge = UnparsedRequestCharge(account, announced if body is None else len(body))
+    await charge.begin()
+    return charge
 
 
 ROUTES = [

@@ -31,10 +31,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
-    """Run the proxy until it is interrupted.
-
-    Args:
-        on_ready: called with the services and the URL when the port is open.
+    """Run the proxy until it is interrupted. `on_ready` receives the services and the URL when the port is open.
 
     Raises:
         SettingsError: the port is taken, or the store cannot be used.

@@ -2,23 +2,22 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.flow.compare_responses import make_response_comparer
-from kvproxy.flow.conversation_digests import SLOW_BYTES
-from kvproxy.flow.edits import apply_edits
+from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.finish import Finisher
 from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
@@ -28,14 +27,17 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast
+from kvproxy.journal.reader import Reader
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.shared_state import SharedState
 from kvproxy.telemetry.process_log import log_access
-from kvproxy.trace_context import HEADER, Trace
+from kvproxy.trace_context import TRACE_HEADER, Trace
 
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter
@@ -44,56 +46,62 @@ _HOUSEKEEPING = 30.0  # Seconds between two rounds.
 _log = logging.getLogger("kvproxy")
 
 
-@dataclass(frozen=True)
 class Services:
-    """Services that every route can use."""
+    """Services that every route can use.
 
-    settings: Settings
-    answerer: Answerer
-    metrics: Metrics
-    built: BuiltBackend
-    clients: Clients
-    telemetry: "Exporter | None" = None
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    Attributes:
+        finish: reports each exchange of a client after its response.
+    """
 
-    @cached_property
-    def finish(self) -> Finisher:
-        """Return the finisher, which reports each exchange after its response."""
-        return Finisher(
-            [self.metrics.count_exchange, self.answerer.finish, self.answerer.keep_warm.finished, log_access]
-        )
-
-    @cached_property
-    def quotas(self) -> Quotas:
-        return Quotas(self.metrics.count_client_tokens, charge_cached=self.settings.limits.cached_tokens)
-
-    @cached_property
-    def bodies(self) -> BodyBudget:
-        return BodyBudget(self.settings.limits)
-
-    @cached_property
-    def rules(self) -> Rules:
-        return Rules(self.settings)
+    def __init__(
+        self,
+        settings: Settings,
+        answerer: Answerer,
+        metrics: Metrics,
+        built: BuiltBackend,
+        clients: Clients,
+        telemetry: "Exporter | None" = None,
+        shared: SharedState | None = None,
+    ) -> None:
+        self.settings = settings
+        self.answerer = answerer
+        self.metrics = metrics
+        self.built = built
+        self.prefix: PrefixCache = built.prefix
+        self.clients = clients
+        self.telemetry = telemetry
+        self.shared = shared
+        self.finish = Finisher([metrics.count_exchange, answerer.finish, answerer.keep_warm.finished, log_access])
+        self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
+        self.bodies = BodyBudget(settings.limits)
+        self.rules = Rules(settings)
+        self.access = Access(settings)
+        self.lifetimes = Lifetimes(settings.limits.request_seconds, metrics.count_reached_limit)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast other pool sizes of each engine; see `pool_forecast`."""
         curves = self.answerer.journal.curves()
         pools: dict[str, int] = {}
+        blocks: dict[str, int] = {}
         if curves:
             with suppress(KvproxyError):
                 figures = await self.prefix.figures()
                 pool = figures.pool
                 pools = {
-                    each.engine: each.num_blocks * each.block_size
+                    each.engine: (each.num_blocks - 1) * each.block_size  # One is the null block.
                     for each in figures.reported
                     if each.num_blocks and each.block_size
                 }
+                blocks = {each.engine: each.block_size for each in figures.reported if each.block_size}
                 if pool.num_blocks and pool.block_size and not figures.engines:
+                    blocks[""] = pool.block_size
                     pools[""] = (pool.num_blocks - 1) * pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
-        seconds = await asyncio.to_thread(self.answerer.journal.prefill_seconds) if curves else None
+        costs = await asyncio.to_thread(self.answerer.journal.read, Reader.prefill_costs, {}) if curves else {}
+        seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
-            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes)
+            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes, blocks.get(engine, 16))
             for engine, curve in curves.items()
         ]
 
@@ -101,52 +109,42 @@ class Services:
         """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
         request = self.rules.apply(request)
         rule = request.control.rule
-        is_slow = len(request.raw) > SLOW_BYTES and (rule.repair_history or rule.breakpoints is not None)
-        request = await asyncio.to_thread(self._edit_and_repair, request) if is_slow else self._edit_and_repair(request)
-        until = await self.answerer.keep_warm.hour_until(request)
-        return (
-            await asyncio.to_thread(with_breakpoints, request, until) if is_slow else with_breakpoints(request, until)
-        )
+        size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
+        edited = await in_thread_if_large(size, lambda: self._edit_and_repair(request))
+        until = await self.answerer.keep_warm.resume(edited)
+        return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
         """Apply rules, edits, and repairs."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
-        if edits := self.rules.edits(request):
-            request = apply_edits(request, edits)
+        request = self.rules.apply_edits(request)
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
-
-    @cached_property
-    def access(self) -> Access:
-        return Access(self.settings)
-
-    @cached_property
-    def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self.settings.limits.request_seconds, self.metrics.count_reached_limit)
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
         """Return a request that continues the client's trace at the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
-        return replace(request, headers={**request.headers, HEADER: trace.header})
-
-    @property
-    def prefix(self) -> PrefixCache:
-        return self.built.prefix
+        return replace(request, headers={**request.headers, TRACE_HEADER: trace.header})
 
     async def start(self) -> None:
         await self.answerer.backend.start()
-        self.tasks.append(asyncio.create_task(self._maintain_periodically()))
+        self._tasks.append(asyncio.create_task(self._maintain_periodically()))
+        if self.shared is not None:
+            with suppress(CacheStoreError):
+                await self.shared.beat()
+            self._tasks.append(asyncio.create_task(self.shared.run()))
         if any(
             rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
         ):
-            self.tasks.append(asyncio.create_task(self._learn_pauses()))
+            self._tasks.append(asyncio.create_task(self._learn_pauses()))
 
     async def _learn_pauses(self) -> None:
         try:
-            pauses = await asyncio.to_thread(self.answerer.journal.pauses)
+            read = self.answerer.journal.read
+            pauses = await asyncio.to_thread(read, lambda reader: SessionReader(reader, {}).pauses(time.time()), [])
         except KvproxyError as error:
             _log.warning("the pauses of earlier sessions are unknown: %s", error.message)
             return
@@ -165,14 +163,24 @@ class Services:
             except Exception as error:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
+    async def record_change(self, request: Request, change: str) -> None:
+        """Log a change of an operator, and record it for all proxies on one PostgreSQL."""
+        operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
+        _log.info("%s: %s", operator, change)
+        if self.shared is not None:
+            await asyncio.to_thread(self.shared.record_change, operator, change)
+
     async def close(self) -> None:
-        for task in self.tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.answerer.close()
         if self.answerer.comparer is not None:
             await self.answerer.comparer.close()
         await self.answerer.backend.close()
+        if self.shared is not None:
+            with suppress(CacheStoreError):
+                await asyncio.to_thread(self.shared.leave)
         await asyncio.to_thread(self.answerer.cache.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -200,19 +208,29 @@ def build(settings: Settings) -> Services:
         redaction=settings.redaction,
         tenant_limit=clients.stored_bytes_limit,
     )
-    comparer = (
-        make_response_comparer(cache.semantic, built.backend, settings.cache) if cache.semantic is not None else None
-    )
+    comparer = None
+    if cache.semantic is not None and settings.cache.judge != "none":
+        comparer = ResponseComparer(cache.semantic, built.backend, settings.cache)
     # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
+    shared = SharedState(cache.store.database) if cache.store.remote else None
+    if shared is not None:
+        shared.on_beat = clients.reload
     answerer = Answerer(
-        built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
+        built.backend,
+        cache,
+        settings.cache,
+        comparer=comparer,
+        journal=journal,
+        finish=finish,
+        prices=prices,
+        shared=shared,
     )
-    return Services(settings, answerer, metrics, built, clients, telemetry)
+    return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 
 
 def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":

@@ -11,9 +11,9 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-"""Earlier requests with the same question."""
+"""Earlier requests with the same question that `History.change` reads."""
 _MAX_CHANGES = 2
-"""With more differences it is another conversation."""
+"""Regions. A request with more differences belongs to another conversation."""
 _MAX_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
@@ -46,14 +46,14 @@ class PromptRecord:
     """The prompt of an exact key.
 
     Attributes:
-        entry, expires: id and expiry of the last stored response.
-        seconds: duration of the last computed response.
+        entry, expires: id and expiry of the last stored response; None if there was none.
+        seconds: shortest duration of a computed response; None before the first response.
     """
 
     number: int
-    entry: str | None
-    expires: float | None
-    seconds: float | None
+    entry: str | None = None
+    expires: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class History:
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Return reason and time of an entry's removal; None if there was no entry."""
+        """Return reason and time of an entry's removal; None if there was no entry. An unknown time is None."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone
@@ -124,7 +124,7 @@ class History:
         return ("expired", known.expires) if is_expired else ("removed", None)
 
     def change(self, key: bytes, regions: Regions) -> Change | None:
-        """Compare a request with the most similar one that has the same question."""
+        """Compare a request with the most similar earlier request that has the same question."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.errors import NotFound, SettingsError
@@ -22,9 +23,7 @@ from kvproxy.journal.event_queue import Event, EventQueue
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import Writer
-from kvproxy.journal.savings import Saving, savings
 from kvproxy.journal.schema import FILE, open_or_replace
-from kvproxy.journal.sessions.session_reader import LedgerReport, SessionReader
 from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5
@@ -33,7 +32,9 @@ _BATCH = 256
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
+_FAILURE = "the journal %s failed (%s); until it can be written, no records are kept"
 _log = logging.getLogger("kvproxy")
+T = TypeVar("T")
 
 
 class Journal:
@@ -45,36 +46,20 @@ class Journal:
 
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
-    def latest(self, limit: int) -> list[Record]:
-        """Read the last records from the file, newest first."""
-        return []
-
-    def saved(self) -> list[Saving]:
-        """Return what each layer has saved in requests, tokens, seconds, and money. Reads the file."""
-        return []
-
-    def ledger(self) -> LedgerReport:
-        """Return the prompt tokens of all requests, reused or not reused by cause. Reads the file."""
-        return LedgerReport(0, 0, 0, [], "")
-
     def reader(self) -> Reader:
         """Open the file; the caller closes it.
 
-        Raises NotFound without a journal, KvproxyError if the file cannot be read.
+        Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read.
         """
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
-    def pauses(self) -> list[tuple[float, str, float]]:
-        """Return the pauses between requests of sessions; see `SessionReader.pauses`."""
-        return []
+    def read(self, work: Callable[[Reader], T], default: T) -> T:
+        """Return the result of `work` with the open file; `default` if the journal is disabled."""
+        return default
 
     def curves(self) -> dict[str, LiveCurve]:
         """Return the curve of hits by pool size of each upstream since the start; "" is the embedded engine."""
         return {}
-
-    def prefill_seconds(self) -> float | None:
-        """Return the mean seconds of prefill of a token; None without enough measurements. Reads the file."""
-        return None
 
     def question(self, number: int) -> str | None:
         """Return the question of a recent record, if it is still in memory."""
@@ -111,7 +96,6 @@ class FileJournal(Journal):
                 f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
             ) from None
         self.path = path
-        self._prices = settings.prices
         self._clock = clock
         self.lost = 0
         """Records that could not be written."""
@@ -136,32 +120,19 @@ class FileJournal(Journal):
         self._queue.put_changes(entries)
 
     def latest(self, limit: int) -> list[Record]:
+        """Write all queued events, and return the last records, newest first."""
         self.flush()
-        with contextlib.closing(Reader(self.path)) as reader:
-            return reader.records(Query(limit=limit))
-
-    def pauses(self) -> list[tuple[float, str, float]]:
-        with contextlib.closing(Reader(self.path)) as reader:
-            return SessionReader(reader, {}).pauses(self._clock())
-
-    def saved(self) -> list[Saving]:
-        with contextlib.closing(Reader(self.path)) as reader:
-            return savings(reader, "layer", self._prices)
-
-    def ledger(self) -> LedgerReport:
-        with contextlib.closing(Reader(self.path)) as reader:
-            return SessionReader(reader, self._prices).ledger("")
+        return self.read(lambda reader: reader.records(Query(limit=limit)), [])
 
     def reader(self) -> Reader:
         return Reader(self.path)
 
+    def read(self, work: Callable[[Reader], T], default: T) -> T:
+        with contextlib.closing(Reader(self.path)) as reader:
+            return work(reader)
+
     def curves(self) -> dict[str, LiveCurve]:
         return dict(self._writer.curves)
-
-    def prefill_seconds(self) -> float | None:
-        with contextlib.closing(Reader(self.path)) as reader:
-            costs = [cost.seconds for cost in reader.prefill_costs().values()]
-        return sum(costs) / len(costs) if costs else None
 
     def question(self, number: int) -> str | None:
         return self._writer.questions.get(number)
@@ -194,7 +165,7 @@ class FileJournal(Journal):
         except sqlite3.Error as error:
             # The proxy keeps serving, for example with a full disk.
             self._lost_since += self._count_lost(events)
-            self._log_failure(error)
+            self._failures.log_failure(_FAILURE, self.path, error)
         except Exception:
             # One event is invalid. Write the rest without it.
             for event in events:
@@ -203,10 +174,6 @@ class FileJournal(Journal):
                 except Exception as error:
                     lost = self._count_lost([event])
                     _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
-
-    def _log_failure(self, error: sqlite3.Error) -> None:
-        message = "the journal %s failed (%s); until it can be written, no records are kept"
-        self._failures.log_failure(message, self.path, error)
 
     def _check_file(self) -> None:
         """Open the file again if it was deleted or replaced, because writes to it would be lost."""
@@ -227,7 +194,7 @@ class FileJournal(Journal):
                 while self._writer.prune() and not self._closing:
                     pass
         except sqlite3.Error as error:
-            self._log_failure(error)
+            self._failures.log_failure(_FAILURE, self.path, error)
         except Exception as error:
             _log.error("the journal could not be pruned, and is tried again: %s", error)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kvproxy.apis.json import Json, dumps, field
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
@@ -15,6 +16,7 @@ _LOOKED_THROUGH = 3_000
 _READ_THROUGH = 200
 """Earlier prompts whose texts are compared."""
 _MOST_SHOWN = 60
+"""Characters of a text."""
 _PROMPT = ("tools", "system", "instructions", *QUESTIONS)
 """Parts of a prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
@@ -58,7 +60,8 @@ class MissExplanation:
     Attributes:
         cause: the reason without `miss-`, or the first region that changed.
         earlier: the most similar earlier request.
-        turn: the request's turn in its session, if it reached the backend.
+        differences: from the earlier request.
+        turn: the request's turn in its session; None if a cache answered it.
     """
 
     record: Record
@@ -79,7 +82,7 @@ def _explain(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None)
-    earlier = _earlier_requests(reader, record)
+    earlier = reader.regions_before(record, _LOOKED_THROUGH)
     against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
         against = _prompt_with_same_question(record.prompt, own, earlier, texts)
@@ -102,23 +105,11 @@ def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
     return record.reason.removeprefix("miss-")
 
 
-def _earlier_requests(reader: Reader, record: Record) -> list[tuple[int, Regions]]:
-    found = []
-    for _, prompt in reader.before(record.number, _LOOKED_THROUGH):
-        regions = reader.regions(prompt) if prompt != record.prompt else None
-        if regions is not None:
-            found.append((prompt, regions))
-    return found
-
-
 def _closest_prompt(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
-    best: tuple[int, int] | None = None
-    prompt = {digest for name, digest in zip(own.names, own.digests, strict=True) if _in_prompt(name)}
-    for number, regions in earlier:
-        differing_regions = len(own.differing_regions(regions))
-        if (best is None or differing_regions < best[0]) and (differing_regions <= 1 or prompt & set(regions.digests)):
-            best = differing_regions, number
-    return None if best is None else best[1]
+    prompt = {digest for _, digest in _prompt_regions(own)}
+    counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
+    alike = [(count, number) for count, number, each in counts if count <= 1 or prompt & set(each.digests)]
+    return min(alike, key=lambda each: each[0])[1] if alike else None
 
 
 def _prompt_with_same_question(
@@ -132,36 +123,29 @@ def _prompt_with_same_question(
     )
 
 
-def _question(regions: Regions, held: Mapping[str, Json] | None) -> str:
-    if held is None or regions.question is None:
+def _question(regions: Regions, contents: Mapping[str, Json] | None) -> str:
+    if contents is None or regions.question is None:
         return ""
-    value = held.get(regions.names[regions.question])
+    value = contents.get(regions.names[regions.question])
     content = field(value, "content") if isinstance(value, dict) else value
     return " ".join(re.findall(r"\w+", content.casefold())) if isinstance(content, str) else ""
 
 
-def _in_prompt(name: str) -> bool:
-    return name.partition("[")[0] in _PROMPT
+def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
+    pairs = zip(regions.names, regions.digests, strict=True)
+    return [(name, digest) for name, digest in pairs if name.partition("[")[0] in _PROMPT]
 
 
 def _divergence(
     reader: Reader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]
 ) -> PromptDivergence | None:
-    chain = [each for each in zip(own.names, own.digests, strict=True) if _in_prompt(each[0])]
-    best: tuple[int, int] | None = None
-    for number, regions in earlier:
-        other = [each for each in zip(regions.names, regions.digests, strict=True) if _in_prompt(each[0])]
-        shared = 0
-        while shared < min(len(chain), len(other)) and chain[shared] == other[shared]:
-            shared += 1
-        if shared and (best is None or shared > best[0]):
-            best = shared, number
-    if best is None:
-        return None
-    found = reader.last_before(record.number, best[1])
+    chain = _prompt_regions(own)
+    prefixes = [(common_prefix(chain, _prompt_regions(regions)), number) for number, regions in earlier]
+    shared, number = max(prefixes, key=lambda each: each[0], default=(0, 0))
+    found = reader.last_before(record.number, number) if shared else None
     if found is None:
         return None
-    return PromptDivergence(found.request_id, best[0], chain[best[0]][0] if best[0] < len(chain) else None)
+    return PromptDivergence(found.request_id, shared, chain[shared][0] if shared < len(chain) else None)
 
 
 def _differences(
@@ -174,10 +158,11 @@ def _differences(
 
 def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
     if name not in before or name not in after:
-        return Difference(name, None, _shown_value(before.get(name)), _shown_value(after.get(name)))
+        old_text, new_text = (_text(each[name]) if name in each else None for each in (before, after))
+        return Difference(name, None, old_text and _shorten(old_text), new_text and _shorten(new_text))
     old, new = comparable_texts(before[name], after[name])
-    place, end = common_prefix_and_suffix(old, new)
-    start = place
+    start, end = common_prefix_and_suffix(old, new)
+    place = start
     # Show whole words.
     while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
         start -= 1
@@ -188,29 +173,21 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
     """Return the lengths in characters of the common prefix, and of the common suffix after it."""
-    most = min(len(old), len(new))
-    start = next((place for place in range(most) if old[place] != new[place]), most)
-    end = next((place for place in range(most - start) if old[-1 - place] != new[-1 - place]), most - start)
-    return start, end
+    start = common_prefix(old, new)
+    return start, common_prefix(old[start:][::-1], new[start:][::-1])
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return the contents of two messages that differ in nothing else; else the JSON of both values."""
+    """Return the contents of two messages that differ only in their contents; else both values as text or JSON."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:
             return old, new
-    if isinstance(before, str) and isinstance(after, str):
-        return before, after
-    return dumps(before).decode("utf-8", "replace"), dumps(after).decode("utf-8", "replace")
+    return _text(before), _text(after)
 
 
-def _shown_value(value: Json) -> str | None:
-    return (
-        None
-        if value is None
-        else _shorten(value if isinstance(value, str) else dumps(value).decode("utf-8", "replace"))
-    )
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else dumps(value).decode("utf-8", "replace")
 
 
 def _shorten(text: str) -> str:

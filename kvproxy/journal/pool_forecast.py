@@ -56,6 +56,7 @@ def forecast(
     token_seconds: float | None,
     token_bytes: float | None = None,
     tier_bytes: float | None = None,
+    block_tokens: int = 16,
 ) -> PoolForecast:
     """Forecast the pools of an engine.
 
@@ -64,10 +65,10 @@ def forecast(
         token_bytes, tier_bytes: KV bytes of a token, and of a tier in host memory; None omits the tier.
     """
     mean_tokens = curve.tokens / max(1, curve.requests)
-    current = None if pool_tokens is None else curve.hit_rate(pool_tokens)
+    current = None if pool_tokens is None else curve.hit_rate(pool_tokens, block_tokens)
 
     def point(name: str, size: float | None, transfer_seconds: float = 0.0) -> ForecastPoint:
-        rate = curve.hit_rate(_LARGEST if size is None else size)
+        rate = curve.hit_rate(_LARGEST if size is None else size, block_tokens)
         change = None
         if current is not None and token_seconds is not None:
             rate = max(rate, current) if name == "tier" else rate
@@ -80,6 +81,8 @@ def forecast(
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
     # A pool that is smaller than the longest prompt refuses it.
     chart = [
-        (size, curve.hit_rate(size)) for step in range(_CHART_STEPS) for size in (max(1, curve.longest) * 2**step,)
+        (size, curve.hit_rate(size, block_tokens))
+        for step in range(_CHART_STEPS)
+        for size in (max(1, curve.longest) * 2**step,)
     ]
     return PoolForecast(engine, curve.requests, curve.tokens, pool_tokens, points, chart)

@@ -1,6 +1,7 @@
 """Reads the journal's file, whether a proxy runs or not."""
 
 import sqlite3
+import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.journal.prefill_cost import PrefillCost, mean_cost, prefill_cost
 from kvproxy.journal.record import Record
@@ -19,13 +21,13 @@ from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 _MOST_TIMES = 5_000
-"""For a median."""
+"""Sampled records, from which medians and the prefill cost are computed."""
 CACHES = ("exact", "semantic", "shared")
 """Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Seconds."""
+"""Lengths in seconds of a time span of `Reader.counts`."""
 _MOST_SPANS = 60
 
 
@@ -104,8 +106,7 @@ class Series:
         prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
         first_ms: median time to the first byte, by layer or reason.
         cached_ms, backend_ms: median and 95th percentile of the time to the first byte, of hits and of backend
-            responses.
-            All times come from a sample.
+            responses. All times come from a sample.
     """
 
     start: float
@@ -175,6 +176,7 @@ class Reader:
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+        """Sum the matching requests by group, the largest number of requests or backend time first."""
         condition, values = _where(query)
         backend = f"layer in {BACKEND}"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
@@ -313,33 +315,38 @@ class Reader:
             yield facts[0], facts[1], facts[2], facts[3], replace(regions, sizes=tuple(array("I", sizes)))
 
     def regions(self, prompt: int) -> Regions | None:
-        rows = self.rows("select regions, shape from prompts where number = ?", [prompt])
-        if not rows or rows[0][0] is None:
-            return None
-        return self._strings.regions(*rows[0])
+        rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt])
+        return self._strings.regions(*rows[0]) if rows else None
 
-    def before(self, number: int, limit: int) -> list[tuple[int, int]]:
-        """Return the numbers of earlier records and of their prompts, newest first."""
+    def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
+        """Return number and regions of the other prompts in the `limit` records before a record, newest first."""
         sql = (
-            "select max(number), prompt from (select number, prompt from requests where number < ? and prompt is not null"
-            " order by number desc limit ?) group by prompt order by 1 desc"
+            "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
+            " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"
+            " group by p.number order by max(r.number) desc"
         )
-        return [(int(row[0]), int(row[1])) for row in self.rows(sql, [number, limit])]
+        rows = self.rows(sql, [record.number, record.prompt, limit])
+        return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
     def last_before(self, number: int, prompt: int) -> Record | None:
+        """Return the last record of a prompt before the record with this number."""
         sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
         rows = self.rows(sql, [number, prompt])
         return Record(*rows[0]) if rows else None
 
-    def stored(self, prompt: int) -> tuple[str, float] | None:
-        """Return id and expiry of the last stored response to a prompt."""
-        rows = self.rows("select entry, expires from prompts where number = ? and entry is not null", [prompt])
-        return (str(rows[0][0]), float(rows[0][1])) if rows else None
+    def entry_id(self, prompt: int) -> str | None:
+        """Return the id of the last stored response to a prompt."""
+        id: str | None = self._value("entry", prompt)
+        return id
 
-    def whole(self, prompt: int) -> bytes | None:
-        """Return the compressed contents of all regions of a prompt."""
-        rows = self.rows("select whole from prompts where number = ?", [prompt])
-        return None if not rows else rows[0][0]
+    def contents(self, prompt: int) -> JsonObject | None:
+        """Return the contents of a prompt's regions by name; None unless `journal.text` is `all`."""
+        compressed = self._value("whole", prompt)
+        return None if compressed is None else as_object(loads(zlib.decompress(compressed)))
+
+    def _value(self, column: str, prompt: int) -> Any:
+        rows = self.rows(f"select {column} from prompts where number = ?", [prompt])
+        return rows[0][0] if rows else None
 
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Run a query. Raises InvalidRequest or KvproxyError."""

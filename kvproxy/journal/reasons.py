@@ -8,18 +8,14 @@ from kvproxy.errors import (
     KvproxyError,
     ModelNotFound,
     NotCached,
+    NotSupported,
     Overloaded,
-    RequestTooLarge,
-    RequestTooSlow,
-    TooManyRequests,
-    Unauthorized,
     UpstreamError,
     UpstreamProtocolError,
 )
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import Verdict
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 
 REASONS: dict[str, str] = {
@@ -72,23 +68,11 @@ REASONS: dict[str, str] = {
     for guard in (*GUARDS, ADDITIONS)
 }  # fmt: skip
 
-_VERDICTS: dict[Verdict, str] = {
-    "low similarity": "low-similarity",
-    "low probability": "low-probability",
-    "uncertain": "uncertain",
-    "explored": "explored",
-    "rejected": "rejected",
-    "accepted": "shadow",
-}
-# The first match counts.
+# Failures whose status does not determine the reason. The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (NotCached, "not-cached"),
-    (RequestTooLarge, "refused-size"),
-    (RequestTooSlow, "refused-slow"),
-    (TooManyRequests, "refused-limit"),
-    (Unauthorized, "refused-key"),
     (Overloaded, "refused-busy"),
-    (InvalidRequest, "refused-invalid"),
+    (NotSupported, "refused-invalid"),
     (ModelNotFound, "refused-model"),
     (UpstreamProtocolError, "error-broken"),
     (UpstreamError, "error-upstream"),
@@ -114,19 +98,16 @@ def reason_of_status(status: int) -> str:
 
 
 def reason_of_failure(error: BaseException) -> str:
-    found = (token for kind, token in _FAILURES if isinstance(error, kind))
+    """Return the reason token of an error that ended a request; a cancellation is a disconnect."""
     if not isinstance(error, Exception):
         return "disconnected-waiting"
-    token = next(found, None)
-    if token is not None:
-        return token
-    return (
-        reason_of_status(error.status) if isinstance(error, KvproxyError) and error.status < 500 else "error-internal"
-    )
+    status = error.status if isinstance(error, KvproxyError) else 500
+    by_status = reason_of_status(status) if status < 500 else "error-internal"
+    return next((token for kind, token in _FAILURES if isinstance(error, kind)), by_status)
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange. The journal's history may refine `miss-new`."""
+    """Return the reason token of an exchange. The journal's writer replaces `miss-new` by a more specific token."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -151,14 +132,16 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
+    """Return the stored question that decided a semantic lookup; None without a lookup or a comparable question."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
 def reason_of_neighbour(near: Candidate) -> str | None:
-    """Return the reason token for a neighbour whose response was not served."""
+    """Return the reason token for a neighbour whose response was not served; None if it was not judged."""
     if near.verdict == "vetoed":
         return f"veto-{near.guard}"
-    return _VERDICTS.get(near.verdict)
+    token = "shadow" if near.verdict == "accepted" else near.verdict.replace(" ", "-")
+    return token if token in REASONS else None
 
 
 def check_reason(beginning: str | None) -> None:

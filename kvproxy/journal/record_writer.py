@@ -3,7 +3,7 @@
 import sqlite3
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
@@ -136,17 +136,17 @@ class Writer:
         if prompt is None:
             text, whole = stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
-            prompt = PromptRecord(number, None, None, None)
-            storage = self._storages.get(key)
-            if storage is not None:
-                self._history.set_entry(storage.stored)
-                prompt = PromptRecord(prompt.number, storage.stored.id, storage.stored.expires, None)
+            prompt = PromptRecord(number)
+            if key in self._storages:
+                stored = self._storages[key].stored
+                self._history.set_entry(stored)
+                prompt = PromptRecord(number, stored.id, stored.expires)
         if record.layer in ("forward", "prefix", "revalidated") and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
             # The shortest of several responses, so that savings are not overstated.
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
             self._history.set_seconds(short, seconds)
-            prompt = PromptRecord(prompt.number, prompt.entry, prompt.expires, seconds)
+            prompt = replace(prompt, seconds=seconds)
         if len(self._prompts) >= _MAX_CACHED_PROMPTS:
             self._prompts.clear()
         self._prompts[key] = prompt

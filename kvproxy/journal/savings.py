@@ -2,29 +2,24 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Literal
 
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, storage_price
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import CACHES, Reader
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 By = Literal["layer", "tenant", "model", "tag", "day"]
-_SUMS = (
-    *("requests", "answered", "prompt_tokens", "completion_tokens", "reused_tokens"),
-    *("seconds", "least_seconds", "most_seconds", "unmeasured_tokens"),
-)
-CACHES = ("exact", "semantic", "shared")
 
 
 @dataclass(frozen=True, slots=True)
 class WrongInterval:
-    """The interval of the share of wrong semantic hits, and its source."""
+    """The interval of the share of wrong semantic hits, from 0 to 1, and a sentence about its source."""
 
     least: float
     most: float
@@ -59,6 +54,10 @@ class Saving:
     money: float | None = None
     least_money: float | None = None
 
+    def add_money(self, money: float, least: float) -> None:
+        self.money = (self.money or 0.0) + money
+        self.least_money = (self.least_money or 0.0) + least
+
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
@@ -81,15 +80,16 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        since: seconds; only whole days within this time count.
+        counts: summary of the store's observations; None if there is no store.
+        since: only whole days of this number of last seconds count.
     """
-    wrong = wrong_share(counts, settings)
+    wrong = _wrong_share(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
-    return SavingsReport(rows, sum_savings(rows) if by != "tag" else None, wrong, journal.currency)
+    return SavingsReport(rows, _sum_savings(rows) if by != "tag" else None, wrong, journal.currency)
 
 
 def first_day(since: float | None) -> str | None:
-    """The first day of the last `since` seconds, as 2026-11-21."""
+    """Return the first day (UTC) of the last `since` seconds, as 2026-11-21; None if `since` is None."""
     return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
 
 
@@ -118,21 +118,16 @@ def savings(
         saving.most_seconds += row.saved_seconds + row.reused_tokens * cost.most
         saving.unmeasured_tokens += 0 if row.model in costs else row.reused_tokens
         price = price_of(row.model, prices)
-        worth = least = 0.0
-        if price is not None:
-            worth = least = row.reused_tokens * (price.input - price.of_reuse) / MILLION
-        if row.layer in CACHES:
+        is_hit = row.layer in CACHES
+        if is_hit:
             saving.answered += row.requests
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
-            if price is not None:
-                answers = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
-                worth += answers
-                share = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
-                least += answers * (1 - share)
         if price is not None:
-            saving.money = (saving.money or 0.0) + worth
-            saving.least_money = (saving.least_money or 0.0) + least
+            reuse = row.reused_tokens * (price.input - price.of_reuse) / MILLION
+            answers = is_hit * (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
+            wrong = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
+            saving.add_money(reuse + answers, reuse + answers * (1 - wrong))
     _subtract_writes(reader, by, prices, since, found)
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
@@ -150,14 +145,12 @@ def _subtract_writes(
     for name, model, short, long, hours in rows:
         price = price_of(model, prices)
         if price is not None:
-            more = (short * (price.of_5m - price.input) + long * (price.of_1h - price.input)) / MILLION
-            more += storage_price(price, hours)
-            saving = found.setdefault(name, Saving(name))
-            saving.money = (saving.money or 0.0) - more
-            saving.least_money = (saving.least_money or 0.0) - more
+            paid = (short * (price.of_5m - price.input) + long * (price.of_1h - price.input)) / MILLION
+            paid += storage_price(price, hours)
+            found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 
 
-def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
+def _wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
     """Return the interval measured by comparisons, else the bound of the policy; None if neither is known."""
     if not settings.semantic:
         return None
@@ -171,12 +164,11 @@ def wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> Wr
     return None
 
 
-def sum_savings(rows: Sequence[Saving]) -> Saving:
+def _sum_savings(rows: Sequence[Saving]) -> Saving:
     total = Saving("all")
     for row in rows:
-        for name in _SUMS:
+        for name in (each.name for each in fields(Saving)[1:-2]):
             setattr(total, name, getattr(total, name) + getattr(row, name))
-        for name in ("money", "least_money"):
-            if getattr(row, name) is not None:
-                setattr(total, name, (getattr(total, name) or 0.0) + getattr(row, name))
+        if row.money is not None:
+            total.add_money(row.money, row.least_money or 0.0)
     return total

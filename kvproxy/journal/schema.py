@@ -40,7 +40,7 @@ _TABLES = (
     " reused_tokens integer not null, saved_seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
 )
-# Created in files of version 1 that lack them, too.
+# Older files of version 1 lack them.
 _LATER_TABLES = (
     "create table if not exists turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"

@@ -1,7 +1,6 @@
 """A prompt with its block hashes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.cache_request import CacheRequest
@@ -12,29 +11,22 @@ BlockTokens = tuple[tuple[int, ...], Extra]
 """A block's tokens and extra keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHashes:
-    """Hashes of a prompt's full blocks in both published forms: digests, and their low 64 bits."""
-
-    digests: list[bytes]
-    numbers: list[int]
-
-
 class HashedPrompt:
     """The tokens of a prompt, whose block hashes are computed only once."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)
         self.salt = salt
-        self._hashes: dict[tuple[bytes, str, int], BlockHashes] = {}
+        self._hashes: dict[tuple[bytes, str, int], tuple[list[bytes], list[int]]] = {}
         self._contents: dict[int, list[BlockTokens]] = {}
 
-    def block_hashes(self, hasher: BlockHasher, block_size: int) -> BlockHashes:
+    def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
+        """Return the hashes of the full blocks in both published forms: digests, and their low 64 bits."""
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:
             digests = self._request().update_hashes(hasher, block_size)
-            found = self._hashes[key] = BlockHashes(digests, [event_hash(digest) for digest in digests])
+            found = self._hashes[key] = digests, [event_hash(digest) for digest in digests]
         return found
 
     def block_contents(self, block_size: int) -> list[BlockTokens]:

@@ -127,6 +127,7 @@ class Mirror:
         return None
 
     def hash_schemes(self) -> list[tuple[BlockHasher, int]]:
+        """Return the hasher and the tokens per hash of every rank, to hash prompts before a lookup."""
         sizes = {hash_block_size(pools) for pools in self.state().ranks().values()}
         return [(self.hasher, size) for size in sorted(sizes)]
 
@@ -137,11 +138,12 @@ class Mirror:
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
     def tokens_after(self, prompt: HashedPrompt) -> tuple[int, list[list[int]], int] | None:
-        """Return the cached tokens after the cached prefix of a prompt; see `match.tokens_after`."""
+        """Return the cached tokens after the longest cached prefix of a prompt; see `prefix_match.tokens_after`."""
         ranks = self.state().ranks().values()
         found = [after for pools in ranks if (after := tokens_after(pools, prompt, self.hasher)) is not None]
         return max(found, default=None, key=lambda after: after[0])
 
     def matched_tokens(self, prompt: HashedPrompt) -> int:
+        """Return the length of the longest cached prefix of a prompt in any rank."""
         ranks = self.state().ranks().values()
         return max((matched_tokens(pools, prompt, self.hasher) for pools in ranks), default=0)

@@ -21,19 +21,19 @@ class PromptHashes:
     def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
         self.prompt = prompt
         self.block_size = block_size
-        self.hashes = prompt.block_hashes(hasher, block_size)
+        self.digests, self.numbers = prompt.block_hashes(hasher, block_size)
         self.aliases: dict[int, Hash] = {}
         """The engine's hashes of small blocks by index, if it uses another algorithm; found by content."""
 
     def find(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
         """Return the pool's block that ends with small block `index`."""
-        block = pool.blocks.get(self.hashes.numbers[index]) or pool.blocks.get(self.hashes.digests[index])
+        block = pool.blocks.get(self.numbers[index]) or pool.blocks.get(self.digests[index])
         if block is None and index in self.aliases:
             block = pool.blocks.get(self.aliases[index])
         return block
 
     def has_computed_hash(self, pool: MirroredPool, index: int) -> bool:
-        return self.hashes.numbers[index] in pool.blocks or self.hashes.digests[index] in pool.blocks
+        return self.numbers[index] in pool.blocks or self.digests[index] in pool.blocks
 
 
 class MirroredGroup:
@@ -49,7 +49,7 @@ class MirroredGroup:
     def _find_blocks(self) -> list[MirroredBlock]:
         found: list[MirroredBlock] = []
         hashes = self._hashes
-        for index in range(self._hashes_per_block - 1, len(hashes.hashes.numbers), self._hashes_per_block):
+        for index in range(self._hashes_per_block - 1, len(hashes.numbers), self._hashes_per_block):
             block = hashes.find(self.pool, index)
             if block is None:
                 tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]

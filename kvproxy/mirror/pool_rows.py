@@ -48,16 +48,9 @@ def _content(size: int, copies: list[MirroredBlock], location: BlockLocation) ->
     # Groups with a window do not always publish the tokens of their blocks.
     block = next((block for block in copies if block.tokens), copies[0])
     row = BlockRow(
-        id=None,
-        state="cached",
-        ref_count=None,
         hash=hash_hex(block.hash),
         parent=None if block.parent is None else hash_hex(block.parent),
-        computed=True,
         num_tokens=size,
-        last_accessed=None,
-        priority=None,
-        requests=None,
         copies=sum(block.copies for block in copies),
         place=location,
     )
@@ -108,12 +101,9 @@ def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: Mirror
         count += 1
     return ChainRow(
         leaf=hash_hex(leaf.hash),
-        blocks=None,
         num_blocks=count,
         num_tokens=count * pool.block_size,
         complete=first.parent is None,
-        in_use=None,
-        last_accessed=None,
         first_tokens=first.tokens or None,
         place=location,
     )
@@ -126,16 +116,8 @@ def report_pools(state: MirrorState) -> PoolReport:
     for key, pool in state.pools.items():
         hashes.setdefault((key.rank, key.medium, pool.block_size), set()).update(pool.blocks)
     return PoolReport(
-        num_blocks=None,
         block_size=max((pool.block_size for pool in pools), default=None),
-        free=None,
         cached=sum(pool.num_copies for pool in pools),
-        used=None,
-        usage=None,
-        queries=None,
-        hits=None,
-        hit_rate=None,
         evictions=sum(pool.num_removed for pool in pools),
-        pinned=None,
         distinct=sum(map(len, hashes.values())),
     )

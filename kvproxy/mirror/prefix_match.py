@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.divergence import find_divergence
+from kvproxy.blocks.divergence import common_prefix, find_divergence
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.mirror.hashed_prompt import HashedPrompt
@@ -48,15 +48,13 @@ async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> N
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
     """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
-    if not pools:
-        return MirrorMatch(0, [], [], None, None)
     groups, hashes = make_groups(pools, prompt, hasher)
     found, length = _find_longest_hit(groups, hashes)
     blocks = [block for block in found if block is not NULL_BLOCK]
     return MirrorMatch(
         length,
         blocks,
-        hashes.hashes.digests,
+        hashes.digests,
         hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
         _divergence(groups[0], prompt.tokens),
     )
@@ -71,13 +69,13 @@ def tokens_after(
     rest of the prompt.
     """
     groups, _ = make_groups(pools, prompt, hasher)
-    if not groups or isinstance(groups[0], MirroredWindowGroup):
+    if isinstance(groups[0], MirroredWindowGroup):
         return None
     pool, cached = groups[0].pool, groups[0].cached_blocks
     start = len(cached) * pool.block_size
     rest, chains = prompt.tokens[start:], list[list[int]]()
     children = pool.children(cached[-1].hash if cached else None)
-    for child in sorted(children, key=lambda each: (_shared(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
+    for child in sorted(children, key=lambda each: (common_prefix(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
         if list(child.tokens[: len(rest)]) == rest:
             return None
         chain: list[int] = []
@@ -90,18 +88,12 @@ def tokens_after(
     return (start, chains[::-1], pool.block_size) if chains else None
 
 
-def _shared(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning."""
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
-
-
 def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
-    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1] if pools else 0
+    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1]
 
 
 def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
-    indexes = range(len(hashes.hashes.numbers))
+    indexes = range(len(hashes.numbers))
     found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
     return found[0], length
 

@@ -19,25 +19,6 @@ MAX_REPLAY_ATTEMPTS = 3
 """Number of consecutive failed replays before missing batches count as lost."""
 
 
-class AppliedBatches:
-    """Fingerprints of the last applied batches by their numbers, to recognise repeated batches."""
-
-    def __init__(self) -> None:
-        self._fingerprints: dict[int, int] = {}
-
-    def add(self, number: int, payload: bytes) -> None:
-        self._fingerprints[number] = xxhash.xxh3_64_intdigest(payload)
-        self._fingerprints.pop(number - MAX_FINGERPRINTS, None)
-
-    def has_same(self, number: int, payload: bytes) -> bool | None:
-        """Whether the batch with this number had this content; None if its fingerprint is unknown."""
-        known = self._fingerprints.get(number)
-        return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
-
-    def clear(self) -> None:
-        self._fingerprints.clear()
-
-
 @dataclass(slots=True)
 class Replay:
     """A replay in progress.
@@ -46,7 +27,7 @@ class Replay:
         from_start: all batches were requested.
         is_verified: the batches belong to the process whose batches were applied before.
         has_batches: at least one batch has arrived.
-        is_skipped: the remaining batches are ignored.
+        is_skipped: its remaining batches are ignored, because another replay was requested meanwhile.
     """
 
     from_start: bool
@@ -77,7 +58,8 @@ class Sequencer:
         self.is_unverified = False
         self.counts = StreamCounts()
         self._timestamp = float("-inf")
-        self._applied = AppliedBatches()
+        self._fingerprints: dict[int, int] = {}
+        """Hashes of the last applied batches by their numbers."""
         self._held: dict[int, bytes] = {}
         self._replayed_all = False
         self._replay: Replay | None = None
@@ -94,24 +76,30 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Handle a silent stream: the last batch may be lost."""
+        """Handle a stream without recent batches: its last batch may be lost, and no later one shows the gap."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
     def on_batch(self, number: int, payload: bytes) -> None:
+        """Handle a live batch: apply it, hold it until a replay ends, or request a replay."""
         if self._replay is not None or self.replay_from is not None:
             self._held[number] = payload
         elif number > self.next:
             self._on_gap(number, payload)
         elif number == self.next:
             self._on_next(number, payload)
-        elif self._applied.has_same(number, payload):
+        elif self._is_repeated(number, payload):
             self.counts.duplicates += 1
         elif self._has_replay:
             self._request_replay(0)
         else:
             self._on_restart()
             self.on_batch(number, payload)
+
+    def _is_repeated(self, number: int, payload: bytes) -> bool | None:
+        """Whether the applied batch with this number had this content; None if its fingerprint is unknown."""
+        known = self._fingerprints.get(number)
+        return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
     def _on_next(self, number: int, payload: bytes) -> None:
         batch = self._decode(number, payload)
@@ -160,7 +148,7 @@ class Sequencer:
             self._on_replay_gap(number, payload, replay, is_first)
 
     def _verify(self, number: int, payload: bytes, replay: Replay) -> None:
-        same = self._applied.has_same(number, payload)
+        same = self._is_repeated(number, payload)
         if same is False:
             self._on_restart()
             if number:
@@ -180,6 +168,7 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
+        """Handle the end of a replay, and apply the live batches that were held meanwhile."""
         replay = self._replay
         if replay is None:
             return
@@ -235,7 +224,8 @@ class Sequencer:
             self._timestamp = batch.timestamp
             # After a reset, and at the start of a run, earlier losses do not matter.
             self.complete = self.complete or batch.has_reset or number == 0
-        self._applied.add(number, payload)
+        self._fingerprints[number] = xxhash.xxh3_64_intdigest(payload)
+        self._fingerprints.pop(number - MAX_FINGERPRINTS, None)
         self.next = number + 1
         self.counts.batches += 1
 
@@ -260,7 +250,7 @@ class Sequencer:
 
     def _clear(self) -> None:
         self._state.reset()
-        self._applied.clear()
+        self._fingerprints.clear()
         self.next = 0
         self.is_unverified = False
         self._timestamp = float("-inf")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvproxy.apis.json import Json, JsonObject, as_object, field, loads, objects, text_of
+from kvproxy.apis.json import JsonObject, as_object, field, loads, objects, text_of
 from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -61,11 +62,8 @@ class AuditedPair:
     @property
     def differs_at(self) -> int | None:
         """Return the index of the first different token; None if the responses are equal."""
-        if self.cold.tokens == self.warm.tokens:
-            return None
-        both = zip(self.cold.tokens, self.warm.tokens, strict=False)
-        shorter = min(len(self.cold.tokens), len(self.warm.tokens))
-        return next((index for index, (cold, warm) in enumerate(both) if cold != warm), shorter)
+        cold, warm = self.cold.tokens, self.warm.tokens
+        return None if cold == warm else common_prefix(cold, warm)
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
@@ -162,11 +160,9 @@ class Auditor:
 
 def _tokens(choice: JsonObject) -> tuple[str, ...]:
     scores = choice.get("logprobs")
-    tokens: Json = field(scores, "tokens")
+    tokens = field(scores, "tokens")
     if isinstance(tokens, list) and tokens:
-        return tuple(str(token) for token in tokens)
+        return tuple(map(str, tokens))
     named = [str(item.get("token")) for item in objects(field(scores, "content"))]
-    if named:
-        return tuple(named)
     text = text_of(field(choice.get("message"), "content")) or choice.get("text")
-    return tuple(str(text or "").split(" "))
+    return tuple(named or str(text or "").split(" "))

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
@@ -11,17 +10,19 @@ from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.evaluation.pair_evaluation import Calibration, Levels, calibrate
 from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, make_stream, measure, read_stream
+from kvproxy.index.evaluation.stream_replay import ReplayObservations
+from kvproxy.index.models.content_words import new_words_test
+from kvproxy.index.models.embedder import Embedder, load_embedder
+from kvproxy.index.models.verifier import Verifier, load_verifier
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.settings import LEAST_SIMILARITY, Settings
 
-if TYPE_CHECKING:
-    from kvproxy.index.models.embedder import Embedder
-    from kvproxy.index.models.verifier import Verifier
-    from kvproxy.index.policies.guards import Guard
 
-Progress = Callable[[float], None]
-
-
-def calibrate_pairs(file: Path, settings: Settings, target_error: float, progress: Progress) -> Calibration:
+def calibrate_pairs(
+    file: Path, settings: Settings, target_error: float, progress: Callable[[float], None]
+) -> Calibration:
     """Measure each policy on labelled pairs. Raises NotFound or SettingsError."""
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
@@ -36,7 +37,7 @@ def calibrate_pairs(file: Path, settings: Settings, target_error: float, progres
             verifier,
             Levels(least["threshold"], cache.min_probability, least["checked"]),
             target_error=target_error,
-            guards=_guards(settings),
+            guards=GUARDS if cache.guards else (),
             languages=cache.languages_of(settings.embedder),
             progress=progress,
         )
@@ -49,7 +50,7 @@ def calibrate_stream(
     judge: str,
     judge_error: float,
     orders: int,
-    progress: Callable[[str, float], None],
+    progress: Callable[[float], None],
 ) -> StreamReport:
     """Replay questions through each policy. Raises NotFound or SettingsError.
 
@@ -59,19 +60,14 @@ def calibrate_stream(
         judge_error: share of wrong comparisons.
         orders: additional replays in random orders.
     """
-    from kvproxy.index.evaluation.stream_replay import ReplayObservations
-    from kvproxy.index.models.content_words import new_words_test
-    from kvproxy.index.policies.checked import CheckedPolicy
-    from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")
-    cache, guards = settings.cache, _guards(settings)
+    cache, guards = settings.cache, GUARDS if settings.cache.guards else ()
     with _explained_errors(file):
         lines = read_stream(file)
         embedder, verifier = _models(settings)
         similarity = cache.judge_similarity if judge == "similarity" else None
-        stream = make_stream(lines, embedder, similarity, lambda share: progress("embedding", share))
+        stream = make_stream(lines, embedder, similarity, progress)
         checked, new_words = None, new_words_test(embedder.name)
         if verifier is not None:
             checked = CheckedPolicy(verifier, cache.min_probability, LEAST_SIMILARITY["checked"], guards)
@@ -84,7 +80,7 @@ def calibrate_stream(
             max_error,
             orders=orders,
             judge_error=judge_error,
-            progress=lambda step, share: progress("replaying", share),
+            progress=lambda step, share: progress(share),
         )
 
 
@@ -102,15 +98,12 @@ def calibration_charts(result: Calibration) -> list[Chart]:
 
 def stream_charts(report: StreamReport) -> list[Chart]:
     """Return charts of hit rates and of wrong hits by number of requests."""
-    curves = {name: curve(outcome) for name, outcome in report.outcomes.items()}
-    hits = [
-        ChartLine(name, [count for count, _, _ in points], [served / count for count, served, _ in points])
-        for name, points in curves.items()
-    ]
-    wrong = [
-        ChartLine(name, [count for count, _, _ in points], [errors / max(1, served) for _, served, errors in points])
-        for name, points in curves.items()
-    ]
+    hits, wrong = [], []
+    for name, outcome in report.outcomes.items():
+        points = curve(outcome)
+        counts = [count for count, _, _ in points]
+        hits.append(ChartLine(name, counts, [served / count for count, served, _ in points]))
+        wrong.append(ChartLine(name, counts, [errors / max(1, served) for _, served, errors in points]))
     levels = [("max_error", report.max_error)]
     return [
         Chart("requests", "hit rate", hits, is_share=True),
@@ -128,16 +121,7 @@ def _explained_errors(file: Path) -> Iterator[None]:
         raise SettingsError(str(error)) from None
 
 
-def _models(settings: Settings) -> "tuple[Embedder, Verifier | None]":
-    from kvproxy.index.models.embedder import load_embedder
-    from kvproxy.index.models.verifier import load_verifier
-
+def _models(settings: Settings) -> tuple[Embedder, Verifier | None]:
     embedder = load_embedder(settings.embedder)
     name = settings.cache.verifier
     return embedder, None if name == "none" else load_verifier(name, embedder.name)
-
-
-def _guards(settings: Settings) -> "tuple[Guard, ...]":
-    from kvproxy.index.policies.guards import GUARDS
-
-    return GUARDS if settings.cache.guards else ()

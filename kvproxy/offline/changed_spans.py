@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
 from kvproxy.settings.edits import EditSettings
 
@@ -59,29 +60,22 @@ class ChangedSpan:
 
 
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
-    """Return the first changing span; None if the prompts are unrelated, or if the later one only continues the
-    earlier one.
-    """
+    """Return the first changing span; None if the prompts are unrelated, or if one of them continues the other."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
             lost = len(_pieces("\n".join(lines[1]))) + sum(len(_pieces(each.text)) for each in prompt_regions(new)[1:])
             return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
-    return _text_span(prompt_regions(old), prompt_regions(new), new)
-
-
-def _text_span(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
-    for place, (one, other) in enumerate(zip(old, new, strict=False)):
-        if one.name != other.name:
-            return None
-        if one.text != other.text:
-            return _span_within_region(old[place:], new[place:], form)
-    return None
+    old_regions, new_regions = prompt_regions(old), prompt_regions(new)
+    same = common_prefix(old_regions, new_regions)
+    if same == min(len(old_regions), len(new_regions)) or old_regions[same].name != new_regions[same].name:
+        return None
+    return _span_within_region(old_regions[same:], new_regions[same:], new)
 
 
 def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _pieces(old[0].text), _pieces(new[0].text)
-    same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = common_prefix(one, other)
     resumed = _next_equal_text(one[same:], other[same:])
     if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
@@ -104,31 +98,24 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
 
 
 def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
+    """Return the places in both where the text is equal again, and the number of equal words from there."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
     for place in range(len(other) - 2 * _EQUAL_WORDS + 1):
         found = runs.get(tuple(other[place : place + 2 * _EQUAL_WORDS]))
         if found is not None:
-            length = _common(one[found:], other[place:])
+            length = common_prefix(one[found:], other[place:])
             return found, place, (length + 1) // 2
-    tail = _common(one[::-1], other[::-1])
-    if tail // 2 >= _EQUAL_WORDS // 2 and tail < min(len(one), len(other)) + 1:
+    tail = common_prefix(one[::-1], other[::-1])
+    if tail // 2 >= _EQUAL_WORDS // 2:
         return len(one) - tail, len(other) - tail, (tail + 1) // 2
     return None
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    count = 0
-    for one, other in zip(old, new, strict=False):
-        if one != other:
-            break
-        count += (len(_pieces(other.text)) + 1) // 2
-    return count
+    """Return the number of words in the equal regions at the beginning."""
+    return sum((len(_pieces(region.text)) + 1) // 2 for region in new[: common_prefix(old, new)])
 
 
 def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:

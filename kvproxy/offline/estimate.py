@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from kvproxy.charts import Chart, ChartLine
@@ -15,8 +16,6 @@ from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import price_of
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Estimate:
         exact, similar, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
         similar_range: fewest and most semantic hits of all replays, which explore at random.
         uncacheable: forwarded requests that are never cached.
-        learned: the policy learned from logged responses.
+        learned: whether the log has responses, from which the policy learned.
         prefix: reuse of forwarded prompts by the engine.
         prefix_alone: reuse by the engine without a response cache.
         unread: forwarded requests whose prompt cannot be tokenized.
@@ -89,31 +88,38 @@ async def estimate(
     tokenizer: LocalTokenizer,
     block_size: int,
     sizes: Sequence[int] | None,
-    progress: Progress = lambda step, share: None,
+    progress: Callable[[float], None] = lambda share: None,
     draws: int = 1,
 ) -> Estimate:
     """Replay a log and count the hits. Raises SettingsError.
 
     Args:
+        tokenizer: the tokenizer of the engine.
         block_size: in tokens.
         sizes: pool sizes in blocks; by default a range that fits the log.
         draws: number of replays of a log with responses; the replay with the median of semantic hits counts.
     """
-    replays = await _replays(requests, settings, progress, draws)
-    replayed = replays[len(replays) // 2]
+    count = draws if has_responses(requests) else 1
+
+    def advance(step: int, share: float) -> None:
+        progress((step + share) / (count + 1))
+
+    replays = [await replay(requests, settings, partial(advance, draw), Random(draw).random) for draw in range(count)]
+    replays.sort(key=_semantic_hits)
+    replayed = replays[count // 2]
     tokenized: list[TokenizedRequest | None] = []
     for number, each in enumerate(replayed, 1):
         tokenized.append(await _tokenize(tokenizer, each))
-        progress("tokenising", number / len(replayed))
-    forwarded = [tokens for each, tokens in zip(replayed, tokenized, strict=True) if _is_forwarded(each)]
+        advance(count, number / len(replayed))
+    forwarded = [
+        tokens for each, tokens in zip(replayed, tokenized, strict=True) if each.layer not in ("exact", "semantic")
+    ]
     readable = [tokens for tokens in forwarded if tokens is not None]
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
     alone = estimate_prefix_reuse(
-        [tokens for tokens in tokenized if tokens is not None],
-        block_size,
-        [point.blocks for point in prefix.points],
+        [tokens for tokens in tokenized if tokens is not None], block_size, [point.blocks for point in prefix.points]
     )
-    layers = Counter(each.exchange.layer if each.exchange is not None else "bypass" for each in replayed)
+    layers = Counter(each.layer for each in replayed)
     return Estimate(
         requests=len(replayed),
         exact=layers["exact"],
@@ -150,20 +156,6 @@ def estimate_charts(found: Estimate) -> list[Chart]:
     ]
 
 
-async def _replays(
-    requests: Sequence[LoggedRequest], settings: Settings, progress: Progress, draws: int
-) -> list[list[ReplayedRequest]]:
-    count = draws if has_responses(requests) else 1
-    found = []
-    for draw in range(count):
-
-        def report(share: float, draw: int = draw) -> None:
-            progress("replaying", (draw + share) / count)
-
-        found.append(await replay(requests, settings, report, Random(draw).random))
-    return sorted(found, key=_semantic_hits)
-
-
 async def _tokenize(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
     try:
         return await tokenize_request(tokenizer, each.request, prompt_input(each.request), response_text(each.logged))
@@ -172,7 +164,7 @@ async def _tokenize(tokenizer: LocalTokenizer, each: ReplayedRequest) -> Tokeniz
 
 
 def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
-    return sum(each.exchange is not None and each.exchange.layer == "semantic" for each in replayed)
+    return sum(each.layer == "semantic" for each in replayed)
 
 
 def _savings(
@@ -181,7 +173,7 @@ def _savings(
     hits = [
         (each.request.model, tokens or TokenizedRequest(()))
         for each, tokens in zip(replayed, tokenized, strict=True)
-        if each.exchange is not None and each.exchange.layer == layer
+        if each.layer == layer
     ]
     money = [
         (len(tokens.prompt) * price.input + len(tokens.response) * price.output) / 1_000_000
@@ -193,14 +185,9 @@ def _savings(
     return HitSavings(len(hits), prompt, response, sum(money) if has_price else None)
 
 
-def _is_forwarded(each: ReplayedRequest) -> bool:
-    return each.exchange is None or each.exchange.layer not in ("exact", "semantic")
-
-
 def _wrong_share(replayed: Sequence[ReplayedRequest]) -> WrongShare:
     hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
-    matches = [hit.match for hit in hits if hit.match is not None]
-    risks = [risk for match in matches if (risk := _risk(match)) is not None]
+    risks = [risk for hit in hits if hit.match is not None and (risk := _risk(hit.match)) is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
     expected = sum(risks) / len(risks) if risks else None
     return WrongShare(len(compared), compared.count(False), expected)

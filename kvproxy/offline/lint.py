@@ -1,9 +1,9 @@
 """Finds changing spans that prevent prefix reuse, and the savings of removing them."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
@@ -47,8 +47,8 @@ class FamilyReport:
     """The findings of one family.
 
     Attributes:
-        reused: tokens that a prefix cache reuses today.
-        shared_blocks: median number of reused blocks, without the first prompt.
+        reused: prompt tokens that a prefix cache reuses without edits.
+        shared_blocks: median number of reused blocks of a prompt, without the first prompt.
         savings: for each span, with the edits of the earlier spans.
     """
 
@@ -60,7 +60,7 @@ class FamilyReport:
 
     @property
     def share(self) -> float:
-        """Return the share of prompt tokens that are reused today."""
+        """Return the share of prompt tokens that are reused without edits."""
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -106,7 +106,8 @@ async def lint(
     for number, logged in enumerate(requests, 1):
         await prompts.add(to_api_request(logged, settings), response_text(logged))
         progress(0.5 * number / len(requests))
-    families = group_families(prompts.models, [prompt_regions(form) for form in prompts.forms])
+    models = [request.model for request in prompts.requests]
+    families = group_families(models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
         reports.append(await prompts.report(family))
@@ -115,13 +116,12 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, as the APIs state them (text, conversation, or token ids) and as tokens."""
+    """The prompts of a log, as text, conversation, or token ids (`forms`), and as tokens of the tokenizer."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []
-        self.models: list[str] = []
+        self.requests: list[ApiRequest] = []
         self.unread = 0
-        self._requests: list[ApiRequest] = []
         self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
@@ -135,8 +135,7 @@ class _Prompts:
             self.unread += 1
             return
         self.forms.append(form)
-        self.models.append(request.model)
-        self._requests.append(request)
+        self.requests.append(request)
         self._tokenized.append(tokenized)
 
     async def report(self, family: Family) -> FamilyReport:
@@ -145,20 +144,19 @@ class _Prompts:
         blocks = self._reused_blocks(tokenized)
         tokens, reused = sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks)
         savings: list[EditSaving] = []
-        requests, best = [self._requests[member] for member in members], reused
+        requests, best = [self.requests[member] for member in members], reused
         while len(savings) < _MOST_SPANS:
-            found = _costliest_span([prompt_input(request) for request in requests])
-            if found is None:
+            spans = _costliest_spans([prompt_input(request) for request in requests])
+            if not spans:
                 break
-            span, count = found
-            edit = strip_edit(span)
+            edit = strip_edit(spans[0])
             stripped, edited_requests = await self._edited(members, requests, edit)
             moved = stripped
             if edit.action == "strip":
                 moved, _ = await self._edited(members, requests, move_edit(edit))
             if max(stripped, moved) - best < max(_LEAST_SAVING * tokens, self._block_size):
                 break
-            savings.append(EditSaving(span, edit, count, stripped, moved))
+            savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
             requests, best = edited_requests, stripped
         later = sorted(blocks[1:])
         return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
@@ -166,19 +164,20 @@ class _Prompts:
     async def _edited(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
+        """Return the reused prompt tokens of a family after an edit, and the edited requests."""
         changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
-            before = self._tokenized[member]
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
-            tokenized.append(TokenizedRequest(prompt, before.response, before.salt))
+            tokenized.append(replace(self._tokenized[member], prompt=prompt))
         return self._block_size * sum(self._reused_blocks(tokenized)), changed
 
     def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
         return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
 
 
-def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | None:
+def _costliest_spans(forms: Sequence[PromptInput]) -> list[ChangedSpan]:
+    """Return the changes of the span with the most recomputed words; empty if no span changes."""
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
@@ -188,8 +187,4 @@ def _costliest_span(forms: Sequence[PromptInput]) -> tuple[ChangedSpan, int] | N
         if span is not None:
             found[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
-    if not found:
-        return None
-    cost = Counter({place: sum(span.recomputed_words for span in spans) for place, spans in found.items()})
-    spans = found[cost.most_common(1)[0][0]]
-    return spans[0], len(spans)
+    return max(found.values(), key=lambda spans: sum(span.recomputed_words for span in spans), default=[])

@@ -16,8 +16,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.flow.compare_responses import Judge, ResponseComparer, answer_text, make_judge
-from kvproxy.flow.edits import apply_edits
+from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache
@@ -42,6 +41,11 @@ class ReplayedRequest:
     request: ApiRequest
     exchange: Exchange | None
     is_right: bool | None = None
+
+    @property
+    def layer(self) -> str:
+        """Return the source of the response (see `Exchange.layer`); `bypass` for an invalid request."""
+        return "bypass" if self.exchange is None else self.exchange.layer
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
@@ -94,13 +98,12 @@ async def _open_replayer(
             clock=lambda: backend.now,
             random_number=random_number,
         )
-        judge = comparer = None
-        if learns and cache.semantic is not None:
-            judge = make_judge(cache.semantic, backend, settings.cache)
-            comparer = None if judge is None else ResponseComparer(cache.semantic, judge)
+        comparer = None
+        if learns and cache.semantic is not None and caching.judge != "none":
+            comparer = ResponseComparer(cache.semantic, backend, caching)
         answerer = Answerer(backend, cache, caching, lambda: backend.now, comparer)
         try:
-            yield _Replayer(settings, Rules(settings), answerer, backend, judge)
+            yield _Replayer(settings, Rules(settings), answerer, backend)
         finally:
             await answerer.close()
             if comparer is not None:
@@ -114,11 +117,9 @@ class _Replayer:
     rules: Rules
     answerer: Answerer
     backend: "LoggedBackend"
-    judge: Judge | None
 
     async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
-        request = self.rules.apply(to_api_request(logged, self.settings))
-        request = apply_edits(request, self.rules.edits(request))
+        request = self.rules.apply_edits(self.rules.apply(to_api_request(logged, self.settings)))
         if logged.time is not None:
             self.backend.now = logged.time
         self.backend.response = logged.response
@@ -137,17 +138,12 @@ class _Replayer:
         if self.answerer.comparer is not None:
             # In a live proxy, requests are farther apart than a comparison takes.
             await self.answerer.comparer.wait_until_idle()
-        is_right = await self._is_right(request, logged, exchange, body)
-        return ReplayedRequest(logged, request, exchange, is_right)
-
-    async def _is_right(
-        self, request: ApiRequest, logged: LoggedRequest, exchange: Exchange, body: bytes
-    ) -> bool | None:
         expected = response_text(logged)
         served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
-        if self.judge is None or expected is None or served is None or exchange.hit is None:
-            return None
-        return await self.judge(request, "", served, expected)
+        comparer, is_right = self.answerer.comparer, None
+        if comparer is not None and expected is not None and served is not None:
+            is_right = await comparer.have_same_meaning(request, "", served, expected)
+        return ReplayedRequest(logged, request, exchange, is_right)
 
 
 class LoggedBackend:

@@ -7,12 +7,12 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES
+from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, lru_hits
+from kvproxy.offline.simulate.pool_size_sweep import default_sizes
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 _DEFAULT_SIZES = 8
-_POLICY = "lru"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ async def tokenize_request(
 
 
 def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[ChainRequest]:
+    """Return the blocks of each prompt with its response; only blocks of the prompt are reusable."""
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
     chains = []
@@ -85,32 +86,22 @@ def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]
     """Count the reused blocks of each request; a pool of None is unlimited."""
     # One block is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
-    cache = ChainCache(capacity, ONLINE_POLICIES[_POLICY](capacity))
+    cache = ChainCache(capacity, LRU(capacity))
     return [cache.serve(chain) or 0 for chain in chains]
 
 
 def estimate_prefix_reuse(
-    requests: Sequence[TokenizedRequest],
-    block_size: int,
-    sizes: Sequence[int] | None,
+    requests: Sequence[TokenizedRequest], block_size: int, sizes: Sequence[int] | None
 ) -> PrefixEstimate:
     """Compute the reuse of pools of several sizes.
 
     Args:
-        sizes: in blocks; by default eight, from the longest request to all distinct blocks.
+        sizes: in blocks; None selects eight sizes up to the distinct blocks.
     """
     chains = block_chains(requests, block_size)
-    chosen = sorted(set(sizes)) if sizes else _default_sizes(chains)
-    # One block is the null block, as in vLLM.
+    # One block is the null block, as in vLLM. Another one is for an incomplete block.
+    chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]
     *hits, endless = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
     points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
     tokens = sum(len(each.prompt) for each in requests)
     return PrefixEstimate(block_size, len(requests), tokens, block_size * endless, tuple(points))
-
-
-def _default_sizes(chains: Sequence[ChainRequest]) -> list[int]:
-    most = len({block for chain in chains for block in chain.blocks}) + 2
-    least = max((len(chain.blocks) + 2 for chain in chains), default=2)
-    if most <= least:
-        return [least]
-    return sorted({round(least * (most / least) ** (step / (_DEFAULT_SIZES - 1))) for step in range(_DEFAULT_SIZES)})

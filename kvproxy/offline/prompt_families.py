@@ -13,17 +13,17 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
 _LEAST_OVERLAP = 0.5
-"""Least common share of shingles of the smaller head."""
+"""Least share of the shingles of the smaller head that the other head must have."""
 
 
 @dataclass(slots=True)
 class Family:
-    """Requests whose prompts begin alike.
+    """Requests to a model whose prompts begin alike.
 
     Attributes:
-        head: beginning of the first prompt.
-        members: indexes of requests.
-        shingles: hashes of the head's word runs.
+        head: beginning of the first prompt, see `prompt_head`.
+        members: indexes of the requests in the log.
+        shingles: hashes of the head, see `shingles`.
     """
 
     model: str
@@ -40,12 +40,16 @@ def shingles(text: str) -> set[int]:
     return {xxhash.xxh3_64_intdigest(run.encode("utf-8", "replace")) for run in runs}
 
 
-def group_families(models: Sequence[str], prompts: Sequence[Sequence[Region]]) -> list[Family]:
-    """Group prompts, the largest family first. Prompts without text belong to no family."""
+def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
+    """Group prompts, the largest family first. Prompts without text belong to no family.
+
+    Args:
+        models, prompts: the model and the regions of each request.
+    """
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):
-        head = prompt_head(list(regions))
+        head = prompt_head(regions)
         if not head.strip():
             continue
         hashes = shingles(head)

@@ -12,7 +12,8 @@ from statistics import mean, median
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.blocks.divergence import common_prefix
+from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.prices import input_price
@@ -144,7 +145,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     exchange = Exchange(logged.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, logged.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
-    exchange.prefix = None if reuse is None else PrefixUse(*reuse)
+    exchange.prefix = reuse
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
     exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
     return exchange
@@ -159,9 +160,8 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
         ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
         if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
             continue
-        pairs = enumerate(zip(before, ids, strict=False))
-        same = next((index for index, (one, two) in pairs if one != two), min(len(before), len(ids)))
-        shared, pause = min(prompt, same * trace.block_size), None if ended is None else max(0.0, time - ended)
+        shared = min(prompt, common_prefix(before, ids) * trace.block_size)
+        pause = None if ended is None else max(0.0, time - ended)
         model = str(row.get("model", ""))
         is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl
         reused = 0 if is_expired else shared
@@ -223,7 +223,7 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
         for name, paid in (
             ("five-minute writes", price(steps, _none, lambda new, unprotected: False, relative)),
             ("one-hour writes", price(steps, _none, lambda new, unprotected: True, relative)),
-            ("pause policy", policy_price(steps, survival, relative, long_writes=True)),
+            ("pause policy", policy_price(steps, survival, relative)),
         ):
             costs[name] += found.input * paid
     base = costs["five-minute writes"]

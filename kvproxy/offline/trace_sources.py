@@ -5,10 +5,8 @@ equal in two prompts if the regions up to its end are equal.
 """
 
 import contextlib
-import gzip
 import heapq
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -78,37 +76,30 @@ def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
 
 
 def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
-    head = _head(path)
-    if head.startswith(b"SQLite format 3"):
+    head = read_text(path, 4096)
+    if head.startswith("SQLite format 3"):
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
-    if path.suffix == ".msgpack" or b'"events"' in head or b"BlockStored" in head:
+    if path.suffix == ".msgpack" or '"events"' in head or "BlockStored" in head:
         return _read_events(path, ids)
-    if b'"hash_ids"' not in head and transcript_files(path):
-        found, _ = read_transcripts([path])
-        if not found:
+    if '"hash_ids"' not in head and transcript_files(path):
+        requests = [each.logged for each in read_transcripts([path])[0]]
+        if not requests:
             raise TraceError(f"{path}, line 1: the transcript has no request")
-        prompts = []
-        for each in found:
-            regions = regions_of({"endpoint": each.logged.api.path, "body": each.logged.body})
-            prompts.append((each.logged.time or 0.0, chain_of(regions, ""), None, 0))
+        regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
+        prompts = [(each.time or 0.0, chain_of(own, ""), None, 0) for each, own in zip(requests, regions, strict=True)]
         return _region_trace(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
     return read_trace(path, block_size, ids)
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            is_zipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_zipped else path.open("rb") as file:
-            return file.read(4096)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
 def _region_trace(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: ChainIds, notes: tuple[str, ...]
 ) -> Workload:
-    """Args: prompts: time, chain, prompt tokens if known, and response tokens of each request."""
+    """Divide prompts into blocks of equal length in bytes.
+
+    Args:
+        prompts: time, chain, prompt tokens if known, and response tokens of each request.
+        size: tokens in a block.
+    """
     tokens = sum(each or 0 for _, _, each, _ in prompts)
     ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
     scope = ids.new_scope()
@@ -142,13 +133,11 @@ def _read_events(path: Path, ids: ChainIds) -> Workload:
         for digest in event.hashes:
             parents.setdefault(digest, before)
             before = digest
-        found = open_prompts.pop(event.parent, None) if event.parent is not None else None
-        if found is not None and seconds - found[1] <= _STEP_SECONDS:
-            number = found[0]
-            prompts[number] = (prompts[number][0], event.hashes[-1])
-        else:
+        number, latest = open_prompts.pop(event.parent or b"", (len(prompts), seconds))
+        if seconds - latest > _STEP_SECONDS:
             number = len(prompts)
-            prompts.append((seconds, event.hashes[-1]))
+        start = prompts[number][0] if number < len(prompts) else seconds
+        prompts[number : number + 1] = [(start, event.hashes[-1])]
         open_prompts[event.hashes[-1]] = (number, seconds)
     if len(sizes) != 1:
         raise TraceError(f"{path}, line 1: expected stored blocks of one size, not {sorted(sizes)}")

@@ -1,17 +1,17 @@
 """Reads transcripts of Claude Code and Codex, and agent traces of WEKA."""
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.offline.request_log import LoggedRequest
+from kvproxy.offline.simulate.trace_reader import read_text
 
 _SUFFIXES = (".jsonl", ".json", ".json.gz")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
@@ -55,23 +55,11 @@ def transcript_files(path: Path) -> list[Path] | None:
 
 
 def _is_transcript(path: Path) -> bool:
-    head = _read(path, _MOST_CHARACTERS)
+    head = read_text(path, _MOST_CHARACTERS)
     first = head.lstrip().partition("\n")[0]
     if '"hash_ids"' in head and '"requests"' in head:
         return True
     return any(mark in first for mark in ('"session_meta"', '"sessionId"', '"leafUuid"'))
-
-
-def _read(path: Path, characters: int = -1) -> str:
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8", errors="replace")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8", errors="replace") as file
-        ):
-            return file.read(characters)
-    except (OSError, EOFError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from None
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[TraceSession]]:
@@ -79,7 +67,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[Tr
     requests: list[TimedRequest] = []
     traces: list[TraceSession] = []
     for file in files:
-        text = _read(file)
+        text = read_text(file)
         if text.lstrip().startswith("{") and '"hash_ids"' in text[:_MOST_CHARACTERS]:
             traces += _trace(file, text)
             continue
@@ -89,7 +77,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[Tr
 
 
 def _lines(text: str) -> Iterator[JsonObject]:
-    """The objects of a file; a line that is still being written is skipped."""
+    """Yield the objects of a file. An agent may still be writing the last line, so invalid lines are skipped."""
     for line in text.split("\n"):
         try:
             value = json.loads(line)
@@ -103,27 +91,19 @@ def _trace(file: Path, text: str) -> list[TraceSession]:
     try:
         trace = as_object(json.loads(text))
         entries = objects(trace["requests"])
-        agents = [entry for entry in entries if entry.get("type") == "subagent"]
-        rows = [
-            [entry for entry in entries if entry.get("type") != "subagent"],
-            *(objects(agent["requests"]) for agent in agents),
-        ]
-        size, name = trace["block_size"], str(trace.get("id", file.name))
-        if not isinstance(size, int):
-            raise ValueError("block_size is no number")
+        agents = [objects(entry["requests"]) for entry in entries if entry.get("type") == "subagent"]
+        rows = [[entry for entry in entries if entry.get("type") != "subagent"], *agents]
+        size, name = int(str(trace["block_size"])), str(trace.get("id", file.name))
     except (ValueError, KeyError) as error:
-        raise InvalidRequest(f"{file} is no agent trace: {error}") from None
-    return [
-        TraceSession(name if not number else f"{name} agent {number}", size, each)
-        for number, each in enumerate(rows)
-        if each
-    ]
+        raise InvalidRequest(f"{file} is not an agent trace of WEKA: {error!r}") from None
+    names = (f"{name} agent {number}" if number else name for number in count())
+    return [TraceSession(own, size, each) for own, each in zip(names, rows, strict=False) if each]
 
 
 def _claude(lines: Sequence[JsonObject]) -> list[TimedRequest]:
-    """One request for each answer. Its messages are the lines from the first one to the answer.
+    """Return one request for each answer, with the messages before the answer.
 
-    The system prompt and the tools are not in a transcript.
+    A transcript does not contain the system prompt and the tools.
     """
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
@@ -172,7 +152,7 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
 
 
 def _codex(lines: Sequence[JsonObject]) -> list[TimedRequest]:
-    """One request for each report of its tokens. Its input are the items before the model's output."""
+    """Return one request for each report of used tokens, with the items before the model's output as its input."""
     items: list[Json] = []
     found: list[TimedRequest] = []
     name, model, answer, start, reported = "", "", None, None, None

@@ -11,6 +11,7 @@ from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation
 from kvproxy.proxy_client.cache import EntryList, FilterValues
+from kvproxy.shared_state import SharedState, operator_name
 
 
 class DirectCache:
@@ -54,14 +55,20 @@ class DirectCache:
 
     def remove(self, id: str, *, soft: bool = False) -> int:
         full = self._full_id(id)
-        return self._remove([full], soft)
+        return self._remove([full], soft, full)
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         chosen = _filter(where)
-        return self._remove(self._store.ids(chosen), soft)
+        return self._remove(self._store.ids(chosen), soft, str(chosen))
 
-    def _remove(self, ids: list[str], soft: bool) -> int:
-        return self._store.expire_now(ids) if soft else len(self._store.delete(ids))
+    def _remove(self, ids: list[str], soft: bool, what: str) -> int:
+        removed = self._store.expire_now(ids) if soft else len(self._store.delete(ids))
+        self._record_change(f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
+        return removed
+
+    def _record_change(self, change: str) -> None:
+        if self._store.remote:
+            SharedState(self._store.database).record_change(operator_name(), change)
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> dict[str, Any]:
         if question is not None:
@@ -73,6 +80,7 @@ class DirectCache:
     def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
         full = self._full_id(id)
         self._store.pin(full, pinned=pinned)
+        self._record_change(f"{'pinned' if pinned else 'unpinned'} {full}")
         return {"id": full, "pinned": pinned}
 
     def stats(self) -> dict[str, Any]:

@@ -57,11 +57,11 @@ class ProxyClient:
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
-                raise _error(response)
+                raise error_of(response)
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the listed model ids; the headers carry a client's key."""
+        """Return the listed model ids; empty if the answer is not a list of models. The headers carry a client's key."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -102,7 +102,7 @@ class ProxyClient:
         with self._explained_errors():
             response = self._client.request(method, path, params=params, headers=headers, **content)
         if not response.is_success:
-            raise _error(response)
+            raise error_of(response)
         return response
 
     def _json(self, response: "Response") -> Any:
@@ -147,7 +147,8 @@ def path_segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def _error(response: "Response") -> KvproxyError:
+def error_of(response: "Response") -> KvproxyError:
+    """Return the error that an unsuccessful response reports."""
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

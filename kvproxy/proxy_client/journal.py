@@ -2,22 +2,27 @@
 
 import contextlib
 import time
-import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
+from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
+from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.session_reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
+from kvproxy.settings import load_settings
+
+if TYPE_CHECKING:
+    from kvproxy.index.store import Store
 
 _PAGE = 1_000
 """Most records in one response of the admin route."""
@@ -44,8 +49,6 @@ class JournalFile:
     """
 
     def __init__(self, data: Path) -> None:
-        from kvproxy.settings import load_settings
-
         self._settings = load_settings(data=data)
         self._reader = Reader(data / FILE)
 
@@ -59,14 +62,13 @@ class JournalFile:
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         """Explain a cache miss; `format_time` formats seconds since the epoch."""
-        from kvproxy.checks.configured_store import open_configured_store, store_exists
+        # Slow to import.
         from kvproxy.flow.explain import texts
         from kvproxy.journal.miss_explanation import explain_record
         from kvproxy.journal.miss_sentences import explain_in_sentences
 
         record = self.record(request)
-        has_store = store_exists(self._settings)
-        with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
+        with self._open_store() as store:
             found = explain_record(self._reader, record, texts(self._reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
@@ -83,7 +85,6 @@ class JournalFile:
 
     def savings(self, by: By, since: float | None) -> SavingsReport:
         """Return the savings of whole days within the last `since` seconds."""
-        from kvproxy.checks.configured_store import store_exists
         from kvproxy.index.store.open_store import open_observations
 
         counts = None
@@ -114,29 +115,26 @@ class JournalFile:
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
-        from kvproxy.checks.configured_store import open_configured_store, store_exists
-        from kvproxy.journal.request_regions import request_body_of
-
-        has_store = store_exists(self._settings)
-        with open_configured_store(self._settings) if has_store else contextlib.nullcontext() as store:
+        with self._open_store() as store:
             for prompt in prompts:
-                stored, whole = self._reader.stored(prompt.number), self._reader.whole(prompt.number)
-                entry = None if store is None or stored is None else store.get(stored[0])
+                id, contents = self._reader.entry_id(prompt.number), self._reader.contents(prompt.number)
+                entry = None if store is None or id is None else store.get(id)
                 # Tenants may share responses, but not the ignored fields of their requests.
                 if entry is not None and entry.tenant == prompt.tenant:
                     yield as_object(loads(entry.request))
                 else:
-                    yield None if whole is None else request_body_of(as_object(loads(zlib.decompress(whole))))
+                    yield None if contents is None else request_body_of(contents)
 
     def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
-        from kvproxy.checks.configured_store import open_configured_store, store_exists
-
-        if not ids or not store_exists(self._settings):
-            return {}
         # Records are useful even without the store or its keys.
-        with contextlib.suppress(KvproxyError), open_configured_store(self._settings) as store:
-            return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
+        with contextlib.suppress(KvproxyError), self._open_store() as store:
+            if ids and store is not None:
+                return {id: question.prompt for id, question in store.questions(sorted(set(ids))).items()}
         return {}
+
+    def _open_store(self) -> "contextlib.AbstractContextManager[Store | None]":
+        """Open the store; None if it does not exist."""
+        return open_configured_store(self._settings) if store_exists(self._settings) else contextlib.nullcontext()
 
 
 class RemoteJournal:
@@ -150,18 +148,11 @@ class RemoteJournal:
             raise self._unsupported("--where")
         found: list[RecordWithTexts] = []
         before = query.before
+        filters = {name: getattr(query, name) for name in ("layer", "reason", "tenant", "model", "after")}
+        since = None if query.since is None else max(0.0, time.time() - query.since)
         while query.limit is None or len(found) < query.limit:
-            rows = self._client.get(
-                "/admin/log",
-                limit=min(_PAGE, _PAGE if query.limit is None else query.limit - len(found)),
-                since=None if query.since is None else max(0.0, time.time() - query.since),
-                layer=query.layer,
-                reason=query.reason,
-                tenant=query.tenant,
-                model=query.model,
-                after=query.after,
-                before=before,
-            )
+            limit = min(_PAGE, _PAGE if query.limit is None else query.limit - len(found))
+            rows = self._client.get("/admin/log", limit=limit, since=since, before=before, **filters)
             found += [RecordWithTexts(_record(row), row["question"], row["stored_question"]) for row in rows]
             if len(rows) < _PAGE:
                 break
@@ -169,10 +160,10 @@ class RemoteJournal:
         return found
 
     def record(self, request: str) -> Record:
-        return _record(self._explained(request)["explained"]["record"])
+        return self.explain(request, str).record
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
-        answer = self._explained(request)
+        answer = self._client.get(f"/admin/log/{path_segment(request)}")
         return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
     def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
@@ -203,10 +194,6 @@ class RemoteJournal:
         report = self._client.get("/admin/savings/ledger", since=since)
         return LedgerReport(**report | {"rows": [LedgerRow(**row) for row in report["rows"]]})
 
-    def _explained(self, request: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self._client.get(f"/admin/log/{path_segment(request)}")
-        return answer
-
     def _unsupported(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"{what} needs the journal's file: run it on the machine of {self._client.url}")
 
@@ -216,8 +203,6 @@ JournalClient: TypeAlias = JournalFile | RemoteJournal
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
     """Open the journal of --data, of the proxy at the URL, or of the default data folder."""
-    from kvproxy.settings import load_settings
-
     if data is None:
         client = ProxyClient(url, token)
         if client.is_reachable():

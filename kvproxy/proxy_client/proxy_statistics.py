@@ -11,13 +11,12 @@ from kvproxy.proxy_client.client import ProxyClient
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
 """`exchange.Layer` in display order."""
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
-
-
 _COUNTS = {
     "kvproxy_semantic_lookups_total": ("lookups", "outcome"),
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
+"""Keys of `Snapshot.totals`, and the label of their counts, by metric."""
 
 
 @dataclass(slots=True)
@@ -27,7 +26,7 @@ class Snapshot:
     Attributes:
         at: value of the monotonic clock in seconds.
         requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
-        totals: `blocks` is None if the upstream manages the prefix cache.
+        totals: other statistics by name. `blocks` is None if the upstream manages the prefix cache.
     """
 
     at: float
@@ -40,8 +39,8 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
     from prometheus_client.parser import text_string_to_metric_families
 
     page = client.text("/metrics")
-    found = Snapshot(time.monotonic())
-    totals: dict[str, Any] = {"entries": 0, "learned": {}, "lookups": {}, "compared": {}, "limited": {}, "saved": {}}
+    empty = {"entries": 0, "learned": {}, "lookups": {}, "compared": {}, "limited": {}, "saved": {}}
+    found = Snapshot(time.monotonic(), totals=empty)
     for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):
         name, labels, value = sample.name, sample.labels, sample.value
         if name == "kvproxy_requests_total":
@@ -49,17 +48,16 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
         elif name == "kvproxy_first_byte_seconds_sum":
             found.first_byte_seconds[labels["layer"]] += value
         elif name == "kvproxy_cache_entries":
-            totals["entries"] = int(value)
+            found.totals["entries"] = int(value)
         elif name in _COUNTS:
             total, label = _COUNTS[name]
-            totals[total][labels[label]] = int(value)
+            found.totals[total][labels[label]] = int(value)
         elif name.startswith(_LEARNED):
-            totals["learned"][name.removeprefix(_LEARNED)] = value
+            found.totals["learned"][name.removeprefix(_LEARNED)] = value
         elif name.startswith(_SAVINGS):
-            totals["saved"].setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
-    totals["blocks"] = get_optional(client, "/admin/blocks/stats")
-    totals["tiers"] = get_optional(client, "/admin/blocks/tiers") or []
-    found.totals = totals
+            found.totals["saved"].setdefault(labels["layer"], {})[name.removeprefix(_SAVINGS)] = value
+    found.totals["blocks"] = get_optional(client, "/admin/blocks/stats")
+    found.totals["tiers"] = get_optional(client, "/admin/blocks/tiers") or []
     return found
 
 

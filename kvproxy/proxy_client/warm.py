@@ -12,15 +12,14 @@ import httpx
 
 from kvproxy.apis.json import JsonMap, loads
 from kvproxy.apis.json import field as field_of
-from kvproxy.apis.reported_usage import ReportedReuse, reported_reuse
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
 from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
-from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.proxy_client.client import ProxyClient, error_of
 from kvproxy.proxy_client.warm_requests import WarmRequest
 
 _ATTEMPTS = 5
-_PROMPT_FIELDS = ("prompt_tokens", "input_tokens")
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 
 
@@ -78,20 +77,19 @@ class WarmReport:
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")
-        prefix = _PREFIX.search(status)
-        if prefix:
-            self.reused_tokens += int(prefix[1])
-            self.prompt_tokens += int(prefix[2])
-        elif "; hit" not in status:
-            usage = response.get("usage")
-            counted = next((count for name in _PROMPT_FIELDS if isinstance(count := field_of(usage, name), int)), 0)
-            reuse = reported_reuse(response) or ReportedReuse(counted, 0)
-            self.prompt_tokens += reuse.prompt_tokens
-            self.reused_tokens += reuse.cached_tokens
         if "; hit" in status:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
+            return
+        self.outcomes["stored" if "stored" in status else "forwarded"] += 1
+        if prefix := _PREFIX.search(status):
+            reused, prompt = int(prefix[1]), int(prefix[2])
+        elif reuse := reported_reuse(response):
+            reused, prompt = reuse.cached_tokens, reuse.prompt_tokens
         else:
-            self.outcomes["stored" if "stored" in status else "forwarded"] += 1
+            counts = (field_of(response.get("usage"), name) for name in ("prompt_tokens", "input_tokens"))
+            reused, prompt = 0, next((count for count in counts if isinstance(count, int)), 0)
+        self.reused_tokens += reused
+        self.prompt_tokens += prompt
 
 
 @dataclass(slots=True)
@@ -173,19 +171,11 @@ async def _send(
         if response.status_code not in (429, 503):
             break
         await asyncio.sleep(0.2 * 2**attempt)
-    if response.is_success:
-        report.count(response.headers.get("cache-status", ""), _json_object(response))
+    if not response.is_success:
+        report.errors.append(LineError(request.line, error_of(response).message))
         return
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"HTTP {response.status_code}"
-    report.errors.append(LineError(request.line, message))
-
-
-def _json_object(response: httpx.Response) -> JsonMap:
     try:
         value = loads(response.content)
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None
+    report.count(response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})

@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from kvproxy.proxy_client.journal import JournalFile, open_journal
 from kvproxy.units import plural
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WarmRequest:
     """A request to send.
 
@@ -55,11 +54,11 @@ def read_requests(file: Path, text: str, model: str, system: str | None) -> Warm
 
 def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
     """Return distinct requests, the most frequent first, then by line."""
-    names = [json.dumps([request.path, request.body], sort_keys=True) for request in requests]
-    counts = Counter(names)
-    first = dict(reversed(list(zip(names, requests, strict=True))))
-    once = [WarmRequest(each.line, each.path, each.body, counts[name]) for name, each in first.items()]
-    return sorted(once, key=lambda request: (-request.count, request.line))
+    distinct: dict[str, WarmRequest] = {}
+    for request in requests:
+        first = distinct.setdefault(json.dumps([request.path, request.body], sort_keys=True), replace(request, count=0))
+        first.count += 1
+    return sorted(distinct.values(), key=lambda request: (-request.count, request.line))
 
 
 def stored_requests(
@@ -68,25 +67,24 @@ def stored_requests(
     """Return stored requests with hits, ordered by saved tokens. Raises NotFound.
 
     Args:
-        max_requests: most requests.
-        api_key: key of the tenant to send them for.
-        same_proxy: they are sent to `client` itself; leave out other tenants.
+        max_requests: maximum number of requests.
+        api_key: key of the tenant for which the requests will be sent.
+        same_proxy: the requests will be sent to `client`, so other tenants are left out.
     """
     cache = RemoteCache(client)
     served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
-    own = _of_tenant(client, served, api_key) if same_proxy else served
+    own = served
+    if same_proxy:
+        tenants = _tenants(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)
+        own = [entry for entry in served if entry["tenant"] == tenants[entry["endpoint"]]]
     if not own:
-        reason = (
-            f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
-            if served
-            else ""
-        )
-        raise NotFound(f"no stored response of {client.url} had a hit{reason}")
-    own.sort(key=_saved_tokens, reverse=True)
+        others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
+        raise NotFound(f"no stored response of {client.url} had a hit{others if served else ''}")
+    own.sort(key=lambda entry: entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1), reverse=True)
     requests = []
     for rank, entry in enumerate(own[:max_requests], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}
-        requests.append(WarmRequest(rank, PATHS[cast("ApiName", entry["endpoint"])], body, entry["hits"]))
+        requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
     return WarmSource(requests, skipped=len(served) - len(own))
 
 
@@ -96,8 +94,8 @@ def logged_requests(
     """Return logged requests with a stored text, the most frequent first.
 
     Args:
-        max_requests: most requests.
-        api_key: key of the tenant; others are left out.
+        max_requests: maximum number of requests.
+        api_key: key of the tenant; requests of other tenants are left out.
 
     Raises:
         InvalidRequest: the journal is on another machine.
@@ -106,12 +104,12 @@ def logged_requests(
     journal = open_journal(client.url, admin_token, None)
     if not isinstance(journal, JournalFile):
         raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
-    prompts = [prompt for prompt in journal.prompt_counts() if prompt.api in PATHS]
-    tenants = _tenants(client, {cast("ApiName", prompt.api): prompt.model for prompt in reversed(prompts)}, api_key)
-    own = [prompt for prompt in prompts if prompt.tenant == tenants[cast("ApiName", prompt.api)]]
+    prompts = [(prompt, prompt.api) for prompt in journal.prompt_counts() if prompt.api in PATHS]
+    tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
+    own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]
     if not own:
-        reason = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
-        raise NotFound(f"the journal has no successful request of this tenant{reason}")
+        others = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
+        raise NotFound(f"the journal has no successful request of this tenant{others}")
     source = WarmSource()
     with contextlib.closing(journal.bodies(own)) as bodies:
         for prompt, body in zip(own, bodies, strict=True):
@@ -140,14 +138,6 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
     ]
 
 
-def _saved_tokens(entry: dict[str, Any]) -> int:
-    return int(entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1))
-
-
-def _of_tenant(client: ProxyClient, entries: list[dict[str, Any]], api_key: str | None) -> list[dict[str, Any]]:
-    tenants = _tenants(client, {cast("ApiName", entry["endpoint"]): str(entry["model"]) for entry in entries}, api_key)
-    return [entry for entry in entries if entry["tenant"] == tenants[cast("ApiName", entry["endpoint"])]]
-
-
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
+    """Return the tenant of a client's key for each API; `models` has a served model of each."""
     return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

@@ -6,22 +6,9 @@ from pydantic import Field
 
 from kvproxy.settings.section import Section
 
-TENANT_HEADERS = (
-    "authorization",
-    "api-key",
-    "x-api-key",
-    "x-goog-api-key",
-    "x-litellm-api-key",
-    "x-auth-token",
-    "x-forwarded-user",
-    "x-forwarded-email",
-    "x-auth-request-user",
-    "x-auth-request-email",
-    "x-remote-user",
-    "remote-user",
-    "openai-organization",
-    "openai-project",
-    "cookie",
+TENANT_HEADERS = tuple(
+    "authorization api-key x-api-key x-goog-api-key x-litellm-api-key x-auth-token x-forwarded-user x-forwarded-email"
+    " x-auth-request-user x-auth-request-email x-remote-user remote-user openai-organization openai-project cookie".split()
 )
 
 
@@ -40,8 +27,7 @@ class AccessSettings(Section):
     priorities: Literal["tenant", "all"] = Field(
         "tenant",
         description="Scope of `priority` and x-kvproxy-priority: requests of the same tenant, or all requests. With"
-        " all, blocks of"
-        " low priority are evicted first.",
+        " all, blocks of low priority are evicted first.",
     )
     tenant_headers: tuple[str, ...] = Field(
         TENANT_HEADERS, description="Headers that identify tenants; tenants do not share responses."

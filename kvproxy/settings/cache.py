@@ -50,10 +50,7 @@ class CacheSettings(Section):
         description="Match conversations with reworded earlier questions and equal earlier answers, see docs/semantic-cache.md.",
     )
     max_error: float = Field(
-        0.02,
-        gt=0.0,
-        lt=1.0,
-        description="Maximum share of wrong semantic hits, for the policy learned.",
+        0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits, for the policy learned."
     )
     lookup_timeout: Seconds = Field(
         0.1,
@@ -70,16 +67,13 @@ class CacheSettings(Section):
     ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
     max_ttl: Seconds | None = Field(None, gt=0, description="Maximum value of x-kvproxy-ttl; by default ttl.")
     stale_while_revalidate: Seconds = Field(
-        0.0,
-        ge=0,
-        description="Time after expiry in which a response is served while it is revalidated (RFC 5861).",
+        0.0, ge=0, description="Time after expiry in which a response is served while it is revalidated (RFC 5861)."
     )
     stale_if_error: Seconds = Field(
         0.0,
         ge=0,
         description="Time after expiry in which a response is served if the upstream fails, times out, or returns"
-        " status 500 or"
-        " above (RFC 5861).",
+        " status 500 or above (RFC 5861).",
     )
     max_response_bytes: Bytes = Field(
         8 * 2**20,

@@ -39,14 +39,9 @@ class EngineSettings(Section):
     decode_attention: Literal["auto", "sdpa", "triton"] = Field(
         "auto", description="Attention kernel of decoding: sdpa anywhere, triton on CUDA."
     )
-    cuda_graphs: bool = Field(
-        True,
-        description="Capture decoding steps as CUDA graphs at startup; needs triton.",
-    )
+    cuda_graphs: bool = Field(True, description="Capture decoding steps as CUDA graphs at startup; needs triton.")
     threads: int | None = Field(
-        None,
-        ge=1,
-        description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core.",
+        None, ge=1, description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core."
     )
     num_speculative_tokens: int = Field(
         0,
@@ -59,8 +54,10 @@ class EngineSettings(Section):
         description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
         " identical bit for bit. Slow.",
     )
-    eviction_policy: Literal["lru", "s3fifo"] = Field(
-        "lru", description="Eviction policy of unreferenced cached blocks."
+    eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
+        "lru",
+        description="Eviction policy of unreferenced cached blocks. sessions is lru that evicts blocks earlier that a"
+        " conversation or a client left behind.",
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",

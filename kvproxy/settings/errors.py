@@ -3,42 +3,39 @@
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from kvproxy.settings.toml_lines import SettingPath, line_of
-
 PREFIX = "KVPROXY_"
+SettingPath = tuple[str | int, ...]
+"""Names of the tables and the setting, and the index of a table in its array."""
+_TABLE = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
 _SECTIONS_IN_FLAGS = ("tiers", "log")
 
 
-class SettingConflict(ValueError):
-    """A setting contradicts another setting."""
+class SettingConflict(NamedTuple):
+    """A setting that contradicts another setting."""
 
-    def __init__(self, message: str, path: SettingPath) -> None:
-        super().__init__(message)
-        self.path = path
+    message: str
+    path: SettingPath
 
 
 class SettingConflicts(ValueError):
     """All conflicts of the settings."""
 
     def __init__(self, conflicts: Sequence[SettingConflict]) -> None:
-        super().__init__("; ".join(map(str, conflicts)))
+        super().__init__("; ".join(conflict.message for conflict in conflicts))
         self.conflicts = conflicts
 
 
 def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path) -> list[str]:
-    """Return one line per invalid setting.
-
-    Args:
-        settings: names of all settings, such as `cache.ttl`.
-        flags: sections and settings of the command line.
-    """
+    """Return one line per invalid setting. `settings` has all names, such as `cache.ttl`; `flags` are of the command line."""
     text = file.read_text() if file.is_file() else ""
     lines = []
     for path, reason in _problems(error, settings):
@@ -49,12 +46,39 @@ def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str,
     return lines
 
 
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """Return the line number, from 1, of a setting, or else of its table; None if neither is in the file."""
+    table: SettingPath = ()
+    counts: Counter[str] = Counter()
+    lines: dict[SettingPath, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if (header := _TABLE.match(line)) is not None:
+            name = header[2]
+            table = _split_name(name)
+            if header[1] == "[[":
+                table = (*table, counts[name])
+                counts[name] += 1
+            lines.setdefault(table, number)
+        elif (key := _KEY.match(line)) is not None:
+            lines.setdefault((*table, *_split_name(key[1])), number)
+    found = tuple(path)
+    while found:
+        if found in lines:
+            return lines[found]
+        found = found[:-1]
+    return None
+
+
+def _split_name(dotted: str) -> SettingPath:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
 def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:
     # A value may be a secret: own validators and unknown settings do not show it.
     for each in error.errors():
         path, cause = each["loc"], each.get("ctx", {}).get("error")
         if isinstance(cause, SettingConflicts):
-            yield from ((conflict.path, str(conflict)) for conflict in cause.conflicts)
+            yield from ((conflict.path, conflict.message) for conflict in cause.conflicts)
         elif each["type"] == "value_error":
             yield path, each["msg"].removeprefix("Value error, ")
         elif each["type"] == "extra_forbidden":
@@ -95,11 +119,7 @@ def _variable(path: SettingPath) -> str | None:
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per misspelt variable of a setting outside the sections; pydantic ignores it.
-
-    Args:
-        known: names of variables that are no settings.
-    """
+    """Return one line per misspelt variable of a setting without a section; `known` variables are no settings."""
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()

@@ -36,9 +36,7 @@ class LimitSettings(Section):
     )
     headers: int = Field(200, ge=16, description="Maximum number of headers; excess receives 431.")
     header_seconds: Seconds = Field(
-        20.0,
-        gt=0,
-        description="Maximum time until the headers are complete; else 408, and the connection is closed.",
+        20.0, gt=0, description="Maximum time until the headers are complete; else 408, and the connection is closed."
     )
     idle_seconds: Seconds = Field(75.0, gt=0, description="Time until an idle connection is closed.")
     stalled_seconds: Seconds = Field(

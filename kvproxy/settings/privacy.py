@@ -35,8 +35,7 @@ class RedactionSettings(Section):
     function: str | None = Field(
         None,
         description="Your function as package.module:function, which receives a text and returns the text to store."
-        " It runs after"
-        " the patterns.",
+        " It runs after the patterns.",
     )
 
     @field_validator("patterns")

@@ -33,8 +33,7 @@ class RuleSettings(Section):
     min_probability: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
     max_error: float | None = Field(None, ge=0, le=1, description="Maximum probability of a wrong hit.")
     ignore: tuple[str, ...] = Field(
-        (),
-        description="Fields of the body that do not change the cache key, such as user or metadata.run.",
+        (), description="Fields of the body that do not change the cache key, such as user or metadata.run."
     )
     key_headers: tuple[str, ...] = Field((), description="Headers that change the cache key.")
     key_fields: tuple[str, ...] = Field(

@@ -75,9 +75,9 @@ class Settings(BaseSettings):
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
+    # A URL may contain a password.
     store: str | None = Field(
         None,
-        # A URL may contain a password.
         repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
@@ -207,11 +207,7 @@ def _config_file(data: Path | str | None) -> Path:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; flags of None are ignored.
-
-    Raises:
-        SettingsError: its message has one line per problem. Conflicts between settings are found once each setting is valid.
-    """
+    """Load settings from all sources; flags of None are ignored. Raises SettingsError with one line per problem."""
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")

@@ -23,16 +23,12 @@ class UpstreamSettings(Section):
     tokenizer: str = Field(
         "upstream",
         description="Tokenizer of prompts, to compare them with mirrored pools: upstream (its /tokenize), a folder,"
-        " or a Hugging"
-        " Face id.",
+        " or a Hugging Face id.",
     )
 
 
 class UpstreamServer(Section):
-    """An upstream.
-
-    Credentials in the URL become `authorization` (`user:password@`) or `api_key` (`key@`).
-    """
+    """An upstream. Credentials in its URL become `authorization` (`user:password@`) or `api_key` (`key@`)."""
 
     url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
     api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")
@@ -73,21 +69,16 @@ class RoutingSettings(Section):
         ge=0,
         le=1,
         description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror."
-        " With several"
-        " upstreams, all requests are predicted.",
+        " With several upstreams, all requests are predicted.",
     )
-    name: str | None = Field(
-        None,
-        description="Name of the group of upstreams in cache keys; by default their URLs.",
-    )
+    name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
 
 
 class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
     disk_size: Bytes = Field(
-        8 * 2**30,
-        description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving.",
+        8 * 2**30, description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving."
     )
     min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
     save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")

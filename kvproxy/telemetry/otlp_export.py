@@ -1,9 +1,10 @@
 """Sends spans and metrics by OTLP over HTTP. Only this module imports OpenTelemetry."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -68,24 +69,13 @@ class Exporter:
         )
         self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         meter = self._metrics.get_meter("kvproxy", __version__)
-        self._duration = meter.create_histogram(
-            "gen_ai.server.request.duration",
-            "s",
-            "Time until an answer has ended.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
-        )
-        self._first = meter.create_histogram(
-            "gen_ai.server.time_to_first_token",
-            "s",
-            "Time until an answer begins.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
-        )
-        self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            "{token}",
-            "Tokens of prompts and of answers.",
-            explicit_bucket_boundaries_advisory=_TOKENS,
-        )
+
+        def histogram(name: str, unit: str, text: str, bounds: Sequence[float]) -> Histogram:
+            return meter.create_histogram(name, unit, text, explicit_bucket_boundaries_advisory=bounds)
+
+        self._duration = histogram("gen_ai.server.request.duration", "s", "Time until an answer has ended.", _SECONDS)
+        self._first = histogram("gen_ai.server.time_to_first_token", "s", "Time until an answer begins.", _SECONDS)
+        self._tokens = histogram("gen_ai.client.token.usage", "{token}", "Tokens of prompts and of answers.", _TOKENS)
         self._reused = meter.create_counter(
             "kvproxy.reused_tokens", "{token}", "Tokens of prompts that the backend reused."
         )
@@ -100,10 +90,11 @@ class Exporter:
         if trace.sampled:
             self._send(spans_of(exchange, record, trace), trace)
 
-    def _send(self, spans: Sequence[Span], trace: Trace) -> None:
+    def _send(self, spans: Iterable[Span], trace: Trace) -> None:
         outer = None
         if trace.parent is not None:
-            outer = set_span_in_context(NonRecordingSpan(_context(trace.id, trace.parent)))
+            flags, ids = TraceFlags(TraceFlags.SAMPLED), (int(trace.id, 16), int(trace.parent, 16))
+            outer = set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags)))
         self._ids.trace = trace.id
         inner = None
         for span in spans:
@@ -139,7 +130,3 @@ class Exporter:
         """Send all pending spans, within a few seconds."""
         self._spans.shutdown()
         self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)
-
-
-def _context(trace: str, span: str) -> SpanContext:
-    return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))

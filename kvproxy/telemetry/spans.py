@@ -1,6 +1,6 @@
 """The spans of a finished exchange."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -10,8 +10,6 @@ from kvproxy.journal.record import Record
 from kvproxy.trace_context import Trace
 
 Value: TypeAlias = str | int | float | bool
-Moment: TypeAlias = Callable[[float], int]
-"""Converts `time.perf_counter` to nanoseconds since the epoch."""
 _OPERATIONS = {
     "chat": "chat",
     "messages": "chat",
@@ -20,7 +18,7 @@ _OPERATIONS = {
     "embeddings": "embeddings",
 }
 _PROVIDERS = {"messages": "anthropic"}
-_ASKED = {
+_REQUEST_FIELDS = {
     "max_tokens": "gen_ai.request.max_tokens",
     "max_completion_tokens": "gen_ai.request.max_tokens",
     "max_output_tokens": "gen_ai.request.max_tokens",
@@ -75,49 +73,30 @@ def common_attributes(record: Record) -> dict[str, Value]:
     return found
 
 
-def spans_of(exchange: Exchange, record: Record, trace: Trace) -> list[Span]:
-    """Return the span of the exchange, followed by the spans of its steps."""
+def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]:
+    """Yield the span of the exchange, then the spans of its steps."""
 
     def moment(clock: float) -> int:
+        """Convert a value of `time.perf_counter` to nanoseconds since the epoch."""
         return int((exchange.arrived + clock - exchange.started) * 1e9)
 
-    end = moment(exchange.ended or exchange.first_byte or exchange.started)
+    after, end = moment(exchange.started), moment(exchange.ended or exchange.first_byte or exchange.started)
     attributes = common_attributes(record)
     error = str(attributes["error.type"]) if "error.type" in attributes else None
     name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
     events = {"gen_ai.first_token": moment(exchange.first_byte)} if exchange.first_byte else {}
-    whole = Span(
-        name,
-        "server",
-        moment(exchange.started),
-        end,
-        trace.span,
-        attributes | _exchange_attributes(exchange, record),
-        events,
-        error,
-    )
-    return [whole, *_steps(exchange, record, trace, moment(exchange.started), end, moment)]
-
-
-def _steps(
-    exchange: Exchange,
-    record: Record,
-    trace: Trace,
-    begin: int,
-    end: int,
-    moment: Moment,
-) -> Iterator[Span]:
-    after = begin
+    attributes |= _exchange_attributes(exchange, record)
+    yield Span(name, "server", after, end, trace.span, attributes, events, error)
     if exchange.exact_done:
-        after = moment(exchange.exact_done)
-        yield Span("lookup exact", "internal", begin, after, attributes={"kvproxy.hit": record.layer == "exact"})
+        start, after = after, moment(exchange.exact_done)
+        yield Span("lookup exact", "internal", start, after, attributes={"kvproxy.hit": record.layer == "exact"})
     if exchange.semantic_done:
         start, after = after, moment(exchange.semantic_done)
         judged: dict[str, Value] = {"kvproxy.hit": record.layer == "semantic"}
         yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour(record))
     if record.layer not in _BACKEND and record.reason not in _BROKEN:
         return
-    known = {"gen_ai.request.model": record.model} if record.model else {}
+    known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
     opened = {"answer begins": moment(exchange.backend_started)} if exchange.backend_started else {}
     error = record.reason if exchange.failure is not None else str(record.status) if record.status >= 400 else None
     if record.layer == "shared":
@@ -125,8 +104,9 @@ def _steps(
     elif exchange.upstream is None and record.layer != "bypass" and record.reason != "error-upstream":
         yield Span("engine", "internal", after, end, None, known, opened, error)
     else:
-        at = {"server.address": exchange.upstream} if exchange.upstream else {}
-        yield Span("upstream", "client", after, end, trace.call, known | at, opened, error)
+        if exchange.upstream:
+            known["server.address"] = exchange.upstream
+        yield Span("upstream", "client", after, end, trace.call, known, opened, error)
 
 
 def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]:
@@ -143,7 +123,9 @@ def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]
     }
     if exchange.request is not None:
         values["gen_ai.request.stream"] = exchange.request.stream
-        values |= {_ASKED[name]: value for name, value in exchange.request.body.items() if name in _ASKED}
+        values |= {
+            _REQUEST_FIELDS[name]: value for name, value in exchange.request.body.items() if name in _REQUEST_FIELDS
+        }
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 

@@ -27,6 +27,8 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
+    """The identity of a chunk: see `fingerprint` and `digest` above. `tokens` are the ids in the chunk itself."""
+
     fingerprint: bytes
     digest: bytes
     tokens: Sequence[int]

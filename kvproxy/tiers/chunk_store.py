@@ -70,7 +70,8 @@ class ChunkStore(Protocol):
 
     def delete(self, key: str) -> None: ...
 
-    def clear(self, matches: Callable[[str], bool]) -> int: ...
+    def clear(self, matches: Callable[[str], bool]) -> int:
+        """Delete the chunks whose keys match, and return their number."""
 
     def stats(self) -> StoreStats: ...
 
@@ -123,6 +124,7 @@ class LocalStore:
                 self._sizes.move_to_end(key)
 
     def _shrink(self, limit: int) -> int:
+        """Evict chunks until at most `limit` bytes remain; return the number of evicted chunks."""
         evicted = 0
         while self._bytes > limit:
             with self._lock:

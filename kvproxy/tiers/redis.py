@@ -1,4 +1,4 @@
-"""Chunks in Redis or Valkey, shared between machines, behind a circuit breaker."""
+"""Chunks in Redis or Valkey, shared between machines. After several failures, the store pauses."""
 
 import time
 from collections import OrderedDict
@@ -11,51 +11,11 @@ from typing import Any, TypeVar
 from kvproxy.errors import SettingsError
 from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
 
-
-class CircuitBreaker:
-    """Opens after `failures` consecutive failures; one trial call after `reset_seconds` decides whether it closes."""
-
-    def __init__(
-        self, failures: int = 3, reset_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._failures = failures
-        self._reset_seconds = reset_seconds
-        self._clock = clock
-        self._count = 0
-        self._opened_at: float | None = None
-        self._lock = Lock()
-
-    @property
-    def is_ready(self) -> bool:
-        opened_at = self._opened_at
-        return opened_at is None or self._clock() - opened_at >= self._reset_seconds
-
-    def allows_call(self) -> bool:
-        """Reserve a call; False while the circuit is open.
-
-        Each call must end with `record_success` or `record_failure`.
-        """
-        with self._lock:
-            if not self.is_ready:
-                return False
-            if self._opened_at is not None:
-                # A trial call: the circuit stays open for other calls.
-                self._opened_at = self._clock()
-            return True
-
-    def record_success(self) -> None:
-        with self._lock:
-            self._count = 0
-            self._opened_at = None
-
-    def record_failure(self) -> None:
-        with self._lock:
-            self._count += 1
-            if self._count >= self._failures:
-                self._opened_at = self._clock()
-
-
 T = TypeVar("T")
+_MAX_FAILURES = 3
+"""Consecutive failures or timeouts after which the store pauses."""
+_PAUSE_SECONDS = 5.0
+"""After a pause, one call is tried; its failure starts the next pause."""
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 
@@ -70,7 +30,11 @@ class RedisStore:
     remote = True
 
     def __init__(
-        self, url: str, timeout: float = 0.5, ttl: float | None = None, breaker: CircuitBreaker | None = None
+        self,
+        url: str,
+        timeout: float = 0.5,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         try:
             from redis import Redis
@@ -89,14 +53,16 @@ class RedisStore:
         self._errors: tuple[type[Exception], ...] = (RedisError, OSError)
         self._timeout = timeout
         self._ttl = None if ttl is None else max(1, int(ttl))
-        self._breaker = breaker or CircuitBreaker()
+        self._clock = clock
+        self._failures = 0
+        self._next_try = 0.0
         # Keys in Redis, so that a chunk is not sent again at each use.
         self._known: OrderedDict[str, int] = OrderedDict()
         self._lock = Lock()
 
     @property
     def available(self) -> bool:
-        return self._breaker.is_ready
+        return self._failures < _MAX_FAILURES or self._clock() >= self._next_try
 
     def get(self, key: str) -> Data | None:
         found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
@@ -117,7 +83,7 @@ class RedisStore:
         return False
 
     def should_put(self, key: str) -> bool:
-        return key not in self._known and self._breaker.is_ready
+        return key not in self._known and self.available
 
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))
@@ -149,20 +115,27 @@ class RedisStore:
         return dict(self._call(self._client.info))
 
     def _call(self, command: Callable[[], T]) -> T:
-        if not self._breaker.allows_call():
-            raise TierError("redis is not used for a few seconds after failures")
+        with self._lock:
+            if not self.available:
+                raise TierError("redis is not used for a few seconds after failures")
+            self._next_try = self._clock() + _PAUSE_SECONDS
         start = time.monotonic()
         try:
             value = command()
         except self._errors as error:
-            self._breaker.record_failure()
+            self._count_failure()
             raise TierError(f"redis: {error}") from None
         # redis-py's timeout applies to each read, so a slow server could exceed it many times.
         if time.monotonic() - start > self._timeout:
-            self._breaker.record_failure()
+            self._count_failure()
         else:
-            self._breaker.record_success()
+            self._failures = 0
         return value
+
+    def _count_failure(self) -> None:
+        with self._lock:
+            self._failures += 1
+            self._next_try = self._clock() + _PAUSE_SECONDS
 
     def _remember(self, key: str, size: int) -> None:
         with self._lock:

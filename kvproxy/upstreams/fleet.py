@@ -32,7 +32,8 @@ class _Route:
     """The engines for a request in order of preference.
 
     Attributes:
-        work, predicted: by engine, prompt tokens that it must compute, and that it should reuse.
+        work: prompt tokens that each engine would have to compute, by its URL.
+        predicted: prompt tokens that each engine should reuse, by its URL; empty if no prediction is possible.
     """
 
     engines: list[FleetEngine]

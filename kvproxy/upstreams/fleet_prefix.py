@@ -111,10 +111,7 @@ class FleetPrefix(PrefixCache):
 
 def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:
     cached = [row for row in rows if row.num_tokens]
-    return PoolReport(
-        num_blocks=None, block_size=None, free=None, cached=len(cached), used=None, usage=None, queries=None, hits=None,
-        hit_rate=None, evictions=0, pinned=None, distinct=len({row.hash for row in cached}),
-    )  # fmt: skip
+    return PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
@@ -135,7 +132,6 @@ def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics],
     return PoolReport(
         num_blocks=blocks,
         block_size=next((size for size in sizes if size is not None), None),
-        free=None,
         cached=count("cached"),
         used=None if usage is None or blocks is None else round(usage * blocks),
         usage=usage,
@@ -143,6 +139,5 @@ def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics],
         hits=hits,
         hit_rate=hits / queries if queries and hits is not None else None,
         evictions=count("evictions"),
-        pinned=None,
         distinct=count("distinct"),
     )

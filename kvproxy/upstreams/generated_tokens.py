@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.prefix_match import compute_hashes
@@ -82,7 +83,7 @@ class GeneratedTokens:
 
     def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
         for hasher, size in self._mirror.hash_schemes():
-            numbers = plain.block_hashes(hasher, size).numbers
+            _, numbers = plain.block_hashes(hasher, size)
             for index in reversed(range(len(numbers))):
                 if (known := self._prefixes.pop(numbers[index], None)) is not None:
                     self._prefixes[numbers[index]] = known
@@ -91,10 +92,10 @@ class GeneratedTokens:
 
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
         """Keep the tokens up to the first block after which both prompts are the same."""
-        pairs = zip(reversed(plain.tokens), reversed(tokens), strict=False)
-        same = next((count for count, (one, other) in enumerate(pairs) if one != other), 0)
+        same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for hasher, size in self._mirror.hash_schemes():
-            numbers, last = plain.block_hashes(hasher, size).numbers, (len(plain.tokens) - same - 1) // size
+            _, numbers = plain.block_hashes(hasher, size)
+            last = (len(plain.tokens) - same - 1) // size
             if last < len(numbers):
                 rest = len(plain.tokens) - (last + 1) * size
                 self._prefixes[numbers[last]] = array("I", tokens[: len(tokens) - rest])

@@ -7,6 +7,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient
@@ -97,8 +98,7 @@ class LocalTokenizer:
     async def encode_output(self, text: str) -> list[int]:
         """Tokenize a model's output, without the special tokens that begin and end a prompt."""
         special, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
-        pairs = zip(special, ids, strict=False)
-        begin = next((place for place, (one, other) in enumerate(pairs) if one != other), len(special))
+        begin = common_prefix(special, ids)
         return ids[begin : len(ids) - (len(special) - begin)]
 
     async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:

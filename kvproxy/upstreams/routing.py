@@ -45,6 +45,8 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
+    """Work in flight: prefill tokens of prompts without a first chunk, and `DECODE_TOKENS` for each request."""
+
     tokens: float = 0.0
     requests: int = 0
 

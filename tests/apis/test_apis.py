@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import event
@@ -167,11 +167,6 @@ def test_embeddings_are_not_streamed() -> None:
     assert assembled("embeddings", parts[:1]) is None
     with pytest.raises(NotImplementedError):
         APIS["embeddings"].replay({}, {})
-
-
-def test_apis_are_found_by_name() -> None:
-    assert [by_name(name) for name in APIS] == list(APIS.values())
-    assert [by_name(name) for name in ("", "Chat", "library")] == [None] * 3
 
 
 @pytest.mark.parametrize("more", [{}, {"status": "completed"}])

@@ -62,7 +62,7 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveCurve, d
     hits = lru_hits(workload.chains, [size // workload.block_tokens for size in SIZES])
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     return curve, {
-        size: (curve.hit_rate(size), hit * workload.block_tokens / tokens)
+        size: (curve.hit_rate(size, workload.block_tokens), hit * workload.block_tokens / tokens)
         for size, hit in zip(SIZES, hits, strict=True)
     }
 

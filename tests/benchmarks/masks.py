@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m tests.benchmarks.masks [MODEL] [--rows 8] [--rounds 5] [--top-p 1]
 
 Whole steps vary by more than a mask costs. So only the part of a step that masks change is compared: computing the mask,
-sampling, and advancing the grammar, in CPU time.
+sampling, and adding the token, in CPU time.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 from kvproxy.engine import output_processor
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import load_model
-from kvproxy.engine.sampler import structured_output
+from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.generation import Grammar
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.random_engine import submit
@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args()
-    watch, matcher = Stopwatch(), structured_output.GrammarMatcher
+    watch = Stopwatch()
     output_processor.allowed_tokens = watch.wrap(output_processor.allowed_tokens)  # type: ignore[attr-defined]
     output_processor.sample = watch.wrap(output_processor.sample)  # type: ignore[attr-defined]
-    matcher.accept_token = watch.wrap(matcher.accept_token)  # type: ignore[method-assign]
+    SequenceState.append = watch.wrap(SequenceState.append)  # type: ignore[method-assign]
     engine = EngineCore(load_model(options.model, "cpu"), EngineSettings(num_blocks=1000))
     prompts = [engine.tokenizer.encode("What is a block?")] * options.rows
 

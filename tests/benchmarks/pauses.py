@@ -6,12 +6,130 @@ FOLDER has agent traces of WEKA (*.json.gz). Without --train the policy is cross
 """
 
 import argparse
+import math
 import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from kvproxy.offline.pause_costs import Comparison, Session, compare_policies, learn, read_sessions
-from kvproxy.pause_policy import CachePrices
+from kvproxy.blocks.divergence import common_prefix
+from kvproxy.offline.pause_costs import LongWrite, Requests, Session, Step, live_tokens, policy_price, price
+from kvproxy.offline.transcripts import read_transcripts
+from kvproxy.pause_policy import CachePrices, PauseTimes, Survival, keep_warm_requests
+
+
+def read_sessions(path: Path) -> list[Session]:
+    """Return the sessions of an agent trace: the parent's, then the sub-agents'."""
+    return [_session(trace.requests, trace.block_size) for trace in read_transcripts([path])[1]]
+
+
+def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:
+    steps: Session = []
+    before, ended = rows[0]["hash_ids"], None
+    for row in rows:
+        same = common_prefix(before, row["hash_ids"])
+        pause = None if ended is None else max(0.0, row["t"] - ended)
+        steps.append(Step(row["in"], 0 if ended is None else min(same * size, row["in"]), pause))
+        before, ended = row["hash_ids"], row["t"] + row.get("api_time", 0)
+    return [*steps, Step(0, rows[-1]["in"], math.inf)]
+
+
+def warm_price(session: Session, survival: Survival, prices: CachePrices) -> float:
+    """Return the price of a session with the policy's keep-warm requests, and without one-hour writes."""
+
+    def requests(tokens: int, kept: int) -> int:
+        return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)
+
+    return price(session, requests, lambda new, unprotected: False, prices)
+
+
+def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) -> float:
+    """Return the lowest price of a session if all pauses are known in advance."""
+    states = {0: 0.0}
+    for step in session:
+        if step.pause == math.inf:
+            break
+        found: dict[int, float] = {}
+        for kept, paid in states.items():
+            for sent in (0, step.required_requests):
+                live = live_tokens(step, sent, kept)
+                still = min(kept, live)
+                spent = paid + (sent * step.shared + live) * prices.read
+                new = step.tokens - live
+                options = [(still, spent + prices.write_5m * new)]
+                if long_writes:
+                    options.append((step.tokens, spent + prices.write_1h * new))
+                for state, cost in options:
+                    found[state] = min(cost, found.get(state, math.inf))
+        states = _undominated(found)
+    return min(states.values())
+
+
+def _undominated(states: dict[int, float]) -> dict[int, float]:
+    kept: dict[int, float] = {}
+    lowest = math.inf
+    for state in sorted(states, reverse=True):
+        if states[state] < lowest:
+            lowest = kept[state] = states[state]
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Prices relative to five-minute writes without keep-warm requests.
+
+    Attributes:
+        fixed: by the number of keep-warm requests in each pause.
+        hour: one-hour writes always.
+        warm: the policy with keep-warm requests only.
+        policy: the policy with keep-warm requests and one-hour writes.
+        warm_bound, bound: the lowest prices of both, with all pauses known in advance.
+    """
+
+    fixed: dict[int, float]
+    hour: float
+    warm: float
+    policy: float
+    warm_bound: float
+    bound: float
+
+    def closed(self, found: float) -> float:
+        """Return the achieved share of the possible saving over the best fixed number."""
+        best = min(self.fixed.values())
+        return (best - found) / (best - self.warm_bound)
+
+
+def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> Survival:
+    """Return the survival function of the pauses of sessions."""
+    times = PauseTimes(typical)
+    for session in sessions:
+        for step in session:
+            if step.pause is not None:
+                times.add(step.pause)
+    return times.survival()
+
+
+def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePrices) -> Comparison:
+    """Compare policies. Each fold has sessions, and the survival function of the pauses of other sessions."""
+    tested = [session for _, sessions in folds for session in sessions]
+
+    def total(requests: Requests, long_write: LongWrite = lambda new, unprotected: False) -> float:
+        return sum(price(session, requests, long_write, prices) for session in tested)
+
+    def learned(price_of: Callable[[Session, Survival, CachePrices], float]) -> float:
+        return sum(price_of(session, survival, prices) for survival, sessions in folds for session in sessions)
+
+    base = total(lambda tokens, kept: 0)
+    return Comparison(
+        {count: total(lambda tokens, kept, count=count: count) / base for count in range(1, 13)},
+        total(lambda tokens, kept: 0, lambda new, unprotected: True) / base,
+        learned(warm_price) / base,
+        learned(policy_price) / base,
+        sum(lowest_price(session, prices, long_writes=False) for session in tested) / base,
+        sum(lowest_price(session, prices, long_writes=True) for session in tested) / base,
+    )
 
 
 def folder(path: Path) -> list[list[Session]]:

@@ -11,7 +11,7 @@ from kvproxy.blocks.chain_tree import TreeNode, list_branches, nodes_of_pool
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.pool_map import map_pool, map_rows
+from kvproxy.blocks.pool_rows import map_pool, map_rows
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec
@@ -20,7 +20,7 @@ from tests.reference.integrity import check_integrity
 
 
 def test_every_state_of_a_block_has_its_row() -> None:
-    manager = KVCacheManager(10, 4, keep_tokens=True, residency=ResidencyTracker())
+    manager = KVCacheManager(10, 4, residency=ResidencyTracker())
     serve(manager, "pinned", [1, 2, 3, 4])
     pins = Pins(manager)
     pins.pin("p", CacheRequest("", [1, 2, 3, 4, 0]))
@@ -55,7 +55,7 @@ def test_each_group_has_its_share_of_the_pool() -> None:
 
 
 def test_a_match_names_its_blocks_and_changes_nothing() -> None:
-    manager = KVCacheManager(10, 4, keep_tokens=True)
+    manager = KVCacheManager(10, 4)
     serve(manager, "a", range(8))
     before = pool_rows.list_blocks(manager)
     found = pool_rows.match_prefix(manager, CacheRequest("b", range(9)))
@@ -65,7 +65,7 @@ def test_a_match_names_its_blocks_and_changes_nothing() -> None:
 
 def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
     for groups in (None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 8)]):
-        manager = KVCacheManager(40, 4, groups=groups, keep_tokens=True)
+        manager = KVCacheManager(40, 4, groups=groups)
         serve(manager, "a", range(12))
         found = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99])).divergence
         assert found is not None
@@ -152,7 +152,7 @@ def test_pages_of_branches() -> None:
 
 
 def test_columns_equal_rows() -> None:
-    manager = KVCacheManager(40, 4, keep_tokens=True)
+    manager = KVCacheManager(40, 4)
     for number, (tenant, live) in enumerate([("a", False), ("b", True), ("a", True)]):
         request = begin(manager, f"r{number}", [number, *range(20)], salt=tenant)
         if not live:
@@ -174,7 +174,7 @@ def test_columns_equal_rows() -> None:
 
 def test_columns_of_mirrored_blocks() -> None:
     def row(name: str | None) -> BlockRow:
-        return BlockRow(None, "cached", None, name, None, True, 4, None, None, None)
+        return BlockRow(hash=name, num_tokens=4)
 
     shown = map_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
     assert (shown.names, shown.states) == (["0123456789abcdef", "ab", ""], "ccc")

@@ -49,7 +49,7 @@ GROUPS = [[GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)], [GroupSpec(
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.DataObject) -> None:
-    manager = KVCacheManager(24, 2, groups=groups, keep_tokens=True, record_events=True)
+    manager = KVCacheManager(24, 2, groups=groups, record_events=True)
     early = Subscriber()
     subscribers = [early]
     live: list[CacheRequest] = []
@@ -94,8 +94,3 @@ def test_a_late_subscriber_catches_up(groups: list[GroupSpec] | None, data: st.D
     for subscriber in subscribers:
         assert subscriber.copies == cached
         assert subscriber.content == early.content
-
-
-def test_a_snapshot_needs_tokens() -> None:
-    with pytest.raises(ValueError, match="keep_tokens"):
-        KVCacheManager(10, 4).snapshot()

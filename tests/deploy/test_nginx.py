@@ -23,13 +23,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvproxy.apis.sse import event
 from tests.commands.run import ROOT
 from tests.http.test_request_framing import PROBES, responses, statuses
-from tests.index.conftest import empty, postgres
 from tests.polling import until
 from tests.ports import free_port
+from tests.postgres_server import empty
 from tests.processes import Serving, answers, serve
 from tests.servers import run_upstream
-
-__all__ = ["postgres"]
 
 
 class Upstream:

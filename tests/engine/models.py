@@ -28,7 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from kvproxy.engine import attention
+from kvproxy.engine.attention.paged_attention import register
 from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 
@@ -126,7 +126,7 @@ def random_model(architecture: str, seed: int = 0) -> Any:
 
 def load(model: Any, device: torch.device = CPU) -> LoadedModel:
     """A model as the engine loads it."""
-    attention.register()
+    register()
     return prepare_model("tiny", model, LetterTokenizer(), device)
 
 

@@ -1,10 +1,10 @@
 """Who is served first: priorities, equal shares between tenants, and who gives way when blocks run out."""
 
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
-from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.scheduler.request_queue import RequestQueue
 from kvproxy.generation import GenerationRequest, SamplingParams
 from tests.engine.driven import Driven
@@ -120,14 +120,14 @@ def test_a_line_forgets_who_left() -> None:
     driven.submit("last", prompt(10), tenant="new")
     driven.run()
     line: RequestQueue = driven.engine._scheduler.waiting
-    assert len(line) == len(line._num_live) == len(line._arrival_numbers) == 0
+    assert len(line) == len(line._num_live) == 0
     assert len(line._service) == 1
 
 
 def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0) -> Any:
     """The part of a sequence that the queue reads."""
     request = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, own_priority=own)
-    return SimpleNamespace(request=request, cache_request=CacheRequest(id, []), num_output_tokens=0)
+    return SimpleNamespace(request=request, arrival_time=time.perf_counter(), num_output_tokens=0)
 
 
 def waiting(line: RequestQueue, *sequences: Any) -> None:

@@ -28,6 +28,7 @@ from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.mutants import Sent, mutant
 from tests.faults.proxies import ANSWER
+from tests.faults.request_schemas import BODIES
 from tests.servers import run_proxy, run_upstream
 
 _TIMEOUT = 60.0
@@ -70,6 +71,8 @@ def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     """Send requests to a proxy in front of an upstream, and a quarter of them to the embedded engine."""
     findings = []
     schema = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
+    for path, body in BODIES.items():
+        schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = body
     operations = [found.ok() for found in schemathesis.openapi.from_dict(schema).get_all_operations()]
     # A short run generates requests for a sample of the routes only.
     operations = random.Random(seed_).sample(operations, min(len(operations), rounds // 6))

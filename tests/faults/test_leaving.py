@@ -35,7 +35,7 @@ async def test_what_is_ready_as_the_client_leaves_is_taken_or_never_finished(ste
 
     request = Request({"type": "http", "headers": []}, receive)
     try:
-        taken = await cancel_on_disconnect(request, work(), Lifetimes(60.0, str).begin())
+        taken = await cancel_on_disconnect(request.receive, work(), Lifetimes(60.0, str).begin())
     except UpstreamUnreachable:
         assert fails
     except ClientDisconnect:

@@ -16,7 +16,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
 from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.compare_responses import make_response_comparer
+from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.app import create_app
 from kvproxy.http.metrics import Metrics
@@ -101,7 +101,7 @@ def proxy(
             ResponseCache(store, semantic, clock=clock),
             settings.cache,
             clock,
-            comparer=make_response_comparer(semantic, built.backend, settings.cache),
+            comparer=ResponseComparer(semantic, built.backend, settings.cache),
             journal=open_journal(path, settings.journal, store, clock),
         )
         services = Services(settings, answerer, Metrics(), built, Clients(settings))

@@ -9,7 +9,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.flow.compare_responses import ask_model, make_judge
+from kvproxy.flow.compare_responses import ResponseComparer, ask_model
 from kvproxy.settings.cache import CacheSettings
 from tests.requests import api_request
 
@@ -81,7 +81,9 @@ async def test_answers_are_compared_by_text_and_by_similarity(
     judge: Any, similarity: float, fresh: str, same: bool
 ) -> None:
     semantic: Any = Similar(similarity)
-    compare = make_judge(semantic, Model(), CacheSettings(judge=judge, judge_similarity=0.9))
-    assert compare is not None
-    assert await compare(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh) is same
-    assert make_judge(semantic, Model(), CacheSettings(judge="none")) is None
+    model: Any = Model()
+    comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.9))
+    assert (
+        await comparer.have_same_meaning(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh)
+        is same
+    )

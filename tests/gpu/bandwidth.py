@@ -50,10 +50,10 @@ def _decode_rate(backend: Any, rows: int, context: int, device: torch.device) ->
     table = (torch.randperm(rows * width, device=device) + 1).view(rows, -1).int()
     query = torch.randn(rows, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
     attend = backend.prepare(table, torch.full((rows,), context, device=device), pool)
-    from kvproxy.engine.attention.interface import DEFAULT_SCORES
+    from kvproxy.engine.attention.interface import ScoreOptions
 
     layer = pool.layer(0)
-    took = seconds(lambda: attend(query, layer, layer, DEFAULT_SCORES), repeat=scale_of(device).repeat // 2)
+    took = seconds(lambda: attend(query, layer, layer, ScoreOptions()), repeat=scale_of(device).repeat // 2)
     return rows * context * 2 * shape.kv_heads * shape.head_dim * 2 / took
 
 

@@ -35,9 +35,9 @@ def _answers_of(family: str, device: torch.device) -> str:
                     f"{family}, {turn}, {blocks} blocks, {guesses} guesses: {wrong} of {len(prompts)} differ", {}
                 )
         runner = driven.engine._runner
-        if guesses and device.type == "cuda" and not runner.is_captured:
+        if guesses and device.type == "cuda" and not runner._captured:
             raise Missed(f"{family}: steps with guesses were not captured", {})
-    return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner.is_captured else 'no graphs'}"
+    return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner._captured else 'no graphs'}"
 
 
 def bfloat16_logits(device: torch.device) -> Figures:

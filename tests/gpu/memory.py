@@ -11,7 +11,7 @@ from tests.gpu.scale import scale_of
 
 def large_pool(device: torch.device) -> Figures:
     """Blocks beyond 2^31 elements of a layer's keys: written, read, copied and attended to like the first ones."""
-    from kvproxy.engine.attention.interface import DEFAULT_SCORES
+    from kvproxy.engine.attention.interface import ScoreOptions
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
@@ -34,7 +34,7 @@ def large_pool(device: torch.device) -> Figures:
     def attended(table: list[int]) -> torch.Tensor:
         rows = torch.tensor([table], dtype=torch.int32, device=device)
         return decode.prepare(rows, torch.tensor([500], device=device), pool)(
-            query, pool.layer(0), pool.layer(0), DEFAULT_SCORES
+            query, pool.layer(0), pool.layer(0), ScoreOptions()
         )
 
     out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, DecodeBackend, PrefillBackend, ScoreOptions
+from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.input_batch import decode_block_table
@@ -58,7 +58,7 @@ def expected_rows(
     query: torch.Tensor,
     pool: KVPool,
     spans: Sequence[TokenSpan],
-    scores: ScoreOptions = DEFAULT_SCORES,
+    scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> torch.Tensor:
     """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
@@ -109,7 +109,7 @@ def decode_error(
     device: torch.device = CPU,
     *,
     shared: int = 0,
-    scores: ScoreOptions = DEFAULT_SCORES,
+    scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> float:
     """Error of a step that decodes one token of sequences with these lengths."""
@@ -138,7 +138,7 @@ def prefill_error(
     device: torch.device = CPU,
     *,
     shared: int = 0,
-    scores: ScoreOptions = DEFAULT_SCORES,
+    scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> float:
     """Error of a step that computes prompts of (past, new) tokens."""

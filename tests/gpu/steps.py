@@ -26,7 +26,7 @@ def decode_steps(device: torch.device) -> Figures:
         except NotHere as reason:
             figures[f"{rows} rows"] = f"not run: {reason}"
             continue
-        if not runner.is_captured:
+        if runner._captured is None:
             raise Missed("the model's steps were not captured", figures)
         replay = launched(lambda runner=runner, spans=spans: runner._captured(spans), scale.repeat)  # type: ignore[misc]
         eager = launched(

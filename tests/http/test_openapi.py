@@ -8,7 +8,7 @@ from starlette.routing import Mount
 
 from kvproxy.apis import APIS
 from kvproxy.http import admin, routes
-from kvproxy.http.admin.cache import _FILTERS
+from kvproxy.http.admin.cache import _TEXT_FILTERS
 from kvproxy.http.openapi import QUERIES, document
 from kvproxy.http.services import Services
 
@@ -30,7 +30,7 @@ def test_every_parameter_of_a_query_is_in_the_document() -> None:
         name for file in ROOT.rglob("*.py") for name in re.findall(r'query(?:_params)?\.get\("(\w+)"', file.read_text())
     }
     assert {"limit", "leaf", "api", "models"} <= read
-    assert {name for query in QUERIES.values() for name in query} == read | set(_FILTERS)
+    assert {name for query in QUERIES.values() for name in query} == read | set(_TEXT_FILTERS)
 
 
 def test_only_the_name_of_a_pin_is_required() -> None:

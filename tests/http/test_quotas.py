@@ -259,11 +259,11 @@ def test_nothing_under_the_proxys_own_paths_is_forwarded(proxy: Proxy) -> None:
     assert proxy.upstream.asked == asked
 
 
-def test_other_limits_hold_from_the_next_request_on() -> None:
+async def test_other_limits_hold_from_the_next_request_on() -> None:
     """They are read from the file without a restart; what was used stays used."""
     quotas = Quotas(Metrics().count_client_tokens, charge_cached=False)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
-    quotas.get(client).take(60)
+    await quotas.get(client).take(60)
     more = client.model_copy(update={"requests_per_minute": 6})
     told = quotas.get(more).headers()
     assert told["x-ratelimit-limit-requests"] == "6"

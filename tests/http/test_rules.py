@@ -20,8 +20,8 @@ from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
 from kvproxy.rules import Rules, matches
 from kvproxy.settings import load_settings
+from kvproxy.settings.errors import line_of
 from kvproxy.settings.rules import RuleSettings
-from kvproxy.settings.toml_lines import line_of
 from tests.commands.run import kvproxy, result
 from tests.http.test_odd_upstreams import STREAM
 from tests.plain_upstream import run_plain_upstream

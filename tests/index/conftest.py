@@ -1,52 +1,19 @@
-"""Empty stores of all kinds, and a PostgreSQL server with pgvector."""
+"""Empty stores of all kinds."""
 
 import itertools
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.store import SqliteStore, Store
 from kvproxy.index.store.open_store import open_store
+from tests.postgres_server import empty
 
 MakeStore = Callable[..., Any]
 CIPHER = Cipher([bytes(32)])
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """URL of a server."""
-    # The path of pytest's folder is too long for a Unix socket.
-    with tempfile.TemporaryDirectory(prefix="pg") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pgserver
-
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-        try:
-            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-                connection.execute("alter system set fsync = off")
-                connection.execute("select pg_reload_conf()")
-            yield server.get_uri()
-        finally:
-            server.cleanup()
-
-
-@pytest.fixture
-def empty_postgres(postgres: str) -> str:
-    """URL of a server without a store."""
-    empty(postgres)
-    return postgres
-
-
-def empty(url: str) -> None:
-    """Drop the store on a server."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("drop schema if exists kvproxy cascade")
 
 
 @pytest.fixture

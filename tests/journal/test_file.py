@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvproxy.apis.reported_usage import PrefixUse
 from kvproxy.errors import InvalidRequest
-from kvproxy.exchange import CacheHit, Exchange, PrefixUse
+from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal

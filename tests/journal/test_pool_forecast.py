@@ -23,7 +23,7 @@ def test_a_forecast_states_changes_from_the_current_pool() -> None:
     for _ in range(10):
         for prompt in ("a", "b"):
             curve.add([prompt], [40_000], 10_000)
-    found = forecast("http://e", curve, 12_000, 0.001, token_bytes=1e5, tier_bytes=1e5 * 24_000)
+    found = forecast("http://e", curve, 12_000, 0.001, token_bytes=1e5, tier_bytes=1e5 * 24_000, block_tokens=1)
     rates = {point.name: (point.pool_tokens, round(point.hit_rate, 3), point.ttft_ms) for point in found.points}
     assert rates["current"] == (12_000, pytest.approx(0.18, abs=0.01), 0.0)
     assert rates["double"][:2] == (24_000, 0.9)

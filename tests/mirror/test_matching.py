@@ -155,9 +155,6 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
 
 def test_an_empty_mirror_holds_nothing() -> None:
     tokens = list(range(40))
-    assert matched_tokens([], HashedPrompt(tokens), SEED) == 0
-    found = match_prefix([], HashedPrompt(tokens), SEED)
-    assert (found.matched_tokens, found.blocks, found.hashes_match, found.divergence) == (0, [], None, None)
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     assert (mirror.matched_tokens(HashedPrompt(tokens)), mirror.match_prefix(HashedPrompt(tokens))) == (0, None)
     # An event without blocks, and a cleared pool, provide the block size only.

@@ -8,18 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.errors import InvalidRequest
-from kvproxy.offline.pause_costs import (
-    Session,
-    Step,
-    compare_policies,
-    learn,
-    lowest_price,
-    policy_price,
-    price,
-    read_sessions,
-)
+from kvproxy.offline.pause_costs import Session, Step, policy_price, price
 from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
+from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
 
 PRICES = CachePrices()
 
@@ -106,16 +97,9 @@ def test_no_policy_is_cheaper_than_known_pauses() -> None:
     sessions = [_random_session(draw) for _ in range(60)]
     survival = learn(sessions)
     for session in sessions:
-        for long_writes in (False, True):
+        for price_of, long_writes in ((warm_price, False), (policy_price, True)):
             least = lowest_price(session, PRICES, long_writes=long_writes)
-            assert least <= policy_price(session, survival, PRICES, long_writes=long_writes) + 1e-6
+            assert least <= price_of(session, survival, PRICES) + 1e-6
     found = compare_policies([(survival, sessions)], PRICES)
     assert found.bound <= found.warm_bound <= min(found.fixed.values())
     assert found.closed(found.warm_bound) == pytest.approx(1)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text("[]")
-    with pytest.raises(InvalidRequest, match="not an agent trace"):
-        read_sessions(path)

@@ -86,7 +86,7 @@ def test_a_transcript_is_read_by_its_texts(tmp_path: Path) -> None:
         ("a.jsonl", '{"events": [], "ts": 1}\n{"events": 3, "ts": 1}\n', "line 2: the events are not a list"),
         ("a.jsonl", lines({"input_length": 9, "timestamp": 1}, {"input_length": 9}), "line 2: has no timestamp"),
         ("a.jsonl", lines({"input_length": 9}, {"input_length": -1}), "line 2: bad request"),
-        ("a.jsonl", "\ud83d", "line 1: cannot be read"),
+        ("a.jsonl", "\ud83d", "line 1: not JSON"),
         ("a.txt", "", "line 1: the file is empty"),
     ],
 )

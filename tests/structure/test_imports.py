@@ -17,13 +17,14 @@ index errors units charts pause_policy generation token_bucket trace_context ups
 kvproxy: blocks index library offline.simulate settings
 open_response_cache: encryption errors index pattern_redaction settings
 library: index open_response_cache settings units
-client_keys: errors settings
+client_keys: errors index settings shared_state
 data_folder: errors
 backup: data_folder errors settings
 optional_packages: errors
 exchange: apis index quotas settings trace_context
-quotas: errors settings token_bucket
-rules: apis errors index settings
+quotas: errors index settings shared_state token_bucket
+shared_state: errors index
+rules: apis errors flow index settings
 encryption: errors settings
 pattern_redaction: errors index settings
 settings: errors units
@@ -41,7 +42,7 @@ journal: apis blocks errors exchange index settings
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
     open_response_cache
-    settings token_bucket
+    settings shared_state token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing
@@ -53,10 +54,10 @@ offline: apis backends.protocol blocks charts errors exchange flow generation in
     pause_policy open_response_cache settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
-    index journal quotas pattern_redaction open_response_cache rules settings telemetry tiers trace_context units
-    upstreams
+    index journal quotas pattern_redaction open_response_cache rules settings shared_state telemetry tiers trace_context
+    units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks errors flow index journal offline pattern_redaction settings units
+proxy_client: apis checks errors flow index journal offline pattern_redaction settings shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     proxy_client
     settings units upstreams

@@ -204,7 +204,7 @@ def test_spans_are_sent_when_the_proxy_stops(
 def test_the_embedded_engine_is_a_step() -> None:
     request = api_request({"model": "m", "messages": []})
     exchange = Exchange("chat", "id", request=request, layer="forward", exact_done=1.0, semantic_done=2.0)
-    spans = spans_of(exchange, record_of(exchange), Trace.begin(None))
+    spans = list(spans_of(exchange, record_of(exchange), Trace.begin(None)))
     assert [span.name for span in spans] == ["chat m", "lookup exact", "lookup semantic", "engine"]
 
 

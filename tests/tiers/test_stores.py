@@ -16,7 +16,7 @@ from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
-from kvproxy.tiers.redis import CircuitBreaker, RedisStore
+from kvproxy.tiers.redis import RedisStore
 from tests.polling import until
 from tests.redis_server import RedisServer
 from tests.tiers.doubles import DictStore
@@ -181,44 +181,26 @@ def test_the_limit_holds_while_a_chunk_is_written(tmp_path: Path) -> None:
     assert max(used) <= 250
 
 
-def test_the_circuit_breaker_opens_and_tries_once() -> None:
-    now = [0.0]
-    breaker = CircuitBreaker(failures=2, reset_seconds=5, clock=lambda: now[0])
-    breaker.record_failure()
-    breaker.record_success()
-    breaker.record_failure()
-    assert breaker.allows_call()
-    breaker.record_failure()
-    assert not breaker.allows_call()
-    now[0] = 5.0
-    assert breaker.is_ready
-    assert breaker.allows_call()
-    assert not breaker.allows_call()
-    breaker.record_failure()
-    now[0] = 9.9
-    assert not breaker.allows_call()
-    now[0] = 10.0
-    assert breaker.allows_call()
-    breaker.record_success()
-    assert breaker.allows_call()
-    assert breaker.allows_call()
-
-
 def test_redis_is_not_called_while_it_is_down(redis_server: RedisServer) -> None:
     now = [0.0]
-    store = RedisStore(redis_server.url, timeout=0.2, breaker=CircuitBreaker(2, 5, clock=lambda: now[0]))
+    store = RedisStore(redis_server.url, timeout=0.2, clock=lambda: now[0])
     store.put("a-00", b"data")
     redis_server.kill()
-    for _ in range(2):
-        with pytest.raises(TierError):
+    for _ in range(3):
+        assert store.available
+        with pytest.raises(TierError, match="redis: "):
             store.get("a-00")
     assert not store.available
     assert not store.should_put("b-00")
     for _ in range(100):
         with pytest.raises(TierError, match="not used"):
             store.get("a-00")
-    redis_server.start()
     now[0] = 6.0
+    for message in ("redis: ", "not used", "not used"):
+        with pytest.raises(TierError, match=message):
+            store.get("a-00")
+    redis_server.start()
+    now[0] = 12.0
     assert store.available
     assert store.get("a-00") is None
     # Redis lost the chunk, so it should be stored again.

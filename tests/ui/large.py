@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def filled(num_blocks: int, seed: int = 1) -> KVCacheManager:
     """A pool in which chats of several tenants left their blocks, some of them still under way."""
-    manager = KVCacheManager(num_blocks, 16, keep_tokens=True)
+    manager = KVCacheManager(num_blocks, 16)
     choose = random.Random(seed)
     number = 0
     while number % 50 or sum(block.hash is None for block in manager.pool.blocks) > num_blocks // 20:

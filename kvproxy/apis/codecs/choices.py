@@ -43,10 +43,7 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 
 def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
-    """Return the scores of the prompt's tokens in vLLM's format.
-
-    Each token has a map from ids to scores, for its own id and its `count` most likely alternatives.
-    """
+    """Return the scores of the prompt's tokens in vLLM's format: by token id, for the token and `count` alternatives."""
     return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
 
 

@@ -148,8 +148,4 @@ def _turns(message: JsonObject) -> Iterator[JsonObject]:
 
 def _call(block: JsonObject) -> JsonObject:
     arguments = orjson.dumps(block.get("input") or {}).decode()
-    return {
-        "id": block.get("id"),
-        "type": "function",
-        "function": {"name": block.get("name"), "arguments": arguments},
-    }
+    return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}

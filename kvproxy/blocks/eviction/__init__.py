@@ -6,13 +6,14 @@ from typing import Any
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy
 from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
-from kvproxy.blocks.eviction.policy_queue import PolicyQueue
+from kvproxy.blocks.eviction.policy_queue import GroupHash, PolicyQueue
 from kvproxy.blocks.eviction.priority_queue import PriorityQueue
 from kvproxy.blocks.eviction.s3fifo import S3FIFO
+from kvproxy.blocks.eviction.session_policy import SessionPolicy
 
-POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO}
+POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO, "sessions": SessionPolicy}
 
-__all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory"]
+__all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory", "session_policy_of"]
 
 
 def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
@@ -28,3 +29,10 @@ def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[
     if priorities:
         return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
     return lambda blocks: make_queue(policy, blocks, capacity)
+
+
+def session_policy_of(queue: FreeQueue, priority: int) -> SessionPolicy[GroupHash] | None:
+    """Return the policy of the idle blocks of a priority, if it follows sessions; None otherwise."""
+    level = queue.level(priority) if isinstance(queue, PriorityQueue) else queue
+    policy = level.policy if isinstance(level, PolicyQueue) else None
+    return policy if isinstance(policy, SessionPolicy) else None

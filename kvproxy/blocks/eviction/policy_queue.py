@@ -19,7 +19,7 @@ class PolicyQueue:
 
     def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:
         self.num_free_blocks = 0
-        self._policy = policy
+        self.policy = policy
         self._unordered: OrderedDict[int, KVCacheBlock] = OrderedDict()  # uncached blocks and duplicates, by id
         self._cached: dict[GroupHash, KVCacheBlock] = {}
         self._num_children: dict[GroupHash, int] = {}
@@ -33,7 +33,7 @@ class PolicyQueue:
             if self._unordered:
                 popped.append(self._unordered.popitem(last=False)[1])
             else:
-                popped.append(self._forget(_pop_leaf(self._policy, self._num_children)))
+                popped.append(self._forget(_pop_leaf(self.policy, self._num_children)))
         self.num_free_blocks -= count
         return popped
 
@@ -52,7 +52,7 @@ class PolicyQueue:
         elif block.hash is None or self._cached.get(_key(block)) is not block:
             raise RuntimeError(f"{block!r} is not in the free queue")
         if ordered is not None:
-            self._policy.remove(_key(block))
+            self.policy.remove(_key(block))
             self._forget(_key(block))
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -61,7 +61,7 @@ class PolicyQueue:
                 self._unordered[block.id] = block
                 continue
             self._cached[_key(block)] = block
-            self._policy.add(_key(block))
+            self.policy.add(_key(block))
             parent = _parent_key(block)
             if parent is not None:
                 self._num_children[parent] = self._num_children.get(parent, 0) + 1
@@ -81,7 +81,7 @@ class PolicyQueue:
     def __iter__(self) -> Iterator[KVCacheBlock]:
         """Yield blocks in eviction order, as if no block were added or hit meanwhile. Copies the policy's state."""
         yield from list(self._unordered.values())
-        policy, num_children, cached = copy.deepcopy(self._policy), dict(self._num_children), dict(self._cached)
+        policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):
             block = cached[_pop_leaf(policy, num_children)]
             _remove_child(num_children, _parent_key(block))

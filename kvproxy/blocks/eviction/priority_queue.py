@@ -41,10 +41,10 @@ class PriorityQueue:
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         self.num_free_blocks += len(blocks)
         if blocks and all(block.hash is not None and block.priority == blocks[0].priority for block in blocks):
-            self._level(blocks[0].priority).append_n(blocks)
+            self.level(blocks[0].priority).append_n(blocks)
             return
         for block in blocks:
-            (self._uncached if block.hash is None else self._level(block.priority)).append_n([block])
+            (self._uncached if block.hash is None else self.level(block.priority)).append_n([block])
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         self._uncached.prepend_n(blocks)
@@ -54,7 +54,7 @@ class PriorityQueue:
         for level in self._in_order():
             yield from level
 
-    def _level(self, priority: int) -> FreeQueue:
+    def level(self, priority: int) -> FreeQueue:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = self._make_level()

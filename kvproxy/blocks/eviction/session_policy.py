@@ -6,6 +6,8 @@ last prompt. Three facts make a block count as older than its last use:
 - The session's next request no longer has the block: its turn was edited or compacted.
 - Its client has begun another session, and clients have rarely returned to sessions that they left.
 - The response ended the agent's turn: a person pauses longer than a tool. The median pause of each kind is learned.
+
+A block of several sessions, such as a shared system prompt, keeps the order of LRU.
 """
 
 import heapq
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.eviction.eviction_policy import Key, Use
 
 _SUPERSEDED_AGE = 3_000.0
@@ -26,6 +29,8 @@ _RARE = 0.25
 _LEAST_PAUSES = 10
 _MAX_PAUSES = 500
 _MAX_CLIENTS = 10_000
+_MAX_KEYS = 4
+"""Keys with a session for each block of the pool. More of them were never evicted, because their requests failed."""
 
 
 @dataclass(slots=True)
@@ -63,7 +68,9 @@ class SessionPolicy(Generic[Key]):
     def __init__(self, capacity: int) -> None:
         self._heap: list[tuple[float, int, Key]] = []
         self._idle: dict[Key, tuple[float, int, Key]] = {}
-        self._sessions: dict[Key, _RetainedSession[Key]] = {}
+        self._max_keys = _MAX_KEYS * capacity
+        self._sessions: dict[Key, _RetainedSession[Key] | None] = {}
+        """The session of each key, or None for a key of several sessions."""
         self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
         self._pauses = {False: _Pauses(), True: _Pauses()}
         self._num_left = self._num_returned = self._num_added = 0
@@ -91,29 +98,40 @@ class SessionPolicy(Generic[Key]):
             if len(self._current) > _MAX_CLIENTS:
                 self._current.popitem(last=False)
         session.last_use, session.awaits_user = use.seconds, use.awaits_user
+        if len(self._sessions) > self._max_keys:
+            self._sessions.clear()
         self._extend(session, chain)
+
+    def end(self, chain: Sequence[Key], use: Use) -> None:
+        """Note that a request ended, before its blocks are added. `chain` includes the blocks of the response."""
+        self._now = max(self._now, use.seconds)
+        session = self._latest_session(chain)
+        if session is not None:
+            session.last_use, session.awaits_user = use.seconds, use.awaits_user
+            self._extend(session, chain)
 
     def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
         """Return the session that a chain continues, and the number of blocks that they share."""
-        candidates = [self._current.get(client) if client is not None else None]
         # The client's last session is known even if its blocks were evicted.
-        candidates.append(next((found for key in reversed(chain) if (found := self._sessions.get(key))), None))
-        for session in candidates:
+        for session in (self._current.get(client) if client is not None else None, self._latest_session(chain)):
             if session is not None:
-                shared = _common_prefix(session.chain, chain)
+                shared = common_prefix(session.chain, chain)
                 if 2 * shared >= len(session.chain):
                     return session, shared
         return None, 0
 
+    def _latest_session(self, chain: Sequence[Key]) -> _RetainedSession[Key] | None:
+        return next((found for key in reversed(chain) if (found := self._sessions.get(key))), None)
+
     def _extend(self, session: _RetainedSession[Key], chain: Sequence[Key]) -> None:
         session.chain = chain
         for key in chain:
-            owner = self._sessions.get(key)
-            if owner is not session:
-                if owner is not None:
-                    del owner.keys[key]
-                self._sessions[key] = session
+            owner = self._sessions.setdefault(key, session)
+            if owner is session:
                 session.keys[key] = None
+            elif owner is not None:
+                owner.keys.pop(key, None)
+                self._sessions[key] = None
 
     def _leave(self, left: _RetainedSession[Key]) -> None:
         if left.was_left:
@@ -152,7 +170,7 @@ class SessionPolicy(Generic[Key]):
                 del self._idle[key]
                 session = self._sessions.pop(key, None)
                 if session is not None:
-                    del session.keys[key]
+                    session.keys.pop(key, None)
                 return key
         raise LookupError
 
@@ -161,7 +179,9 @@ class SessionPolicy(Generic[Key]):
         self._num_added += 1
         self._push(self._now, self._num_added, key)
 
-
-def _common_prefix(one: Sequence[Key], other: Sequence[Key]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+    def __deepcopy__(self, memo: object) -> "SessionPolicy[Key]":
+        """Copy the order of the idle keys, without the sessions."""
+        copied = SessionPolicy[Key](self._max_keys)
+        copied._now, copied._num_added = self._now, self._num_added
+        copied._idle, copied._heap = dict(self._idle), self._heap.copy()
+        return copied

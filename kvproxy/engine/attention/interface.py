@@ -31,19 +31,6 @@ class ScoreOptions:
         return self.softcap is None and self.sinks is None
 
 
-DEFAULT_SCORES = ScoreOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionFeatures:
-    sliding_window: bool = False
-    softcap: bool = False
-    sinks: bool = False
-
-
-NO_FEATURES = AttentionFeatures()
-
-
 class AttentionOp(Protocol):
     """Attention of one layer, prepared for the rows of a step."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kvproxy.engine.attention import triton_decode, varlen_prefill
-from kvproxy.engine.attention.interface import NO_FEATURES, AttentionFeatures, DecodeBackend, PrefillBackend
+from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend
 from kvproxy.engine.attention.sdpa_attention import SdpaDecode, SdpaPrefill
 from kvproxy.errors import SettingsError
 
@@ -24,20 +24,18 @@ def select_backends(
     dtype: torch.dtype,
     head_dim: int,
     *,
-    features: AttentionFeatures = NO_FEATURES,
+    has_softcap: bool = False,
     prefill: str = "auto",
     decode: str = "auto",
 ) -> AttentionBackends:
     """Return the named backends; `auto` selects the fastest supported ones."""
-    return AttentionBackends(_prefill(device, dtype, head_dim, features, prefill), _decode(device, decode))
+    reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
+    return AttentionBackends(_prefill(device, prefill, reason), _decode(device, decode))
 
 
-def _prefill(
-    device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures, name: str
-) -> PrefillBackend:
+def _prefill(device: torch.device, name: str, reason: str | None) -> PrefillBackend:
     if name == "sdpa":
         return SdpaPrefill()
-    reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, features)
     if reason is None:
         return varlen_prefill.VarlenPrefill()
     if name == "auto":

@@ -3,27 +3,19 @@
 FlashAttention 2's paged mode requires blocks of multiples of 256 tokens, so each layer gathers its cached keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from kvproxy.engine.attention.interface import KV, NO_FEATURES, AttentionFeatures, AttentionOp, ScoreOptions
+from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
-
-
-class PackedAttention(Protocol):
-    """Causal attention of packed sequences whose queries are their last tokens."""
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: "PackedLayout", scores: ScoreOptions
-    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +32,10 @@ class PackedLayout:
     max_query_len: int
     max_key_len: int
     window: int | None = None
+
+
+PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayout, ScoreOptions], torch.Tensor]
+"""Causal attention of packed queries, keys, and values; the queries are the last tokens of each sequence."""
 
 
 class VarlenPrefill:
@@ -93,7 +89,7 @@ class _PackedRows:
 
 
 def unsupported_reason(
-    device: torch.device, dtype: torch.dtype, head_dim: int, features: AttentionFeatures = NO_FEATURES
+    device: torch.device, dtype: torch.dtype, head_dim: int, *, has_softcap: bool = False
 ) -> str | None:
     if device.type != "cuda":
         return "it needs a CUDA device"
@@ -103,7 +99,7 @@ def unsupported_reason(
         return f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if head_dim % 8 or head_dim > 256:
         return f"its heads are multiples of 8 wide, up to 256, and this model's are {head_dim}"
-    if features.softcap:
+    if has_softcap:
         return "it does not support this model's softcap"
     return None
 

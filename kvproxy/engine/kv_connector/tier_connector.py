@@ -66,9 +66,10 @@ def create_tier_connector(
 
 @dataclass(slots=True)
 class TierLoad:
-    """A load in flight of tokens `start` to `end`.
+    """A load in flight.
 
     Attributes:
+        start, end: range of the loaded tokens in the sequence.
         loaded_until: end of the tokens that are in the GPU pool already.
         deadline: when the load times out; progress extends it.
         count_as_cached: the tokens count as cached in the sequence's usage.
@@ -116,7 +117,10 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the length of the prefix in pool and tiers together."""
+        """Return the length of the prefix that pool and tiers together may have.
+
+        Remote stores are not asked, so that a load may find less.
+        """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
             return num_pool_tokens
@@ -125,12 +129,8 @@ class TierConnector:
         return end if self.chain.may_hold(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
-        num_tokens = cache_request.num_tokens
-        return (
-            min(num_tokens // self._chunk_tokens * self._chunk_tokens, num_tokens - 1)
-            // self._alignment
-            * self._alignment
-        )
+        size, num_tokens = self._chunk_tokens, cache_request.num_tokens
+        return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
         """Return the chunks beyond the pool's hit as pairs (key of the chunk, number of added tokens)."""

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from kvproxy.demo import DEMO, verified_model_path
-from kvproxy.engine import attention
-from kvproxy.engine.attention.interface import AttentionFeatures
-from kvproxy.engine.attention.temperature_tuning import use_batch_positions
+from kvproxy.engine.attention.paged_attention import NAME, register, use_batch_positions
 from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.int8_linear import quantize
 from kvproxy.engine.kernels.packed_linear import pack_linears
@@ -30,12 +28,14 @@ _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """A model that uses the engine's attention. `shape.layers` is the number of layers in one group."""
+
     name: str
     model: Any
     tokenizer: ChatTokenizer
     shape: KVShape
     groups: tuple[LayerGroup, ...]
-    features: AttentionFeatures
+    has_softcap: bool
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
@@ -58,7 +58,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
     target = _device(device)
     if weights == "int8" and dtype == "auto":
         dtype = "bfloat16"
-    attention.register()
+    register()
     _disable_progress_output()
     try:
         options = gguf_options(Path(source))
@@ -105,7 +105,7 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
         raise ModelUnsupported(
             f"model {name!r} cannot share prefix blocks: {reason}; serve it elsewhere and use --upstream"
         )
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(NAME)
     model.to(device).eval()
     use_batch_positions(model)
     heads = config.num_attention_heads
@@ -120,11 +120,7 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         ),
         groups=groups,
-        features=AttentionFeatures(
-            sliding_window=any(group.kind == "sliding_window" for group in groups),
-            softcap=bool(getattr(config, "attn_logit_softcapping", None)),
-            sinks=any(name.endswith("sinks") for name, _ in model.named_parameters()),
-        ),
+        has_softcap=bool(getattr(config, "attn_logit_softcapping", None)),
         max_model_len=getattr(config, "max_position_embeddings", None) or 4096,
         device=device,
         dtype=model.dtype,

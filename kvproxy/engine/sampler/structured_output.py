@@ -20,33 +20,12 @@ _COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 """JSON on one line. With free whitespace, a small model may write newlines until `max_tokens`."""
 
 
-class GrammarMatcher:
-    def __init__(self, matcher: "LLMatcher") -> None:
-        self._matcher = matcher
-
-    @property
-    def is_terminated(self) -> bool:
-        return self._matcher.is_stopped()
-
-    def accept_token(self, token: int) -> None:
-        """Advance by a token; raises RuntimeError if the grammar refuses it or is too large."""
-        # An EOS token is refused only if the request ignores EOS.
-        if not self._matcher.consume_token(token):
-            raise RuntimeError(f"the grammar cannot be followed: {self._matcher.get_error()}")
-
-    def fork(self) -> "GrammarMatcher":
-        return GrammarMatcher(self._matcher.deep_copy())
-
-    def fill_bitmask(self, row: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-
-
-def allowed_tokens(matchers: Sequence[GrammarMatcher | None], vocabulary: int) -> torch.Tensor:
+def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
     """Return a boolean mask `[rows, vocabulary]` on the host. Rows without a matcher allow all tokens."""
     bitmask = np.full((len(matchers), -(-vocabulary // 32)), -1, np.int32)
     for row, matcher in zip(bitmask, matchers, strict=True):
         if matcher is not None:
-            matcher.fill_bitmask(row)
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
     mask = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(mask.view(np.bool_))
 
@@ -61,12 +40,12 @@ class GrammarCompiler:
         self._llguidance_tokenizer: LLTokenizer | None = None
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
-    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+    def matcher(self, grammar: Grammar) -> "LLMatcher":
         """Return a matcher of a grammar. The first call for a grammar takes up to a second."""
         with self._lock:
-            return self._compile_cached(grammar).fork()
+            return self._compile_cached(grammar).deep_copy()
 
-    def _compile(self, grammar: Grammar) -> GrammarMatcher:
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
         from llguidance import LLMatcher
 
         if self._llguidance_tokenizer is None:
@@ -84,4 +63,4 @@ class GrammarCompiler:
         if matcher.is_error():
             reason = matcher.get_error().strip().splitlines()[0]
             raise InvalidRequest(f"the schema is not supported: {reason}", param=param)
-        return GrammarMatcher(matcher)
+        return matcher

@@ -16,8 +16,6 @@ class RequestQueue:
         self._queues: dict[str, list[SequenceState]] = {}
         self._service: dict[str, int] = {}
         self._num_live: dict[str, int] = {}
-        self._arrival_numbers: dict[str, int] = {}
-        self._next_number = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -34,11 +32,8 @@ class RequestQueue:
             if not queues[tenant]:
                 del queues[tenant]
 
-    def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, int]:
-        return head.request.queue_priority, self._service.get(tenant, 0), self._arrival_number(head)
-
-    def _arrival_number(self, sequence: SequenceState) -> int:
-        return self._arrival_numbers[sequence.cache_request.id]
+    def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, float]:
+        return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
         """Count a new sequence as live until `unregister`."""
@@ -50,23 +45,20 @@ class RequestQueue:
             least = min((self._service.get(name, 0) for name in self._num_live), default=0)
             self._service[tenant] = max(self._service.get(tenant, 0), least)
         self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
-        self._arrival_numbers[sequence.cache_request.id] = self._next_number
-        self._next_number += 1
 
     def unregister(self, sequence: SequenceState) -> None:
         tenant = sequence.request.tenant
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:
             del self._num_live[tenant]
-        del self._arrival_numbers[sequence.cache_request.id]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence. A preempted sequence keeps its arrival number."""
+        """Enqueue a registered sequence. A preempted sequence keeps its arrival time."""
         queue = self._queues.setdefault(sequence.request.tenant, [])
         insort(
             queue,
             sequence,
-            key=lambda item: (item.request.queue_priority, item.request.own_priority, self._arrival_number(item)),
+            key=lambda item: (item.request.queue_priority, item.request.own_priority, item.arrival_time),
         )
 
     def remove(self, sequence: SequenceState) -> None:

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.sampler.sampler import SampledToken, UniformStream, score_tokens
-from kvproxy.engine.sampler.structured_output import GrammarMatcher
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 OutputCallback = Callable[[Delta], None]
 ErrorCallback = Callable[[KvproxyError], None]
@@ -44,6 +47,9 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
+        index: number of the sequence in its request, from 0.
+        max_tokens: most tokens to generate.
+        matcher: restricts the output to a grammar.
         on_output: receives each delta on the engine's thread.
         on_error: receives the error that ends the request.
 
@@ -60,7 +66,7 @@ class SequenceState:
         tokenizer: ChatTokenizer,
         on_output: OutputCallback,
         on_error: ErrorCallback = ignore_error,
-        matcher: GrammarMatcher | None = None,
+        matcher: "LLMatcher | None" = None,
         adapter: LoraAdapter | None = None,
     ) -> None:
         self.request = request
@@ -77,6 +83,7 @@ class SequenceState:
             lora=(request.adapter or "", adapter.digest) if adapter else None,
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,
+            client=request.tenant or None,
         )
         self.num_prompt_tokens = len(request.tokens)
         self.num_cached_tokens = 0
@@ -94,6 +101,7 @@ class SequenceState:
         self._proposer = NgramProposer()
         self._prompt_logprobs: list[TokenLogprob] = []
         self._first_token_time = 0.0
+        self._has_text = False
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -114,7 +122,7 @@ class SequenceState:
 
     def fork(self, index: int) -> "SequenceState":
         """Create another sequence of the request, after the prompt is computed."""
-        matcher = self.matcher.fork() if self.matcher else None
+        matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,
             index,
@@ -156,15 +164,20 @@ class SequenceState:
             self._first_token_time = now()
         self.cache_request.append(sampled.token)
         is_eos = sampled.token in self._tokenizer.eos_ids and not self.sampling.ignore_eos
-        if self.matcher is not None:
-            self.matcher.accept_token(sampled.token)
+        # The grammar may be too large, or refuse an EOS token that the request ignores.
+        if self.matcher is not None and not self.matcher.consume_token(sampled.token):
+            raise RuntimeError(f"the grammar cannot be followed: {self.matcher.get_error()}")
         text = "" if is_eos else self._detokenizer.push(sampled.token)
-        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_terminated):
+        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_stopped()):
             self.finish_reason = "stop"
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason and not self._detokenizer.stopped:
             text += self._detokenizer.finish()
+        if text and not self._has_text:
+            self._has_text = True
+            form = self._tokenizer.tool_call_format if self.request.has_tools else None
+            self.cache_request.awaits_user = form is None or text[0] != form.opening[0]
         self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
     def finish_without_output(self) -> None:

@@ -7,7 +7,6 @@ may belong to one sequence. A step is padded to the next capture size; padding r
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,11 +21,8 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
-
-
-class StepCapture(Protocol):
-    def __call__(self, step: Step) -> Step:
-        """Return a replayable step, which may overwrite its previous result."""
+StepCapture = Callable[[Step], Step]
+"""Returns a replayable step, which may overwrite its previous result."""
 
 
 def no_capture(step: Step) -> Step:

@@ -1,13 +1,14 @@
 """The KV tensors of the block pool."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvproxy.engine.worker.host_device_copies import AsyncDownloads, AsyncUploads, upload
+from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.errors import SettingsError
 
 _CACHE_LINE = 64
@@ -44,8 +45,8 @@ class KVPool:
             ) from None
         # Views are made once, because every layer of every step reads them.
         self._layers = [(layer[0], layer[1]) for layer in self.data]
-        self._downloads = AsyncDownloads(device)
-        self._uploads = AsyncUploads()
+        self._read_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._uploads: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
 
     def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._layers[slot]
@@ -60,16 +61,31 @@ class KVPool:
 
         The returned function blocks until `out`, which must be pinned on CUDA, is filled.
         """
-        ids = upload(blocks, self.data.device)
-        if self.data.device.type == "cpu":
+        ids, stream = upload(blocks, self.data.device), self._read_stream
+        if stream is None:
             torch.index_select(self.data, 2, ids, out=out)
             return lambda: None
-        return self._downloads.start(self.data.index_select(2, ids), out)
+        source = self.data.index_select(2, ids)
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            out.copy_(source, non_blocking=True)
+            source.record_stream(stream)
+            done = torch.cuda.Event()
+            done.record(stream)
+        return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
+        """Write `content[:, :, first:]`, of the same form as in `read_blocks`, to blocks."""
         device = self.data.device
-        moved = self._uploads.start(content, device)[:, :, first : first + len(blocks)]
-        self.data.index_copy_(2, upload(blocks, device), moved)
+        moved = content.to(device, non_blocking=True)
+        if device.type == "cuda":
+            # torch keeps only pinned memory that it allocated; the content may be a view of a foreign buffer.
+            while self._uploads and self._uploads[0][0].query():
+                self._uploads.popleft()
+            read = torch.cuda.Event()
+            read.record(torch.cuda.current_stream(device))
+            self._uploads.append((read, content))
+        self.data.index_copy_(2, upload(blocks, device), moved[:, :, first : first + len(blocks)])
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -42,10 +42,6 @@ class ModelRunner:
         self.backends = backends
         self._captured: CapturedSteps | None = None
 
-    @property
-    def is_captured(self) -> bool:
-        return self._captured is not None
-
     @torch.inference_mode()
     def capture(self, capture: StepCapture, *, max_rows: int, max_len: int) -> None:
         """Capture steps; if the model cannot be captured, its steps run eagerly."""

@@ -13,6 +13,7 @@ from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthori
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
+from kvproxy.index.store.open_store import is_url
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.clients import CLIENT, ClientSettings
@@ -23,28 +24,33 @@ _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """The clients of the settings and of the file of `kvproxy keys`, which is read again within a second of a
-    change.
-    """
+    """The clients of the settings and of `kvproxy keys`, which are read again within a second of a change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._changed = self._version()
+        self._shares = is_url(settings.store_where)
+        self._changed = 0, *self._file_version()
         self._checked = time.monotonic()
         self._known = _by_digest(all_clients(settings))
-        self._closed = requires_client_key(settings)
+        self._closed = bool(self._known) or requires_client_key(settings)
 
     @property
     def requires_key(self) -> bool:
         """Whether requests require a key, which stays true after the last client's removal."""
-        self._reload()
+        now = time.monotonic()
+        # With PostgreSQL, the heartbeat reads them in a thread.
+        if not self._shares and now - self._checked >= _CHECK_SECONDS:
+            self._checked = now
+            self.reload()
         return self._closed
 
-    def _reload(self) -> None:
-        now = time.monotonic()
-        if now - self._checked < _CHECK_SECONDS:
-            return
-        self._checked, stamp = now, self._version()
+    def reload(self, change: int = 0) -> None:
+        """Read the clients again if they have changed.
+
+        Args:
+            change: number of the last change in PostgreSQL.
+        """
+        stamp = change, *self._file_version()
         if stamp == self._changed:
             return
         try:
@@ -58,7 +64,7 @@ class Clients:
         except SettingsError as error:
             _log.error("the clients were not reloaded: %s", error)
 
-    def _version(self) -> tuple[int, int]:
+    def _file_version(self) -> tuple[int, int]:
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -137,7 +143,7 @@ class ClientGuard:
             await send(message)
 
         try:
-            with quota.request() as account:
+            async with quota.request() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
         except TooManyRequests as error:

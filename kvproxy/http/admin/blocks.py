@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat_content, flat_fields, number, read_request, reply, seconds
+from kvproxy.http.admin.replies import flat_content, flat_fields, number, page, read_request, reply, seconds
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
@@ -50,11 +50,8 @@ async def what_if(request: Request) -> Response:
         tier_bytes = parse_bytes(query.get("tier", "64GiB"))
     except ValueError as error:
         raise InvalidRequest(str(error), param="tier") from None
-    return reply(
-        await services(request).forecasts(
-            None if token_bytes is None else number(token_bytes, "bytes_per_token"), tier_bytes
-        )
-    )
+    known = None if token_bytes is None else number(token_bytes, "bytes_per_token")
+    return reply(await services(request).forecasts(known, tier_bytes))
 
 
 async def chains(request: Request) -> Response:
@@ -70,8 +67,7 @@ async def map(request: Request) -> Response:
 async def tree(request: Request) -> Response:
     """List the children of a block, or the roots of all chains, largest first."""
     query = request.query_params
-    start = int(number(query.get("offset", "0"), "offset"))
-    limit = int(number(query.get("limit", "50"), "limit"))
+    limit, start = page(query, "50")
     found, total = await services(request).prefix.tree(query.get("parent") or None, start, min(limit, _MOST_WAYS))
     return reply(found, {"x-total-count": str(total)})
 

@@ -1,8 +1,6 @@
 """The response cache: list, show, remove, pin, judge, export, import."""
 
 import asyncio
-import logging
-from dataclasses import dataclass
 from typing import get_args
 
 from starlette.datastructures import QueryParams
@@ -11,52 +9,28 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import number, reply, seconds
+from kvproxy.http.admin.replies import page, reply, seconds
 from kvproxy.http.request_bodies import parse_in_thread, read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
 _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
-_log = logging.getLogger("kvproxy")
-_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "older_than", "tenant")
-
-
-@dataclass(frozen=True, slots=True)
-class SemanticFigures:
-    policy: str | None
-    shadow: bool
-    lookups: dict[str, int]
-    compared: dict[str, int]
-    learned: dict[str, int]
-    learning: LearningSummary | None
+_TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
 
 
 def _filter(query: QueryParams) -> EntryFilter:
-    def text(name: str) -> str | None:
-        return query.get(name) or None
-
-    oldest = text("older_than")
-    return EntryFilter(
-        text("namespace"),
-        text("key"),
-        text("model"),
-        text("tag"),
-        text("prompt"),
-        text("search"),
-        None if oldest is None else seconds(oldest, "older_than"),
-        text("tenant"),
-    )
+    texts = {name: query.get(name) or None for name in _TEXT_FILTERS}
+    oldest = query.get("older_than")
+    return EntryFilter(**texts, older_than=seconds(oldest, "older_than") if oldest else None)
 
 
 async def list_entries(request: Request) -> Response:
     """List matching responses, newest first; `x-total-count` has the total. A limit of 0 lists all."""
     query, store = request.query_params, services(request).answerer.store
-    limit = int(number(query.get("limit", "100"), "limit"))
-    offset = int(number(query.get("offset", "0"), "offset"))
+    limit, offset = page(query, "100")
     where = _filter(query)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
@@ -74,26 +48,24 @@ async def stats(request: Request) -> Response:
     return reply({**figures, "semantic": await asyncio.to_thread(_semantic, app)})
 
 
-def _semantic(app: Services) -> SemanticFigures | dict[str, None]:
+def _semantic(app: Services) -> dict[str, object]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
-    compared = dict(answerer.comparer.counts) if answerer.comparer is not None else {}
-    return SemanticFigures(
-        answerer.semantic.policy.name,
-        answerer.settings.shadow,
-        dict(answerer.lookup_counts),
-        compared,
-        answerer.store.observations.summary(),
-        None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
-    )
+    return {
+        "policy": answerer.semantic.policy.name,
+        "shadow": answerer.settings.shadow,
+        "lookups": dict(answerer.lookup_counts),
+        "compared": {} if answerer.comparer is None else dict(answerer.comparer.counts),
+        "learned": answerer.store.observations.summary(),
+        "learning": None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
+    }
 
 
 async def queue(request: Request) -> Response:
     """List the responses that are evicted next; `x-total-count` has the total."""
-    query, store = request.query_params, services(request).answerer.store
-    limit = int(number(query.get("limit", "20"), "limit"))
-    offset = int(number(query.get("offset", "0"), "offset"))
+    store = services(request).answerer.store
+    limit, offset = page(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})
@@ -117,12 +89,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """Find an entry by the beginning of its id.
-
-    Raises:
-        InvalidRequest: several entries match.
-        NotFound: no entry matches.
-    """
+    """Find an entry by the beginning of its id. Raises NotFound, or InvalidRequest if several entries match."""
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
@@ -141,11 +108,10 @@ async def delete(request: Request) -> Response:
 
 
 async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
-    cache = services(request).answerer.cache
-    soft = request.query_params.get("soft") == "true"
+    app = services(request)
+    cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
     removed = await (cache.expire_now if soft else cache.remove)(ids)
-    operator = request.client.host if request.client is not None else "a socket"
-    _log.info("admin at %s %s %d stored responses: %s", operator, "expired" if soft else "removed", removed, what)
+    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
     return reply({"removed": removed})
 
 
@@ -154,7 +120,7 @@ async def delete_many(request: Request) -> Response:
     app, query = services(request), request.query_params
     where = _filter(query)
     if where == ALL_ENTRIES and query.get("all") != "true":
-        raise InvalidRequest(f"say what to remove: all=true, or one of {', '.join(_FILTERS)}")
+        raise InvalidRequest(f"say what to remove: all=true, or one of older_than, {', '.join(_TEXT_FILTERS)}")
     # A purged response must not appear afterwards.
     await app.answerer.cache.pending_writes.wait()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
@@ -215,6 +181,7 @@ async def _set_pinned(request: Request, pinned: bool) -> Response:
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
     await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    await app.record_change(request, f"{'pinned' if pinned else 'unpinned'} {entry.id}")
     return reply({"id": entry.id, "pinned": pinned})
 
 

@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, TypeVar, get_args
 
@@ -20,7 +20,7 @@ from kvproxy.flow.explain import texts
 from kvproxy.http.admin.replies import fields_of, number, reply, seconds
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.miss_explanation import MissExplanation, explain_record
+from kvproxy.journal.miss_explanation import explain_record
 from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import Query, Reader
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
@@ -35,16 +35,8 @@ _MAX_LIVE = 200
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
+_TIME = "%Y-%m-%d %H:%M:%S UTC"
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestExplanation:
-    explained: MissExplanation
-    question: str | None
-    stored_question: str | None
-    meaning: str
-    sentences: list[str]
 
 
 def _query(query: QueryParams) -> Query:
@@ -156,23 +148,19 @@ async def explain(request: Request) -> Response:
     """Explain a request by its id, the beginning of its id, or its number."""
     app, name = services(request), request.path_params["id"]
 
-    def read_explanation(reader: Reader) -> RequestExplanation:
+    def read_explanation(reader: Reader) -> dict[str, object]:
         record = reader.find(name)
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])
-        return RequestExplanation(
-            found,
-            row.question,
-            row.stored_question,
-            meaning_of(record.reason),
-            explain_in_sentences(found, _format_time),
-        )
+        return {
+            "explained": found,
+            "question": row.question,
+            "stored_question": row.stored_question,
+            "meaning": meaning_of(record.reason),
+            "sentences": explain_in_sentences(found, lambda time: f"{datetime.fromtimestamp(time, UTC):{_TIME}}"),
+        }
 
     return reply(await _read(app, read_explanation))
-
-
-def _format_time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 async def saved(request: Request) -> Response:

@@ -5,10 +5,11 @@ import math
 from dataclasses import replace
 
 import orjson
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.apis import APIS, by_name
+from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
@@ -32,9 +33,7 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def fields_of(row: Row) -> dict[str, object]:
-    """Return the fields of a row by name, without copying their values: tens of thousands of rows would take a
-    second.
-    """
+    """Return the fields of a row by name. Unlike `asdict`, it copies no values: tens of thousands of rows are fast."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
@@ -50,13 +49,9 @@ def flat_content(content: BlockContent) -> dict[str, object]:
 
 
 async def read_request(request: Request) -> ApiRequest:
-    """Read a request to the API `api` (default: chat), with its client's credentials.
-
-    Raises:
-        InvalidRequest: the API does not exist, or the request is invalid.
-    """
+    """Read a request to the API that the query names (default: chat), with its credentials. Raises InvalidRequest."""
     name = request.query_params.get("api", "chat")
-    api = by_name(name)
+    api = APIS.get(name)
     if api is None:
         raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
     settings = services(request).settings
@@ -74,6 +69,11 @@ def number(text: str, name: str) -> float:
     if not 0 <= value <= _MAX:
         raise InvalidRequest(f"{name} must be a number of at least 0, not {text[:40]!r}", param=name)
     return value
+
+
+def page(query: QueryParams, limit: str) -> tuple[int, int]:
+    """Return the parameters `limit` (with a default) and `offset`. Raises InvalidRequest."""
+    return int(number(query.get("limit", limit), "limit")), int(number(query.get("offset", "0"), "offset"))
 
 
 def seconds(text: str, name: str) -> float:

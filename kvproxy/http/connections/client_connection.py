@@ -8,7 +8,6 @@ import fcntl
 import termios
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -30,14 +29,6 @@ _SPARE = 256
 """Connections beyond the limit that receive an error. Further ones are closed immediately."""
 _NO_CONTENT = 204
 _LINGER_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _UnreadBytes:
-    """Bytes that a client has not read, and since when."""
-
-    bytes: int
-    since: float
 
 
 class _LingeringTransport:
@@ -92,7 +83,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._steps = 0  # Heads begun and ended, and parts of bodies.
         self._raw = 0  # Bytes since the last step.
         self._refusal: KvproxyError | None = None
-        self._unread: _UnreadBytes | None = None
+        self._unread_bytes = 0
+        """Bytes that the client has not read, as of the time `_unread_since`."""
+        self._unread_since = 0.0
         self._offered_upgrade = False
         self._deaf = False
         self._running: RequestResponseCycle | None = None
@@ -251,7 +244,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def resume_writing(self) -> None:
-        self._unread = None
+        self._unread_bytes = 0
         super().resume_writing()
 
     def check(self, now: float) -> None:
@@ -264,11 +257,9 @@ class LimitedProtocol(HttpToolsProtocol):
         still = self.flow.write_paused or not self._is_answering or self.transport.is_closing()
         unsent = self.transport.get_write_buffer_size() if still else 0
         waiting = unsent + self._in_kernel() if unsent else 0
-        if waiting == 0:
-            self._unread = None
-        elif self._unread is None or waiting < self._unread.bytes:
-            self._unread = _UnreadBytes(waiting, now)
-        elif now - self._unread.since > self._limits.stalled_seconds:
+        if not self._unread_bytes or waiting < self._unread_bytes:
+            self._unread_bytes, self._unread_since = waiting, now
+        elif now - self._unread_since > self._limits.stalled_seconds:
             self._limited("stalled_seconds")
             self.transport.abort()
 

@@ -5,17 +5,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
+from kvproxy.backends.protocol import Headers, is_stream
 from kvproxy.errors import KvproxyError, UpstreamProtocolError
 from kvproxy.http.connections.request_deadlines import Lifetime
 
 T = TypeVar("T")
-Headers = list[tuple[str, str]]
 BODILESS = (204, 304)
 JOINS_BODY = "kvproxy.joins_body"
 """In the start of a response: its head is written together with its body, in one system call."""
@@ -23,42 +23,28 @@ _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
+    receive: Receive, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
 ) -> T:
     """Await `work`; cancel it when the client disconnects or the deadline passes.
 
     Args:
-        upload_done: see `RelayResponse`.
+        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
 
     Raises:
         ClientDisconnect, DeadlineExceeded, or ShuttingDown.
     """
-    me = asyncio.current_task()
-    assert me is not None
-    cancelled, stopped, over = me.cancelling(), False, False
-
-    def stop(why: "asyncio.Future[Any]") -> None:
-        nonlocal stopped
-        if not why.cancelled():
-            why.exception()
-        if not stopped and not over:
-            stopped = me.cancel()
-
-    disconnected = asyncio.ensure_future(_wait_for_disconnect(request.receive, upload_done))
+    working = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
     with lifetime.over() as end:
-        disconnected.add_done_callback(stop)
-        end.add_done_callback(stop)
         try:
-            return await work
-        except asyncio.CancelledError:
-            if not stopped or me.cancelling() > cancelled + 1:
-                raise
-            raise (ClientDisconnect() if disconnected.done() else end.result()) from None
+            await asyncio.wait((working, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise end.result() if end.done() else ClientDisconnect()
         finally:
-            over = True
+            working.cancel()
             disconnected.cancel()
-            if stopped:
-                me.uncancel()
+            await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
 async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None = None) -> None:
@@ -77,7 +63,7 @@ class RelayResponse(Response):
     Args:
         close: called once, whatever happens.
         error_event: encodes an error as the last event of a stream.
-        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
+        upload_done: see `cancel_on_disconnect`.
     """
 
     def __init__(
@@ -92,7 +78,7 @@ class RelayResponse(Response):
     ) -> None:
         self.status_code = status
         self.background = None
-        self.raw_headers = encode(headers)
+        self.raw_headers = _encode(headers)
         self._chunks = chunks
         self._close = close
         self._lifetime = lifetime
@@ -101,20 +87,14 @@ class RelayResponse(Response):
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._upload_done))
         error: KvproxyError | None = None
         try:
-            with self._lifetime.over() as end:
-                await asyncio.wait((sending, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-            elif end.done():
-                error = end.result()
+            await cancel_on_disconnect(receive, self._send(send), self._lifetime, self._upload_done)
+        except ClientDisconnect:
+            pass
+        except KvproxyError as ended:
+            error = ended
         finally:
-            for task in (sending, disconnected):
-                task.cancel()
-            await asyncio.gather(sending, disconnected, return_exceptions=True)
             closing = self._close()
             if closing is not None:
                 await closing
@@ -147,17 +127,12 @@ class RelayResponse(Response):
         await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
 
 
-def is_stream(headers: Headers) -> bool:
-    """Whether a response is server-sent events."""
-    return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
-
-
 class WholeResponse(Response):
     """Sends a whole body, joined with the head."""
 
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         super().__init__(body, status)
-        self.raw_headers = encode(headers)
+        self.raw_headers = _encode(headers)
         if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
             self.raw_headers.append((b"content-length", str(len(body)).encode()))
 
@@ -167,6 +142,6 @@ class WholeResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+def _encode(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Convert headers to ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -72,7 +72,9 @@ class ProxyServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(limits.drain_seconds + 10 * _ERROR_SECONDS),
             )
         )
-        logging.getLogger("uvicorn.error").addFilter(_is_relevant)
+        logging.getLogger("uvicorn.error").addFilter(
+            lambda record: not any(noise in str(record.msg) for noise in _NOISE)
+        )
         self._limits = limits
         self._lifetimes = lifetimes
         self._limited = limited
@@ -148,7 +150,3 @@ class ProxyServer(uvicorn.Server):
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
-
-
-def _is_relevant(record: logging.LogRecord) -> bool:
-    return not any(noise in str(record.msg) for noise in _NOISE)

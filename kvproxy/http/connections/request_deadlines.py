@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from kvproxy.apis.request_directives import TIMEOUT
 from kvproxy.errors import DeadlineExceeded, KvproxyError
@@ -37,15 +37,18 @@ class Lifetimes:
             self.end(end, error, "drain_seconds")
 
     @contextmanager
-    def open(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Yield a future that receives an error if the request must end."""
-        end: asyncio.Future[KvproxyError] = asyncio.get_running_loop().create_future()
+    def open(self, deadline: float, late: KvproxyError) -> "Iterator[asyncio.Future[KvproxyError]]":
+        """Yield a future that receives `late` at the `deadline` (time of the event loop), or an error when the proxy stops."""
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[KvproxyError] = loop.create_future()
         if self._stopped is not None:
             self.end(end, self._stopped, "drain_seconds")
         self._open.add(end)
+        timer = loop.call_at(deadline, self.end, end, late, "request_seconds")
         try:
             yield end
         finally:
+            timer.cancel()
             self._open.discard(end)
 
     def end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
@@ -56,6 +59,8 @@ class Lifetimes:
 
 
 class Lifetime:
+    """The deadline of one request."""
+
     def __init__(self, lifetimes: Lifetimes, seconds: float) -> None:
         self._lifetimes = lifetimes
         self._seconds = seconds
@@ -67,14 +72,7 @@ class Lifetime:
         if seconds is not None and seconds < self._seconds:
             self._seconds, self._fix = seconds, _ASKED
 
-    @contextmanager
-    def over(self) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Yield a future that receives an error at the deadline, or when the proxy stops."""
+    def over(self) -> "AbstractContextManager[asyncio.Future[KvproxyError]]":
+        """Return a context with a future that receives an error at the deadline, or when the proxy stops."""
         late = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
-        with self._lifetimes.open() as end:
-            deadline = self._began + self._seconds
-            timer = asyncio.get_running_loop().call_at(deadline, self._lifetimes.end, end, late, "request_seconds")
-            try:
-                yield end
-            finally:
-                timer.cancel()
+        return self._lifetimes.open(self._began + self._seconds, late)

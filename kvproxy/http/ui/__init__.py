@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware import Middleware
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Only our own scripts and styles, no frames around us, and no text that becomes HTML.
 _HEADERS = {
@@ -23,25 +22,17 @@ _HEADERS = {
 }
 
 
-class SecurityHeaders:
-    """ASGI middleware that adds the security headers of a page."""
+class _PageFiles(StaticFiles):
+    """The files of the page, with its security headers."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_response(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
-
-        await self._app(scope, receive, send_response)
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
 
 
-async def _page(request: Request) -> Response:
-    """Return the page, or redirect from /ui to /ui/: the page's links are relative, since a reverse proxy may add a
-    path.
-    """
+async def _redirect(request: Request) -> Response:
+    """Redirect from /ui to /ui/: the page's links are relative, since a reverse proxy may add a path."""
     return RedirectResponse("ui/", status_code=308)
 
 
@@ -61,8 +52,5 @@ class BrowserRedirect:
 
 
 def routes() -> list[BaseRoute]:
-    files = StaticFiles(directory=Path(__file__).parent / "static", html=True)
-    return [
-        Route("/ui", _page, methods=["GET"], include_in_schema=False),
-        Mount("/ui", app=files, middleware=[Middleware(SecurityHeaders)]),
-    ]
+    files = _PageFiles(directory=Path(__file__).parent / "static", html=True)
+    return [Route("/ui", _redirect, methods=["GET"], include_in_schema=False), Mount("/ui", app=files)]

@@ -30,11 +30,6 @@ class PromptChain:
     conversation: tuple[int | None, ...]
     first: int
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether the prompt has an earlier turn."""
-        return any(_role(name) == "assistant" for name in self.names)
-
     def tokens_before(self, end: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
         """Estimate the tokens of the first `end` regions by their bytes.
 

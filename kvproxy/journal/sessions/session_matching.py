@@ -26,7 +26,7 @@ class KnownTurn:
         stored: prompt tokens in the provider's cache after it; None if the provider does not report them.
         ttl: seconds until the provider drops the prefix.
         answer: digests of the parts of its answer; None if unknown.
-        end: hash of its whole prompt.
+        end: hash of its whole prompt; 0 for an empty prompt. `SessionIndex.add` sets it.
     """
 
     number: int
@@ -40,9 +40,9 @@ class KnownTurn:
     prompt_tokens: int
     completion_tokens: int
     stored: int | None
-    ttl: float
-    answer: tuple[tuple[str, bytes], ...] | None
-    end: int
+    ttl: float = 0.0
+    answer: tuple[tuple[str, bytes], ...] | None = None
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +84,34 @@ class SessionIndex:
         self._names: _Recent[str, KnownTurn] = _Recent()
 
     def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
-        for end in range(len(chain.prefixes), 0, -1):
-            turn = self._prefixes.get(chain.prefixes[end - 1])
-            if turn is not None:
-                break
-        else:
+        lengths = range(len(chain.prefixes), 0, -1)
+        length = next((each for each in lengths if chain.prefixes[each - 1] in self._prefixes), 0)
+        if not length:
             return None
-        measured = next((count for count in range(end, 0, -1) if chain.prefixes[count - 1] in self._tokens), 0)
+        measured = next((each for each in range(length, 0, -1) if chain.prefixes[each - 1] in self._tokens), 0)
         known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
-        tokens = min(prompt_tokens, chain.tokens_before(end, prompt_tokens, known))
-        return KnownPrefix(end, tokens, measured == end, turn)
+        tokens = min(prompt_tokens, chain.tokens_before(length, prompt_tokens, known))
+        return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
     def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
-        """Return the turn that a request continues, and the session; None for a new session.
+        """Return the turn that a request continues, and its session; None for a first turn, and for a new session.
 
         The longest known conversation decides, then the latest known answer, since clients also change the first messages.
+
+        Args:
+            scope: tenant of the request.
+            name: name of the session from the client. It excludes turns of other sessions.
         """
         named = None if name is None else self._names.get(f"{scope} {name}")
-        found = self._continued(chain) if chain.has_answer else None
-        if name is not None and (named is None or (found is not None and found.session != named.session)):
-            found = None
-        if found is not None:
+        found = self._continued(chain)
+        if found is not None and (name is None or (named is not None and found.session == named.session)):
             return found, found.session
         return None, None if named is None else named.session
 
     def _continued(self, chain: PromptChain) -> KnownTurn | None:
         answers = chain.answers()
+        if not answers:
+            return None
         # A request that is sent again has the same parent as before, so the last region is left out. After several answers,
         # the first turn alone would be a bad match.
         start = chain.first if len(answers) == 1 else chain.first + 1
@@ -134,7 +136,8 @@ class SessionIndex:
         for key in chain.prefixes:
             self._prefixes[key] = turn
         if chain.prefixes:
-            self._tokens[chain.prefixes[-1]] = turn.prompt_tokens
+            turn.end = chain.prefixes[-1]
+            self._tokens[turn.end] = turn.prompt_tokens
         if chain.first < len(chain.names):
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:

@@ -66,7 +66,7 @@ class Turn:
     cost: float | None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
-        """The same turn with its cost."""
+        """Return the turn with its cost; unchanged without a price."""
         price = price_of(self.model, prices)
         if price is None:
             return self
@@ -150,8 +150,6 @@ class SessionReader:
     def __init__(self, reader: Reader, prices: Mapping[str, PriceSettings]) -> None:
         self._reader = reader
         self._prices = prices
-        # A file of an older version has no turns until a proxy opens it.
-        self._has_turns = bool(reader.rows("select 1 from sqlite_master where name = 'turns'", []))
 
     def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
         """Return the sessions with the latest requests, newest first.
@@ -159,8 +157,6 @@ class SessionReader:
         Args:
             since: seconds since the epoch.
         """
-        if not self._has_turns:
-            return []
         first = 0 if since is None else self._reader.first_since(since)
         sql = (
             "select session from turns where session in (select session from turns where number >= ?) group by session"
@@ -182,17 +178,11 @@ class SessionReader:
             NotFound: there is no such session.
         """
         sql = "select session from turns where session = ?1 or number = ?1 or name = (select number from names where name = ?1)"
-        rows = (
-            self._reader.rows(f"{sql} limit 1", [int(name) if name.isdecimal() and len(name) < 16 else name])
-            if self._has_turns
-            else []
-        )
+        rows = self._reader.rows(f"{sql} limit 1", [int(name) if name.isdecimal() and len(name) < 16 else name])
         if not rows:
-            record = self._reader.find(name) if self._has_turns else None
-            turn = None if record is None else self.turn(record.number)
-            if turn is None:
-                raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
-            rows = [(turn.session,)]
+            rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
+        if not rows:
+            raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
         found: list[Turn] = []
         ids = [rows[0][0]]
         while ids and len(found) < _MAX_AGENTS * 1_000:
@@ -215,14 +205,12 @@ class SessionReader:
 
         The seconds are infinite if the session had no turn for an hour.
         """
-        return [
-            (float(pause), tenant, begin)
-            for pause, tenant, begin in self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
-        ]
+        rows = self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
+        return [(pause, tenant, begin) for pause, tenant, begin in rows]
 
     def turn(self, number: int) -> Turn | None:
         """Return the turn of a record."""
-        return next(iter(self._turns("t.number = ?", [number])), None) if self._has_turns else None
+        return next(iter(self._turns("t.number = ?", [number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
         """Sum all prompt tokens by result: reused, or the cause of their loss (see `CAUSES`).
@@ -232,16 +220,17 @@ class SessionReader:
         """
         sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
         models: dict[str, Counter[str]] = {}
-        for model, result, tokens in self._reader.rows(sql, [since or ""]) if self._has_turns else []:
+        for model, result, tokens in self._reader.rows(sql, [since or ""]):
             models.setdefault(model, Counter())[result] = tokens
         return ledger_of(models, self._prices, currency)
 
     def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
         """Return group, model, tokens stored for five minutes and for one hour, and stored tokens times hours."""
-        sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in ("written_5m", "written_1h", STORED))
-        sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? group by 1, 2"
-        rows = self._reader.rows(sql, [since or ""]) if self._has_turns else []
-        return [(name, model, short, long, hours) for name, model, short, long, hours in rows if short or long or hours]
+        results = ("written_5m", "written_1h", STORED)
+        sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in results)
+        sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
+        rows = self._reader.rows(sql, [since or ""])
+        return [(name, model, short, long, hours) for name, model, short, long, hours in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:
         rows = self._reader.rows(f"{_TURNS} where {condition} order by t.number", values) if values else []

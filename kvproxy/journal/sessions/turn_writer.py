@@ -9,9 +9,11 @@ from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
+from kvproxy.apis.reported_usage import PrefixUse
 from kvproxy.apis.session_name import session_name
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.reuse_distance import LiveCurve
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import History
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
@@ -30,30 +32,22 @@ _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
 _LEAST_PROMPT = 20
 """Characters of a sub-agent's prompt; a shorter text is not unique."""
-_COLUMNS = (
-    "number",
-    "session",
-    "turn",
-    "parent",
-    "name",
-    "pause",
-    "written_5m",
-    "written_1h",
-    "region",
-    "place",
-    *CAUSES,
+_INSERT = (
+    "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
+    f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
 )
-_INSERT = f"insert into turns ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"
 _ADD_TOKENS = (
     "insert into prompt_tokens (day, tenant, model, result, tokens) values (?, ?, ?, ?, ?)"
     " on conflict (day, tenant, model, result) do update set tokens = tokens + excluded.tokens"
 )
+# The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
-    "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, coalesce(r.total_us, 0) / 1e6, u.name, r.prompt_tokens,"
-    " coalesce(r.completion_tokens, 0), r.reused_tokens, t.written_5m, t.written_1h, tenant.name, model.name, n.name"
+    "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, r.time + coalesce(r.total_us, 0) / 1e6, u.name,"
+    " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
+    " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name"
     " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
-    " join names model on model.number = r.model left join names u on u.number = r.upstream"
-    " left join names n on n.number = t.name where r.prompt is not null order by r.number desc limit ?"
+    " join names model on model.number = r.model left join names u on u.number = r.upstream left join names n"
+    " on n.number = t.name where r.prompt is not null and r.prompt_tokens is not null order by r.number desc limit ?"
 )
 
 
@@ -73,14 +67,10 @@ class _Change:
 
 
 class TurnWriter:
-    """Assigns requests to sessions, in the writer's transaction. Methods may raise sqlite3.Error."""
+    """Assigns requests to sessions, in the transaction of `record_writer.Writer`. Methods may raise sqlite3.Error."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        strings: StringIds,
-        history: History,
-        prices: Mapping[str, PriceSettings],
+        self, connection: sqlite3.Connection, strings: StringIds, history: History, prices: Mapping[str, PriceSettings]
     ) -> None:
         self.contents = RegionContents()
         self._connection = connection
@@ -128,10 +118,9 @@ class TurnWriter:
             upstream=record.upstream,
             prompt_tokens=prompt_tokens,
             completion_tokens=record.completion_tokens or 0,
-            stored=_stored(use.cached_tokens, use.written_5m, use.written_1h),
+            stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
             ttl=_lifetime(use, known, price),
             answer=exchange.answer_digests,
-            end=chain.prefixes[-1] if chain.prefixes else 0,
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
@@ -178,7 +167,8 @@ class TurnWriter:
         if known is None:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
         turn, answer, region = known.turn, 0, None
-        follows = turn.end == chain.prefixes[known.regions - 1] and known.regions in chain.answers()
+        is_whole_turn = turn.end == chain.prefixes[known.regions - 1]
+        follows = is_whole_turn and known.regions in chain.answers()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens
             returned = part_digests(self._content(chain.digests[known.regions]))
@@ -197,9 +187,7 @@ class TurnWriter:
             stored=None if exchange.is_engine else turn.stored,
             moved=turn.upstream != record.upstream,
             expired=not exchange.is_engine and record.time - turn.time > turn.ttl,
-            diverges=not exchange.is_engine
-            and turn.stored is not None
-            and turn.end != chain.prefixes[known.regions - 1],
+            diverges=not exchange.is_engine and turn.stored is not None and not is_whole_turn,
             minimum=minimum,
             repeated=repeated,
             block=exchange.block_size,
@@ -211,15 +199,12 @@ class TurnWriter:
         if regions is None or record.prompt_tokens is None:
             return _Change()
         other = chain_of(regions, record.tenant)
-        pairs = enumerate(zip(chain.digests, other.digests, strict=False))
-        shared = next((index for index, (one, two) in pairs if one != two), min(len(chain.names), len(other.names)))
+        shared = common_prefix(chain.digests, other.digests)
         if shared in (len(chain.names), len(other.names)):
             return _Change()
-        sent, repeated = set(other.digests[shared:]), 0.0
-        place = None
-        for index in range(shared, len(chain.names)):
-            if chain.digests[index] in sent:
-                repeated += chain.sizes[index]
+        sent, place = set(other.digests[shared:]), None
+        later = zip(chain.digests[shared:], chain.sizes[shared:], strict=True)
+        repeated: float = sum(size for digest, size in later if digest in sent)
         if chain.names[shared] in other.names and chain.digests[shared] not in sent:
             before = other.digests[other.names.index(chain.names[shared])]
             place, share = self._difference(before, chain.digests[shared])
@@ -229,9 +214,10 @@ class TurnWriter:
 
     def _difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
         """The first different character of two regions, and the share of the text after the change."""
-        if self.contents.get(before) is None or self.contents.get(after) is None:
+        old_content, new_content = self._content(before), self._content(after)
+        if old_content is None or new_content is None:
             return None, 0.0
-        old, new = comparable_texts(self._content(before), self._content(after))
+        old, new = comparable_texts(old_content, new_content)
         start, end = common_prefix_and_suffix(old, new)
         return start, end / max(1, len(new))
 
@@ -263,30 +249,11 @@ class TurnWriter:
         self._is_restored = True
         self._index = SessionIndex()
         for row in reversed(self._connection.execute(_LATEST, [_MAX_RESTORED]).fetchall()):
-            number, session, turn, parent, prompt, time, seconds, *rest = row
-            upstream, tokens, completion, reused, short, long, tenant, model, name = rest
-            regions = self._history.regions(prompt)
-            if regions is None or tokens is None:
-                continue
-            price = price_of(model, self._prices) or PriceSettings()
-            chain = chain_of(regions, tenant)
-            known = KnownTurn(
-                number=number,
-                session=session,
-                turn=turn,
-                parent=parent,
-                prompt=prompt,
-                time=time,
-                ended=time + seconds,
-                upstream=upstream,
-                prompt_tokens=tokens,
-                completion_tokens=completion,
-                stored=_stored(reused or 0, short, long),
-                ttl=_HOUR if long else price.ttl,
-                answer=None,
-                end=chain.prefixes[-1] if chain.prefixes else 0,
-            )
-            self._index.add(known, chain, tenant, name)
+            known, (written_1h, tenant, model, name) = KnownTurn(*row[:11]), row[11:]
+            regions = self._history.regions(known.prompt)
+            if regions is not None:
+                known.ttl = _HOUR if written_1h else (price_of(model, self._prices) or PriceSettings()).ttl
+                self._index.add(known, chain_of(regions, tenant), tenant, name)
 
     def prune(self, least: int) -> None:
         """Delete turns before a record."""
@@ -296,11 +263,6 @@ class TurnWriter:
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
-
-
-def _stored(reused: int, written_5m: int | None, written_1h: int | None) -> int | None:
-    """Tokens in the provider's cache after a request; None if it does not report them."""
-    return None if written_5m is None else reused + written_5m + (written_1h or 0)
 
 
 def _lifetime(use: PrefixUse, known: KnownPrefix | None, price: PriceSettings) -> float:

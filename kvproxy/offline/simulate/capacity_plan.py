@@ -1,14 +1,16 @@
-"""A report of a simulation: the recommendation, tables, plots, and assumptions, as HTML or Markdown."""
+"""Plans the capacity of an engine from a trace: the recommendation, tables, plots, and a report in HTML or Markdown."""
 
 import html
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproxy.charts import Chart, save
-from kvproxy.offline.simulate.pool_cost import EngineSpeed, PoolCost, Tier
-from kvproxy.offline.simulate.pool_size_sweep import Sweep
+from kvproxy.charts import Chart, ChartLine, save
+from kvproxy.offline.simulate.pool_cost import GIB, EngineSpeed, PoolCost, Tier, pool_cost
+from kvproxy.offline.simulate.pool_simulation import lru_hits
+from kvproxy.offline.simulate.pool_size_sweep import Sweep, sweep, sweep_charts
+from kvproxy.offline.simulate.trace_reader import Workload
 
 _MODEL = (
     "Requests run one at a time, and the last token of a prompt is always computed. Responses are not cached.",
@@ -28,8 +30,10 @@ class CapacityPlan:
     """The results of a simulation.
 
     Attributes:
-        costs: of each pool size with LRU and the tiers; empty without the bytes of a token.
-        alone: the same without tiers.
+        name: of the trace.
+        costs: of each pool size with LRU and the tiers; empty without a speed.
+        alone: of each pool size with LRU and without tiers.
+        speed: None if the bytes of a token are unknown.
     """
 
     name: str
@@ -106,6 +110,17 @@ class CapacityPlan:
             rows.append(row)
         return [*head, *(["price per million tokens"] if has_price else [])], rows
 
+    def charts(self) -> list[Chart]:
+        """Return charts of the hit rates and, with a speed, of the mean TTFT by pool size."""
+        if not self.costs:
+            return sweep_charts(self.sweep)
+        sizes = [size * self.sweep.block_tokens for size in self.sweep.sizes]
+        lines = [ChartLine("lru", sizes, [cost.ttft for cost in self.alone])]
+        if self.tiers:
+            lines.append(ChartLine("lru with tiers", sizes, [cost.ttft for cost in self.costs]))
+        ttft = Chart("tokens in the pool", "mean TTFT in seconds", lines, log_x=True)
+        return [*sweep_charts(self.sweep), ttft]
+
     def assumptions(self) -> list[str]:
         lines = [*_MODEL, *self.notes]
         if self.speed:
@@ -117,10 +132,35 @@ class CapacityPlan:
         return lines
 
 
-def write_report(plan: CapacityPlan, charts: Sequence[Chart], path: Path) -> None:
+def plan_capacity(
+    name: str,
+    workload: Workload,
+    sizes: Sequence[int],
+    policies: Sequence[str],
+    tiers: Sequence[Tier],
+    speed: EngineSpeed | None,
+    progress: Callable[[float], None],
+    *,
+    exact: bool,
+) -> CapacityPlan:
+    """Simulate pool sizes and eviction policies, see `sweep`, and the cost of each size with LRU."""
+    chains, block_tokens = workload.chains, workload.block_tokens
+    result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact)
+    if speed is None:
+        return CapacityPlan(name, result, (), (), (), None, workload.notes)
+    beyond = [max(1, int(tier.gib * GIB / speed.token_bytes / block_tokens)) for tier in tiers]
+    hits = [block_tokens * found for found in lru_hits(chains, [*result.sizes, *beyond])]
+    pools, lower = hits[: len(result.sizes)], hits[len(result.sizes) :]
+    tokens = sum(arrival.tokens for arrival in workload.arrivals)
+    costs = [pool_cost([hit, *lower], tiers, speed, tokens=tokens, requests=len(chains)) for hit in pools]
+    alone = [pool_cost([hit], (), speed, tokens=tokens, requests=len(chains)) for hit in pools]
+    return CapacityPlan(name, result, costs, alone, tiers, speed, workload.notes)
+
+
+def write_report(plan: CapacityPlan, path: Path) -> None:
     """Write HTML with its plots, or Markdown with its plots in an SVG file of the same name. Raises OSError."""
     head, rows = plan.table()
-    title = f"Capacity for {plan.name}"
+    title, charts = f"Capacity for {plan.name}", plan.charts()
     if path.suffix == ".md":
         picture = path.with_suffix(".svg")
         save(charts, picture)

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from kvproxy.blocks.eviction import POLICIES, EvictionPolicy
-from kvproxy.blocks.eviction.session_policy import SessionPolicy
 
 
 class LRU:
@@ -67,6 +66,6 @@ class Belady:
         heapq.heappush(self._heap, entry)
 
 
-ONLINE_POLICIES: dict[str, Callable[[int], EvictionPolicy[int]]] = {"lru": LRU, **POLICIES, "sessions": SessionPolicy}
+ONLINE_POLICIES: dict[str, Callable[[int], EvictionPolicy[int]]] = {"lru": LRU, **POLICIES}
 BELADY = "belady"
 POLICY_NAMES = (*ONLINE_POLICIES, BELADY)

@@ -65,21 +65,15 @@ def _kv_size(config: dict[str, Any]) -> KVSize:
     heads = int(config["num_attention_heads"])
     head = int(config.get("head_dim") or config["hidden_size"] // heads)
     layer = 2 * width * head * int(config.get("num_key_value_heads") or heads)
-    linear = len(kinds) - kinds.count("full") - kinds.count("sliding")
-    state = int(config.get("hidden_size") or heads * head) * int(
-        config.get("mamba_d_state") or config.get("linear_key_head_dim") or head
-    )
-    return KVSize(
-        layer * kinds.count("full"),
-        layer * kinds.count("sliding"),
-        int(config.get("sliding_window") or 0),
-        width * state * linear,
-    )
+    per_channel = int(config.get("mamba_d_state") or config.get("linear_key_head_dim") or head)
+    state = width * int(config.get("hidden_size") or heads * head) * per_channel
+    full, sliding, linear = map(kinds.count, ("full", "sliding", "linear"))
+    return KVSize(layer * full, layer * sliding, int(config.get("sliding_window") or 0), state * linear)
 
 
 def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
-    types = config.get("layer_types") or config.get("layers_block_type")
-    if types:
+    """Return `full`, `sliding`, or `linear` for each layer. `linear` layers have a state of constant size."""
+    if types := config.get("layer_types") or config.get("layers_block_type"):
         kinds = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
         return [kinds.get(each, "linear") for each in types]
     if pattern := config.get("hybrid_override_pattern"):
@@ -89,8 +83,8 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
         return ["full" if index % period == offset else "linear" for index in range(layers)]
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return ["full"] * layers
-    every = config.get("sliding_window_pattern") or 0
-    return ["full" if every and (index + 1) % every == 0 else "sliding" for index in range(layers)]
+    every = config.get("sliding_window_pattern") or layers + 1
+    return ["sliding" if (index + 1) % every else "full" for index in range(layers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +155,12 @@ def pool_cost(
         hits: prompt tokens that LRU pools of these sizes would reuse: the pool's size, then each tier's.
         tokens, requests: prompt tokens and requests of the trace.
     """
-    seconds = known = 0.0
-    shares = {}
-    for name, bandwidth, found in zip(
-        ("pool", *(tier.name for tier in tiers)), (None, *(tier.bandwidth for tier in tiers)), hits, strict=True
-    ):
-        added = max(0.0, found - known)
+    seconds, known = 0.0, hits[0]
+    shares = {"pool": known / (tokens or 1)}
+    for tier, found in zip(tiers, hits[1:], strict=True):
+        added = max(0, found - known)
         known += added
-        shares[name] = added / (tokens or 1)
-        if bandwidth is not None:
-            seconds += added * min(1 / speed.prefill_rate, speed.token_bytes / (bandwidth * GIB))
+        shares[tier.name] = added / (tokens or 1)
+        seconds += added * min(1 / speed.prefill_rate, speed.token_bytes / (tier.bandwidth * GIB))
     seconds += (tokens - known) / speed.prefill_rate
     return PoolCost(shares, seconds / (requests or 1), seconds / 3600 * speed.hour_price / (tokens or 1) * 1e6)

@@ -1,6 +1,6 @@
 """Hits of one pool size and one eviction policy."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
@@ -59,6 +59,11 @@ class PoolSimulation:
         return self.hits / self.blocks if self.blocks else 0.0
 
 
+def num_leading(blocks: Sequence[int], cached: Container[int]) -> int:
+    """Return the number of blocks at the beginning that are cached."""
+    return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
+
+
 class ChainCache:
     """A simulated pool that serves one request at a time. It evicts a block only after the blocks that follow it.
 
@@ -78,17 +83,13 @@ class ChainCache:
         self.stored: list[int] = []
         self.removed: list[int] = []
 
-    def num_cached(self, blocks: Sequence[int]) -> int:
-        """Return the number of leading blocks in the cache."""
-        return next((index for index, block in enumerate(blocks) if block not in self._parents), len(blocks))
-
     def serve(self, request: ChainRequest) -> int | None:
         """Return the number of hits, or None if the request exceeds the pool."""
         blocks = request.blocks
         self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
             return None
-        num_cached = self.num_cached(blocks)
+        num_cached = num_leading(blocks, self._parents)
         for block in blocks[:num_cached]:
             self._policy.remove(block)
         if request.use is not None and isinstance(self._policy, SessionPolicy):

@@ -49,7 +49,7 @@ def sweep(
     block_tokens: int,
     sizes: Sequence[int],
     policies: Sequence[str],
-    on_progress: Callable[[], None] = lambda: None,
+    progress: Callable[[float], None] = lambda share: None,
     *,
     exact: bool = False,
 ) -> Sweep:
@@ -59,7 +59,7 @@ def sweep(
         block_tokens: tokens in a block.
         sizes: in blocks.
         policies: some of `eviction_policies.POLICY_NAMES`.
-        on_progress: called after each simulation.
+        progress: receives the completed share after each simulation, up to 1.
         exact: simulate all blocks of a large trace, too.
     """
     ordered = tuple(sorted(set(sizes)))
@@ -69,7 +69,7 @@ def sweep(
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
-    for policy in policies:
+    for number, policy in enumerate(policies):
         found: list[tuple[float, float]] = []
         for index, size in enumerate(ordered):
             if policy == "lru":
@@ -83,7 +83,7 @@ def sweep(
                     for sample, hits in zip(samples, sampled_lru, strict=True)
                 ]
                 found.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
-            on_progress()
+            progress((number + (index + 1) / len(ordered)) / len(policies))
         rates[policy] = tuple(min(hits, unlimited) / blocks for hits, _ in found)
         errors[policy] = tuple(error / blocks for _, error in found)
     return Sweep(ordered, rates, errors, unlimited / blocks, block_tokens, len(requests), blocks)

@@ -1,4 +1,4 @@
-"""Reads traces as prompts of blocks: hash ids, token ids, lengths, and operations of a block cache.
+"""Reads traces as prompts of blocks, from hash ids, token ids, or lengths.
 
 A hash id is a block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's size (WEKA). Token counts that
 contradict it are refused.
@@ -14,25 +14,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
 T = TypeVar("T")
-Kind = Literal["hash ids", "tokens", "operations", "lengths"]
 DEFAULT_BLOCK_SIZE = 16
 """Block size of traces without one."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """The most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-_LENGTHS = {
-    "Timestamp": ("Request tokens", "Response tokens"),
-    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
-}
+_LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
 """Columns of BurstGPT's and Azure's traces."""
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
@@ -113,59 +108,50 @@ def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None =
     Raises:
         TraceError: a line is invalid, or contradicts the block size.
     """
-    ids = ids or ChainIds()
-    lines, kind = _read(path)
-    size = _block_size(path, lines, block_size) if kind == "hash ids" else block_size or DEFAULT_BLOCK_SIZE
-    parse = {
-        "hash ids": _hash_ids(size, ids),
-        "tokens": _tokens(size, ids),
-        "operations": _operations(size, ids),
-        "lengths": _lengths(size, ids),
-    }[kind]
+    lines = _read(path)
+    kind = next((field for field in _PARSERS if field in lines[0].fields), None)
+    if kind is None:
+        raise TraceError(
+            f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
+            " BurstGPT or Azure, or an agent trace of WEKA"
+        )
+    size = _block_size(path, lines, block_size) if kind == "hash_ids" else block_size or DEFAULT_BLOCK_SIZE
+    parse = _PARSERS[kind](size, ids or ChainIds())
     arrivals = [_convert_line(path, line, parse) for line in lines]
     untimed = [line for line, arrival in zip(lines, arrivals, strict=True) if math.isnan(arrival.seconds)]
     if not untimed:
         arrivals.sort(key=lambda arrival: arrival.seconds)
     elif len(untimed) < len(lines):
         raise TraceError(f"{path}, {untimed[0].position}: has no timestamp, and other lines have one")
-    return Workload(arrivals, size, (_ONLY_LENGTHS,) if kind == "lengths" else ())
+    return Workload(arrivals, size, (_ONLY_LENGTHS,) if kind == "input_length" else ())
 
 
-def read_text(path: Path) -> str:
-    """Read a file as text; gzip is detected by its content. Raises TraceError."""
+def read_text(path: Path, characters: int = -1) -> str:
+    """Read a file, or its beginning, as UTF-8; gzip is detected by its content. Raises TraceError."""
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        with path.open("rb") as raw:
+            is_zipped = raw.read(2) == b"\x1f\x8b"
+        with (
+            gzip.open(path, "rt", encoding="utf-8", errors="replace")
+            if is_zipped
+            else path.open(encoding="utf-8", errors="replace") as file
+        ):
+            return file.read(characters)
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
-def _read(path: Path) -> tuple[list[_TraceLine], Kind]:
+def _read(path: Path) -> list[_TraceLine]:
     text = read_text(path)
     if '"hash_id_scope"' in text[:4096]:
-        return _weka_lines(path, text), "hash ids"
+        return _weka_lines(path, text)
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
     columns = next(csv.reader(numbered[:1][0][1:]))
     if columns[0].lstrip("\ufeff") in _LENGTHS:
-        return _csv_lines(path, columns, numbered[1:]), "lengths"
-    lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
-    first = lines[0].fields
-    if first.get("op") == "meta":
-        return _started_requests(lines), "operations"
-    kinds: tuple[tuple[Kind, str], ...] = (
-        ("hash ids", "hash_ids"),
-        ("tokens", "tokens"),
-        ("lengths", "input_length"),
-    )
-    for kind, field in kinds:
-        if field in first:
-            return lines, kind
-    raise TraceError(
-        f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of BurstGPT"
-        " or Azure, or an agent trace of WEKA"
-    )
+        return _csv_lines(path, columns, numbered[1:])
+    return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
@@ -182,15 +168,6 @@ def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) 
             raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
         lines.append(_TraceLine(f"line {number}", found))
     return lines
-
-
-def _started_requests(lines: list[_TraceLine]) -> list[_TraceLine]:
-    """Return the declarations of requests in the order of their starts."""
-    declared = {line.fields.get("id"): line for line in lines if line.fields.get("op") == "req"}
-    header = {"block_size": lines[0].fields.get("block_size"), "vocab": lines[0].fields.get("vocab")}
-    started = (line.fields.get("id") for line in lines if line.fields.get("op") == "start")
-    found = [declared.pop(id) for id in started if id in declared]
-    return [_TraceLine(line.position, {**line.fields, **header}) for line in found]
 
 
 def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
@@ -289,33 +266,8 @@ def _lengths(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
     return read
 
 
-def _operations(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
-    scope, hasher = ids.new_scope(), BlockHasher(seed="")
-
-    def read(fields: dict[str, Any]) -> Arrival:
-        tokens = [token for seed, count in fields["segs"] for token in _segment(seed, count, fields["vocab"])]
-        lora, media = fields.get("lora"), fields.get("mm") or ()
-        request = CacheRequest(
-            fields["id"],
-            tokens,
-            salt=fields.get("salt"),
-            lora=tuple(lora) if lora else None,
-            mm=tuple(MMItem(*item) for item in media),
-        )
-        blocks = ids.chain(request.update_hashes(hasher, size), scope)
-        return _arrival({}, _whole_prompt(blocks, len(tokens), size), len(tokens))
-
-    return read
-
-
-def _segment(seed: int, count: int, vocab: int) -> Iterator[int]:
-    """Yield tokens of the generator splitmix64."""
-    mask = 2**64 - 1
-    for index in range(1, count + 1):
-        z = (seed + index * 0x9E3779B97F4A7C15) & mask
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        yield (z ^ (z >> 31)) % vocab
+_PARSERS = {"hash_ids": _hash_ids, "tokens": _tokens, "input_length": _lengths}
+"""Parsers of lines, by the field that the first line has; the first match counts."""
 
 
 def _whole_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:

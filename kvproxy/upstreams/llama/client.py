@@ -57,8 +57,8 @@ class LlamaClient:
 
     async def info(self) -> ServerInfo | None:
         """Return the server's configuration; None if the server is not llama.cpp."""
-        _, props = await self._call("GET", "/props")
-        identity, slots = await self._identity(props), field(props, "total_slots")
+        identity, props = await self.identity()
+        slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
             return None
         status, adapters = await self._call("GET", "/lora-adapters", seconds=_FILE_SECONDS)
@@ -67,17 +67,16 @@ class LlamaClient:
         saves_slots = (await self._call("POST", "/slots/0?action=none", {}))[0] == 400
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
-    async def identity(self) -> str | None:
-        return await self._identity((await self._call("GET", "/props"))[1])
-
-    async def _identity(self, props: Json) -> str | None:
+    async def identity(self) -> tuple[str | None, Json]:
+        """Return a digest of the model and build, None if the server is not llama.cpp, and the response of `/props`."""
+        _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
-            return None
+            return None, props
         _, models = await self._call("GET", "/v1/models")
         meta = field(next(iter(objects(field(models, "data"))), None), "meta")
         parts = [field(props, name) for name in ("model_path", "model_alias", "model_ftype", "build_info")]
         parts += [field(meta, name) for name in ("n_vocab", "n_embd", "n_params", "size", "n_ctx_train")]
-        return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+        return hashlib.sha256(orjson.dumps(parts)).hexdigest(), props
 
     async def slots(self) -> list[SlotState]:
         status, data = await self._call("GET", "/slots")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
-from kvproxy.apis.reported_usage import ReportedReuse, ReuseReader, reported_reuse
+from kvproxy.apis.reported_usage import PrefixUse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
@@ -30,7 +30,7 @@ class CapturedResponse:
     """The contents of a response. `text` is None if the response contains anything else than text."""
 
     text: str | None = None
-    reuse: ReportedReuse | None = None
+    reuse: PrefixUse | None = None
 
 
 class ResponseCapture:
@@ -86,8 +86,11 @@ _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 class Placement:
     """A request and the slot that is locked for it.
 
+    Call `follow` with the response, or `abandon`.
+
     Attributes:
         request: the request to send, with `id_slot` added.
+        restored: the file that was restored into the slot for this request, if any.
         predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
         work: prompt tokens that should be computed.
     """

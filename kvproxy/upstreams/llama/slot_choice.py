@@ -15,9 +15,10 @@ class SlotChoice:
     """The chosen slot.
 
     Attributes:
-        kept: number of prompt tokens in the slot.
-        restore: name of the file to restore first, if any.
-        reused: number of prompt tokens that need no computation.
+        slot: number of the slot.
+        kept: length of the common prefix of the prompt and the slot's present content, in tokens.
+        restore: name of the file to restore into the slot first; None to use the slot's present content.
+        reused: number of prompt tokens that need no computation, after the restore.
     """
 
     slot: int

@@ -25,10 +25,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """A saved slot. The file is unused if `tokens` is None. `used` is the time of the last save or restore.
+    """A file with the content of a slot.
 
     Attributes:
         identity: digest of the model and build of its server. The file is valid for this identity only.
+        tokens: known tokens of the slot; None if the file is unused and may be overwritten.
+        count: number of tokens that llama-server wrote.
+        size: in bytes.
+        used: time of the last save or restore, in seconds since the epoch.
     """
 
     name: str

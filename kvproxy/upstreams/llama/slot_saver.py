@@ -124,7 +124,8 @@ class SlotSaver:
         )
 
     async def _is_same_server(self) -> bool:
-        return await self._client.identity() == self.identity
+        identity, _ = await self._client.identity()
+        return identity == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:
         unused = [file for file in self.files.unused() if file.size > _EMPTY_BYTES]

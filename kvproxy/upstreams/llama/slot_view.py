@@ -66,11 +66,17 @@ class SlotView:
         texts = await asyncio.gather(*(self._text(first(each.tokens, _FIRST_TOKENS)) for each in found))
         return [
             ChainRow(
-                each.digest, None, 1, each.count, True, int(each.state == "used"), None,
-                tuple(unpack(first(each.tokens, _FIRST_TOKENS))), text, BlockLocation(each.url, medium=each.place),
+                leaf=each.digest,
+                num_blocks=1,
+                num_tokens=each.count,
+                complete=True,
+                in_use=int(each.state == "used"),
+                first_tokens=tuple(unpack(first(each.tokens, _FIRST_TOKENS))),
+                first_text=text,
+                place=BlockLocation(each.url, medium=each.place),
             )
             for each, text in zip(found, texts, strict=True)
-        ]  # fmt: skip
+        ]
 
     async def find(self, name: str) -> list[BlockContent]:
         prefixes = await self._prefixes()
@@ -144,6 +150,11 @@ class SlotView:
 
 def _row(prefix: _CachedPrefix) -> BlockRow:
     return BlockRow(
-        prefix.slot, prefix.state, None, prefix.digest if prefix.tokens else None, None, bool(prefix.tokens), prefix.count,
-        None, None, None, copies=1 if prefix.count else 0, place=BlockLocation(prefix.url, medium=prefix.place),
-    )  # fmt: skip
+        id=prefix.slot,
+        state=prefix.state,
+        hash=prefix.digest if prefix.tokens else None,
+        computed=bool(prefix.tokens),
+        num_tokens=prefix.count,
+        copies=1 if prefix.count else 0,
+        place=BlockLocation(prefix.url, medium=prefix.place),
+    )

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from kvproxy.engine.attention import triton_kernels
-from kvproxy.engine.attention.interface import NO_FEATURES
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.errors import SettingsError
-from tests.engine.models import tiny
 
 CPU = torch.device("cpu")
 
@@ -31,8 +29,3 @@ def test_triton_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="decode_attention = triton cannot run on cpu: it needs a CUDA device"):
         select_backends(CPU, torch.float32, 64, decode="triton")
     assert select_backends(CPU, torch.float32, 64).decode.name == "sdpa"
-
-
-def test_a_model_needs_nothing_that_it_does_not_ask_for() -> None:
-    assert (NO_FEATURES.sliding_window, NO_FEATURES.softcap, NO_FEATURES.sinks) == (False, False, False)
-    assert tiny("llama").features == NO_FEATURES

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.single_type_manager import GroupKind
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, ScoreOptions
+from kvproxy.engine.attention.interface import ScoreOptions
 from kvproxy.engine.attention.sdpa_attention import SdpaDecode
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.models.layer_groups import LayerGroup
@@ -66,7 +66,7 @@ def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
 
     def rows(programs: int) -> torch.Tensor:
         backend = TritonDecode(8, num_programs=programs)
-        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), DEFAULT_SCORES)
+        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), ScoreOptions())
 
     one_each = rows(10_000)
     for programs in (1, 12):
@@ -90,7 +90,7 @@ def test_a_launch_does_not_grow_with_what_a_step_was_captured_for(
     pool = poisoned_pool(Heads(32, 8, 16), 3, 16, torch.float32, CPU)
     table = torch.zeros((rows, 1024), dtype=torch.int32)
     attend = TritonDecode().prepare(table, torch.ones(rows, dtype=torch.int64), pool)
-    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), DEFAULT_SCORES)
+    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), ScoreOptions())
     assert grids == [(rows, 8, launched), (rows, 32)]
 
 

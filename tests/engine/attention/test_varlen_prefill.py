@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.single_type_manager import GroupKind
-from kvproxy.engine.attention.interface import DEFAULT_SCORES, PrefillBackend, ScoreOptions
+from kvproxy.engine.attention.interface import PrefillBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa_attention import SdpaPrefill
 from kvproxy.engine.attention.varlen_prefill import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason
 from kvproxy.engine.kernels.packed_linear import can_pack
@@ -90,7 +90,7 @@ def test_packed_prompts_equal_plain_attention(
 
 
 @pytest.mark.parametrize("group", [LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)], ids=str)
-@pytest.mark.parametrize("scores", [DEFAULT_SCORES, ScoreOptions(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
+@pytest.mark.parametrize("scores", [ScoreOptions(), ScoreOptions(None, 20.0, torch.zeros(4))], ids=["plain", "capped"])
 def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: ScoreOptions) -> None:
     check([(0, 700), (333, 290)], 16, 0, scores, group)
 
@@ -104,7 +104,7 @@ def test_prompts_in_bfloat16(group: LayerGroup) -> None:
     """Those with many scores are computed as products of matrices."""
     if not can_pack(CPU, torch.bfloat16):
         pytest.skip("this processor does not multiply bfloat16")
-    check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, DEFAULT_SCORES, group, torch.bfloat16)
+    check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, ScoreOptions(), group, torch.bfloat16)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

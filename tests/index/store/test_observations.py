@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.store.observations import Observation, Observations
 from kvproxy.index.store.open_store import open_observations
-from tests.index.conftest import empty
+from tests.postgres_server import empty
 from tests.reference.memory_observations import MemoryObservations
 
 OBSERVATION = st.builds(

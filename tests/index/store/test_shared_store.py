@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.commands.run import command
-from tests.index.conftest import empty
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
+from tests.postgres_server import empty
 from tests.processes import Serving, serve
 
 QUESTION = "How do I open a port in the firewall?"

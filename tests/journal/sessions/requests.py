@@ -6,7 +6,8 @@ from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.message_parts import part_digests
-from kvproxy.exchange import Exchange, PrefixUse
+from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader

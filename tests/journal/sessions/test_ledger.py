@@ -12,7 +12,6 @@ from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import Reader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
-from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
@@ -200,10 +199,6 @@ def test_a_journal_without_turns_is_extended(tmp_path: Path) -> None:
     journal._connection.execute("drop table prompt_tokens")
     journal._connection.commit()
     journal.close()
-    with closing(Reader(tmp_path / "journal.db")) as reader:
-        before = SessionReader(reader, {})
-        assert before.sessions(9) == []
-        assert before.ledger("USD").rows == []
     opened = Sessions(tmp_path)
     opened.add(request(FIRST, 100, 0, 0))
     assert len(opened.list()) == 1

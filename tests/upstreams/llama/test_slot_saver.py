@@ -21,8 +21,8 @@ class FakeClient(LlamaClient):
         self.resume = asyncio.Event()
         self.overwriting = asyncio.Event()
 
-    async def identity(self) -> str | None:
-        return "one"
+    async def identity(self) -> tuple[str | None, None]:
+        return "one", None
 
     async def save(self, slot: int, name: str) -> SlotTransfer:
         tokens = self.contents[slot]

@@ -1,0 +1,42 @@
+"""The eviction policy `sessions` in the engine: at least the hits of LRU, and the same tokens."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.driven import Driven
+from tests.engine.models import VOCABULARY
+
+USERS = 6
+SYSTEM = [7] * 16
+ANSWER = 6
+
+
+def conversations(seed: int, driven: Driven) -> Iterator[list[int]]:
+    """Serve an interleaved stream of users whose clients compact long histories, and yield each answer."""
+    chance, now = random.Random(seed), 0.0
+    histories: dict[int, list[int]] = {}
+    driven.engine.manager._clock = lambda: now
+    for number in range(90):
+        now += chance.expovariate(1 / 20)
+        user = min(int(chance.expovariate(0.6)), USERS - 1)
+        words = [chance.randrange(VOCABULARY) for _ in range(chance.randrange(4, 12))]
+        history = histories.get(user, SYSTEM)
+        prompt = [*(SYSTEM if len(history) > 90 else history), *words]
+        driven.submit(f"{number}", prompt, ANSWER, tenant=f"user {user}")
+        driven.run()
+        histories[user] = [*prompt, *driven.tokens[f"{number}#0"]]
+        yield driven.tokens[f"{number}#0"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_hit_at_least_as_much_as_lru_with_the_same_tokens(seed: int) -> None:
+    lru, sessions = (Driven(num_blocks=65, eviction_policy=name) for name in ("lru", "sessions"))
+    for one, other in zip(conversations(seed, lru), conversations(seed, sessions), strict=True):
+        assert one == other
+    before, after = lru.engine.manager.stats(), sessions.engine.manager.stats()
+    assert before.queries == after.queries
+    assert before.evictions > 100
+    assert after.hits >= before.hits
+    print(before.hits, after.hits, before.queries)

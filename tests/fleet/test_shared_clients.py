@@ -1,0 +1,74 @@
+"""Clients, removals, and pins are effective on all proxies, and their changes are recorded."""
+
+import time
+from pathlib import Path
+
+import httpx
+
+from kvproxy.client_keys import add_client, all_clients, clients_file, remove_client, rotate_key
+from kvproxy.settings import load_settings
+from tests.commands.run import result
+from tests.fleet.proxies import run_proxies
+from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
+
+
+def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path: Path) -> None:
+    operator = load_settings(data=tmp_path / "operator", store=empty_postgres)
+    key = add_client(operator, "one", requests_per_minute=100)
+    assert not clients_file(operator.data).exists()
+    with run_plain_upstream() as upstream, run_proxies(tmp_path, empty_postgres, upstream) as proxies:
+        assert [proxy.ask(key).status_code for proxy in proxies] == [200] * 3
+        assert [proxy.ask("other").status_code for proxy in proxies] == [401] * 3
+        new = rotate_key(operator, "one", grace=0)
+        began = time.monotonic()
+        until(lambda: all((proxy.ask(key).status_code, proxy.ask(new).status_code) == (401, 200) for proxy in proxies))
+        rotated = time.monotonic() - began
+        remove_client(operator, "one")
+        began = time.monotonic()
+        until(lambda: all(proxy.ask(new).status_code == 401 for proxy in proxies))
+        removed = time.monotonic() - began
+    assert max(rotated, removed) < 2, (rotated, removed)
+    # Without any client, a proxy stays closed.
+    with run_proxies(tmp_path, empty_postgres, upstream, count=1) as proxies:
+        assert proxies[0].ask().status_code == 401
+    changes = result("keys", "history", "--data", str(operator.data), KVPROXY_STORE=empty_postgres)
+    assert [each["change"] for each in changes] == [
+        "remove client one",
+        "rotate the key of client one",
+        "add client one",
+    ]
+    assert all("@" in each["operator"] and time.time() - each["changed"] < 60 for each in changes)
+
+
+def test_a_file_of_clients_stays_valid(empty_postgres: str, tmp_path: Path) -> None:
+    """A proxy had it before its store moved to PostgreSQL."""
+    file, shared = load_settings(data=tmp_path), load_settings(data=tmp_path, store=empty_postgres)
+    add_client(file, "old")
+    add_client(shared, "new")
+    assert [client.name for client in all_clients(shared)] == ["old", "new"]
+    rotate_key(shared, "old", grace=0)
+    for name in ("old", "new"):
+        remove_client(shared, name)
+    assert all_clients(shared) == all_clients(file) == ()
+
+
+def test_removals_and_pins_are_recorded(empty_postgres: str, tmp_path: Path) -> None:
+    with run_plain_upstream() as upstream, run_proxies(tmp_path, empty_postgres, upstream, count=2) as proxies:
+        one, two = proxies
+        assert one.ask().status_code == 200
+        until(lambda: "hit" in two.ask().headers["cache-status"])
+        (entry,) = httpx.get(f"{two.url}/admin/cache").json()
+        httpx.post(f"{one.url}/admin/cache/{entry['id']}/pin")
+        assert httpx.get(f"{two.url}/admin/cache/pins").json() == [entry["id"]]
+        result("cache", "rm", entry["id"], "--store", empty_postgres)
+        assert "hit" not in one.ask().headers["cache-status"]
+        until(lambda: "hit" in two.ask().headers["cache-status"])
+        httpx.delete(f"{two.url}/admin/cache", params={"all": "true"})
+        shared = one.services.shared
+        assert shared is not None
+        removed, by_id, pinned = shared.changes(9)
+    assert (pinned["operator"], pinned["change"]) == ("admin at 127.0.0.1", f"pinned {entry['id']}")
+    assert by_id["change"] == f"removed 1 stored responses: {entry['id']}"
+    assert "@" in by_id["operator"]
+    assert removed["change"] == "removed 1 stored responses: all"

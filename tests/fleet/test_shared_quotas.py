@@ -1,0 +1,89 @@
+"""A client has one quota on all proxies, also after a restart and without the database."""
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.client_keys import digest
+from tests.fleet.proxies import Proxy, run_proxies
+from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
+from tests.postgres_server import run_postgres
+
+
+def client(**limits: int) -> dict[str, Any]:
+    """Return the settings of a client whose key is `key`."""
+    return {"clients": [{"name": "one", "key_sha256": digest("key"), **limits}]}
+
+
+def ask_all(proxies: list[Proxy], requests: int, **more: Any) -> Counter[int]:
+    """Send requests to all proxies in turn, 12 at once. Return their status codes."""
+
+    def ask(number: int) -> int:
+        return proxies[number % len(proxies)].ask("key", **more).status_code
+
+    with ThreadPoolExecutor(12) as threads:
+        return Counter(threads.map(ask, range(requests)))
+
+
+def test_three_proxies_grant_one_quota_and_keep_it(empty_postgres: str, tmp_path: Path) -> None:
+    limits = client(requests_per_minute=100)
+    with run_plain_upstream() as upstream:
+        with run_proxies(tmp_path, empty_postgres, upstream, **limits) as proxies:
+            began = time.monotonic()
+            granted = ask_all(proxies, 150)[200]
+            refilled = (time.monotonic() - began) * 100 / 60
+            assert 100 <= granted <= 100 + refilled + 3
+            refused = proxies[0].ask("key")
+            assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+            ask_all(proxies, 6)
+        with run_proxies(tmp_path, empty_postgres, upstream, count=1, **limits) as proxies:
+            waited = (time.monotonic() - began) * 100 / 60
+            assert ask_all(proxies, 60)[200] <= waited + 3
+
+
+def test_all_proxies_count_the_tokens_of_responses(empty_postgres: str, tmp_path: Path) -> None:
+    with (
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=2, **client(tokens_per_minute=60)) as proxies,
+    ):
+        # The response has 16 tokens, and the estimate of the request is lower.
+        for number in range(3):
+            assert proxies[number % 2].ask("key", f"{number}").status_code == 200
+
+        def remaining() -> int:
+            return int(proxies[0].ask("key", "0").headers["x-ratelimit-remaining-tokens"])
+
+        assert proxies[1].ask("key", "x" * 120).status_code == 429
+        assert remaining() < 60
+
+
+def test_without_the_database_each_proxy_grants_its_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.5)
+    limits = client(requests_per_minute=60)
+    with (
+        run_postgres() as server,
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, server.url, upstream, count=2, **limits) as proxies,
+    ):
+        until(lambda: all(proxy.services.shared and proxy.services.shared.proxies == 2 for proxy in proxies))
+        assert ask_all(proxies, 20)[200] == 20
+        # A crash of the server loses the counts of the last half second.
+        time.sleep(1)
+        server.kill()
+        began = time.monotonic()
+        granted = ask_all(proxies, 80)[200]
+        assert 30 <= granted <= 45 + (time.monotonic() - began)
+        until(lambda: "grants 1/2 of each quota" in caplog.text)
+        server.restart()
+        until(lambda: "share their quotas again" in caplog.text)
+        # The shared quota is charged for the requests of the outage.
+        waited = time.monotonic() - began
+        assert ask_all(proxies, 60)[200] <= waited + 5
+    assert caplog.text.count("grants 1/2 of each quota") <= 2

@@ -1,0 +1,62 @@
+"""A PostgreSQL server with pgvector that a test may kill."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from tests.polling import until
+
+
+class PostgresServer:
+    """A running server without fsync: a killed process loses nothing, since the machine keeps running."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.url: str = server.get_uri()
+
+    def kill(self) -> None:
+        """Kill the server; its processes end soon after it."""
+        os.kill(self._server.get_pid(), signal.SIGKILL)
+
+    def restart(self) -> None:
+        # The killed process may remain as a zombie, which pgserver takes for a running server.
+        (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
+
+        def started() -> bool:
+            # The processes of the killed server may still use its memory.
+            with contextlib.suppress(subprocess.SubprocessError):
+                self._server.ensure_postgres_running()
+                return True
+            return False
+
+        until(started, interval=0.2)
+
+
+@contextlib.contextmanager
+def run_postgres() -> Iterator[PostgresServer]:
+    # The path of pytest's folder is too long for a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                connection.execute("alter system set fsync = off")
+                connection.execute("select pg_reload_conf()")
+            yield PostgresServer(server)
+        finally:
+            server.cleanup()
+
+
+def empty(url: str) -> None:
+    """Drop the store on a server."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("drop schema if exists kvproxy cascade")

@@ -100,11 +100,11 @@ class Answerer:
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
         exchange.key = await self.key(request)
+        answer = await self._lookup.find_exact(exchange) if exchange.cacheable else None
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
-        answer = None if exchange.bypass_reason is not None else await self._lookup.find_exact(exchange)
         if answer is None:
             work = self._after_exact(exchange)
             answer = await (work if watch is None else watch(work))
@@ -165,6 +165,7 @@ class Answerer:
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
+            exchange.requested_ttl = self._single_flight.requested_ttl(exchange, response.headers)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
             record_start(exchange, shared)
             if not complete:
@@ -178,9 +179,11 @@ class Answerer:
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:
-        if not exchange.cacheable:
+        if not exchange.cacheable or exchange.api_request.control.rule.cache is False:
             return "bypass"
-        return "request" if self._single_flight.is_private(exchange) else "uri-miss"
+        if exchange.stale_entry is not None:
+            return "stale"
+        return "request" if exchange.is_entry_refused else "uri-miss"
 
     async def key(self, request: ApiRequest) -> CacheKey:
         settings = self.settings

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import replace
 
 from kvproxy.apis.json import dumps
-from kvproxy.backends.protocol import Backend
+from kvproxy.backends.protocol import Backend, Headers
 from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
+from kvproxy.flow.upstream_directives import read_directives
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
@@ -283,6 +284,12 @@ class SingleFlight:
     def _stores(self, exchange: Exchange) -> bool:
         request = exchange.api_request
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
+
+    def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
+        """Return the lifetime of a response with these headers; None if the request sets no lifetime, or nothing is stored."""
+        request = exchange.api_request
+        is_set = request.control.ttl is not None and self._stores(exchange)
+        return self._writer.lifetime(request, read_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join the identical request in flight, or begin one; see `SharedRequests.join`.

@@ -16,7 +16,7 @@ index errors units charts pause_policy generation token_bucket trace_context ups
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
 open_response_cache: encryption errors index pattern_redaction settings
-library: index open_response_cache settings units
+library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
 data_folder: errors
 backup: data_folder errors settings

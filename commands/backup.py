@@ -19,7 +19,12 @@ Archive = Annotated[Path, typer.Argument(help="Archive: a .tar, .tar.gz or .tgz 
 
 
 @command
-def backup(archive: Archive, data: Data = None, store: Store = None) -> Output:
+def backup(
+    archive: Archive,
+    data: Data = None,
+    store: Store = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing archive.")] = False,
+) -> Output:
     """Save responses, journal, clients and settings to a file.
 
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
@@ -31,7 +36,7 @@ def backup(archive: Archive, data: Data = None, store: Store = None) -> Output:
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data, store=store)
-    found = write_backup(settings, archive, print_note)
+    found = write_backup(settings, archive, print_note, replace=force)
     if "://" in settings.store_where:
         print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
     if settings.encryption.enabled:

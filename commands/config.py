@@ -15,13 +15,17 @@ app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
-    Each error is one line, with the flag, variable, or line of the file that sets it.
+    The data folder and the keys of encryption are checked too. Each error is one line, with the flag, variable, or line of the
+    file that sets it.
 
     Example: kvproxy config check
     """
+    from kvproxy.checks.all_checks import check_files
     from kvproxy.settings import load_settings
 
-    rules = [rule.name for rule in load_settings(data=data).rules]
+    settings = load_settings(data=data)
+    check_files(settings)
+    rules = [rule.name for rule in settings.rules]
     return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
 
 

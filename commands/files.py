@@ -30,6 +30,11 @@ def read_bytes(file: Path) -> bytes:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from None
 
 
+def input_path(file: Path) -> Path:
+    """Return a path that can be opened once, also for `-`."""
+    return Path("/dev/stdin") if str(file) == "-" else file
+
+
 def read_text(file: Path) -> str:
     """Read UTF-8; errors as in `read_bytes`."""
     try:

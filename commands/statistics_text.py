@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvproxy.commands.formatting import one_line, percent
-from kvproxy.units import format_bytes, format_seconds
+from kvproxy.units import format_bytes, format_seconds, plural
 
 BOUND_VALID_FROM = 500
 """The bound on the share holds from this number of semantic hits; with fewer hits it limits the wrong responses."""
@@ -36,7 +36,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: expected wrong responses",
     "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
-    "cache.semantic.learning.bound": "Learned policy: wrong responses at most",
+    "cache.semantic.learning.bound": "Learned policy: bound on wrong responses, with 90% confidence",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",
     "blocks.block_size": "Tokens per block",
@@ -107,7 +107,7 @@ def _served(served: int, bound: float) -> list[str]:
         return ["No similar question was answered from the cache yet."]
     sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
     if served < BOUND_VALID_FROM:
-        limit = f"At most {round(bound * BOUND_VALID_FROM):,} of the first {BOUND_VALID_FROM} responses will be wrong."
+        limit = f"{plural(round(bound * BOUND_VALID_FROM), 'wrong response')} among the first {BOUND_VALID_FROM}"
     else:
-        limit = f"At most {percent(bound)} of these responses are wrong."
-    return [f"{sentence} answered from the cache.", limit]
+        limit = f"{percent(bound)} wrong responses"
+    return [f"{sentence} answered from the cache.", f"Upper bound, with 90% confidence: {limit}."]

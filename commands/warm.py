@@ -98,7 +98,9 @@ def warm(
     code = _send(requests, url, Pace(concurrency, rate), report, api_key, control, headers)
     client = ProxyClient(url, token)
     if keep and not code:
-        report.pinned = pin_all(client, requests, str(file) if file else "journal" if from_log else "cache", report)
+        name = str(file) if file else "journal" if from_log else "cache"
+        # For `blocks unpin`, a name that begins with a dash would be an option.
+        report.pinned = pin_all(client, requests, "stdin" if name == "-" else name, report)
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1

@@ -23,6 +23,7 @@ _MANIFEST = "manifest.json"
 _RESPONSES = "responses.db"
 _DATABASES = (_RESPONSES, "journal.db", "slots.db")
 _FILES = ("clients.json", "kvproxy.toml")
+_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class Backup:
     files: dict[str, int]
 
 
-def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None) -> Backup:
+def write_backup(
+    settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None, *, replace: bool = False
+) -> Backup:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
     Each database is copied in one transaction, while writes continue. Responses in PostgreSQL, encryption keys, tiers,
@@ -48,12 +51,19 @@ def write_backup(settings: Settings, archive: Path, done: Callable[[str], None] 
     Args:
         archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
         done: called with the name of each file.
+        replace: overwrite an existing archive.
 
     Raises:
         NotFound: there is no file to save.
-        InvalidRequest: the archive cannot be written.
+        InvalidRequest: the archive exists, has another suffix, or cannot be written.
         KvproxyError: a database cannot be read.
     """
+    if not archive.name.endswith(_SUFFIXES):
+        raise InvalidRequest(
+            f"cannot write {archive}: its name must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
+        )
+    if archive.exists() and not replace:
+        raise InvalidRequest(f"{archive} exists: name another file, or overwrite it with --force")
     sources = {name: path for name, path in _source_files(settings).items() if path.is_file()}
     if not sources:
         raise NotFound(f"there is nothing to save in {settings.data}: give --data")

@@ -26,8 +26,9 @@ the proxy or the backend. `revalidated`: in the background.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
-ForwardReason = Literal["uri-miss", "request", "bypass"]
-"""Reason to call the backend (RFC 9211): no stored response, a request for a fresh one, or an uncacheable request."""
+ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
+"""Reason to call the backend (RFC 9211): no stored response, one that the request refuses, a stale one, or an uncacheable
+request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ class Exchange:
         cacheable: an equal request may get the same response.
         bypass_reason: token for the reason to skip lookups.
         stale_entry: expired response, served if no other is available.
-        is_entry_too_old: a stored response exceeds the request's `max-age`.
+        is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` refuses it.
         lookup_failed: a store or an embedder failed.
+        requested_ttl: lifetime of the response to be stored, if the request sets one.
         was_collapsed: shared with an identical request in flight.
         stored: the response is committed; known only with `Cache-Control: confirm`.
         prefix: reuse reported by the backend.
@@ -140,11 +142,12 @@ class Exchange:
     cacheable: bool = False
     bypass_reason: str | None = None
     stale_entry: Entry | None = None
-    is_entry_too_old: bool = False
+    is_entry_refused: bool = False
     lookup: Lookup | None = None
     lookup_failed: bool = False
     hit: CacheHit | None = None
     forward_reason: ForwardReason | None = None
+    requested_ttl: float | None = None
     was_collapsed: bool = False
     stored: bool = False
     entry_id: str | None = None

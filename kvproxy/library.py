@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.store.open_store import is_url
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -157,7 +159,7 @@ def open_async_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> AsyncCache:
-    """Open stored answers for asyncio; a missing file is created.
+    """Open stored answers for asyncio; a missing file is created, a missing folder is not.
 
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
@@ -167,7 +169,13 @@ def open_async_cache(
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used.
+        TypeError: the settings have another type.
     """
+    _check_type("settings", settings, CacheSettings)
+    _check_type("encryption", encryption, EncryptionSettings)
+    _check_type("redaction", redaction, RedactionSettings)
+    if not is_url(str(where)) and not Path(where).parent.is_dir():
+        raise SettingsError(f"there is no folder {Path(where).parent}: create it, or name another file")
     settings = settings or CacheSettings()
     cache = open_response_cache(
         where,
@@ -195,6 +203,11 @@ def _check_texts(**texts: object) -> None:
     for name, value in texts.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+
+
+def _check_type(name: str, value: object, expected: type) -> None:
+    if value is not None and not isinstance(value, expected):
+        raise TypeError(f"{name} must be of the type {expected.__name__}, not {type(value).__name__}")
 
 
 def _digest(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""State that all proxies on one PostgreSQL share: quotas, clients, and the changes by operators.
+"""State that all proxies on one PostgreSQL share: quotas, clients, changes by operators, and leases of requests.
 
 The store's schema holds the tables. Older proxies ignore them, so that a rolling upgrade needs no migration.
 """
@@ -6,6 +6,7 @@ The store's schema holds the tables. Older proxies ignore them, so that a rollin
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -15,7 +16,9 @@ from kvproxy.index.store.database import Database, Row
 
 BEAT_SECONDS = 1.0
 LEASE_SECONDS = 5.0
-"""A proxy without a heartbeat for this time counts as dead."""
+"""A proxy without a heartbeat for this time counts as dead, and loses its leases."""
+_POLL_SECONDS = 0.01, 0.2
+"""First and longest pause of a proxy that waits for a lease."""
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
 # A crash of the server may lose the last commits. No other statement of the transaction follows.
@@ -29,6 +32,8 @@ _TABLES = f"""do $$ begin
     create table if not exists clients (name text primary key, settings text);
     create table if not exists changes (
         number bigserial primary key, changed float8 not null, operator text not null, change text not null);
+    create table if not exists leases (key text primary key, owner text not null, acquired float8 not null);
+    delete from leases where owner not in (select id from proxies);
 end $$"""
 # `full_at` is the time when the bucket is full again, in seconds since the epoch: the theoretical arrival time of GCRA.
 _TAKE = f"""with {_NOT_DURABLE}, taken as (
@@ -40,12 +45,20 @@ _TAKE = f"""with {_NOT_DURABLE}, taken as (
     union all select false, full_at - {_NOW} from quotas
     where client = :client and unit = :unit and not exists (select 1 from taken)"""
 _BEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW})
-    on conflict (id) do update set seen = excluded.seen)
+    on conflict (id) do update set seen = excluded.seen),
+    lost as (delete from leases where owner = :me and acquired < {_NOW} - {LEASE_SECONDS} and not (key = any(:held)))
     select count(*) as others, (select coalesce(max(number), 0) from changes) as change
     from proxies where id <> :me and {_ALIVE}"""
 _CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
 _SET_CLIENT = f"""with client as (insert into clients (name, settings) values (:name, :settings)
     on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
+
+
+_ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
+    on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
+    where not exists (select 1 from proxies p where p.id = l.owner and p.{_ALIVE})
+    returning key"""
+_RELEASE = f"with {_NOT_DURABLE} delete from leases using fast where key = :key and owner = :me"
 
 
 class SharedState:
@@ -60,6 +73,7 @@ class SharedState:
         self._database = database
         self._id = uuid4().hex
         self._failures = FailureLog()
+        self._held: Counter[str] = Counter()
         self.proxies = 1
         self.on_beat: Callable[[int], None] = lambda change: None
         database.query(_TABLES)
@@ -78,9 +92,34 @@ class SharedState:
         row = (await asyncio.to_thread(self._database.query, _TAKE, values))[0]
         return row["taken"], row["seconds"]
 
+    async def acquire(self, key: str) -> None:
+        """Wait until this proxy holds the lease of a key, which the caller must `release`."""
+        pause, longest = _POLL_SECONDS
+        self._held[key] += 1
+        try:
+            while not await asyncio.to_thread(self._database.query, _ACQUIRE, {"key": key, "me": self._id}):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+        except BaseException:
+            self._forget(key)
+            raise
+
+    async def release(self, key: str) -> None:
+        await asyncio.to_thread(self._database.query, _RELEASE, {"key": key, "me": self._id})
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+
     async def beat(self) -> None:
-        """Report that this proxy is alive, count the living proxies, and look for changes."""
-        row = (await asyncio.to_thread(self._database.query, _BEAT, {"me": self._id}))[0]
+        """Report that this proxy is alive, count the living proxies, and look for changes.
+
+        Leases whose acquisition or release failed are released.
+        """
+        values = {"me": self._id, "held": list(self._held)}
+        row = (await asyncio.to_thread(self._database.query, _BEAT, values))[0]
         self.proxies = 1 + row["others"]
         await asyncio.to_thread(self.on_beat, row["change"])
 
@@ -96,7 +135,7 @@ class SharedState:
             await asyncio.sleep(BEAT_SECONDS)
 
     def leave(self) -> None:
-        """Remove this proxy from the living ones."""
+        """Remove this proxy from the living ones, which ends its leases."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 
     def clients(self) -> list[str | None]:

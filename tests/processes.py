@@ -27,7 +27,7 @@ def serve(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
     health: str = "/health",
 ) -> Iterator[Serving]:
     """Start a server, wait until its health route answers, and kill it at the end.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @command
 def calibrate(
-    pairs: Annotated[Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz.')] = None,
+    pairs: Annotated[
+        Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz; - is stdin.')
+    ] = None,
     target_error: Annotated[float, typer.Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
     embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
@@ -49,7 +51,7 @@ def calibrate(
 
     Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, input_path, save_charts
     from kvproxy.errors import SettingsError
     from kvproxy.offline import calibration
     from kvproxy.settings import load_settings
@@ -58,13 +60,15 @@ def calibrate(
     settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
     if stream is not None and pairs is None:
         with progress_bar("replaying") as progress:
-            report = calibration.calibrate_stream(stream, settings, max_error, judge, judge_error, orders, progress)
+            report = calibration.calibrate_stream(
+                input_path(stream), settings, max_error, judge, judge_error, orders, progress
+            )
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
         return Output(report.document(), lambda: _print_stream(report, charts))
     if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
-            result = calibration.calibrate_pairs(pairs, settings, target_error, progress)
+            result = calibration.calibrate_pairs(input_path(pairs), settings, target_error, progress)
         charts = calibration.calibration_charts(result)
         save_charts(charts, plot)
         return Output(result.document(), lambda: _print_pairs(result, charts))

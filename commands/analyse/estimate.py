@@ -88,7 +88,7 @@ def estimate(
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
-    more = {"passed_over": content.skipped, "failures": len(content.errors), "currency": currency}
+    more = {"skipped_lines": content.skipped, "failures": len(content.errors), "currency": currency}
     return Output(_document(found, rates) | more, show)
 
 

@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from tempfile import TemporaryFile
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.checks.encryption_and_weights import check_encryption, check_weights
 from kvproxy.checks.servers import check_proxy, check_upstream
-from kvproxy.errors import KvproxyError
+from kvproxy.encryption import load_cipher
+from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
 from kvproxy.units import plural
@@ -33,6 +35,25 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
+
+
+def check_files(settings: Settings) -> None:
+    """Check the data folder and the keys of encryption. Raises SettingsError with one line per problem."""
+    folder, problems = settings.data, []
+    if not folder.is_dir():
+        problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
+    else:
+        try:
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            problems.append(f"cannot write to the data folder {folder} ({error.strerror}): give another --data")
+    try:
+        load_cipher(settings.encryption)
+    except SettingsError as error:
+        problems.append(error.message)
+    if problems:
+        raise SettingsError("\n".join(problems))
 
 
 def _torch() -> str:

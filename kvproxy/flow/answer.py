@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import PriceSettings
+from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
 """Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
@@ -42,6 +44,7 @@ class Answerer:
     Args:
         comparer: compares responses so that the policy learns; None disables learning.
         finish: receives finished exchanges; None only records them in the journal.
+        shared: the state of all proxies on one PostgreSQL.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Answerer:
         journal: Journal = Journal(),
         finish: Callable[[Exchange], None] | None = None,
         prices: Mapping[str, PriceSettings] = MappingProxyType({}),
+        shared: SharedState | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -67,7 +71,7 @@ class Answerer:
         self._lookup = CacheLookup(cache, settings, clock)
         self.history = HistoryRepair()
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
-        self._single_flight = SingleFlight(backend, writer)
+        self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
         self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
@@ -96,11 +100,11 @@ class Answerer:
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
         exchange.key = await self.key(request)
+        answer = await self._lookup.find_exact(exchange) if exchange.cacheable else None
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
-        answer = None if exchange.bypass_reason is not None else await self._lookup.find_exact(exchange)
         if answer is None:
             work = self._after_exact(exchange)
             answer = await (work if watch is None else watch(work))
@@ -149,6 +153,10 @@ class Answerer:
 
         try:
             response = await shared.head()
+            if response.entry is not None:
+                stored = await self._lookup.replay(exchange, response.entry)
+                shared.release()
+                return stored
             complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
             if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error
@@ -157,6 +165,7 @@ class Answerer:
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
+            exchange.requested_ttl = self._single_flight.requested_ttl(exchange, response.headers)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
             record_start(exchange, shared)
             if not complete:
@@ -170,13 +179,16 @@ class Answerer:
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:
-        if not exchange.cacheable:
+        if not exchange.cacheable or exchange.api_request.control.rule.cache is False:
             return "bypass"
-        return "request" if self._single_flight.is_private(exchange) else "uri-miss"
+        if exchange.stale_entry is not None:
+            return "stale"
+        return "request" if exchange.is_entry_refused else "uri-miss"
 
     async def key(self, request: ApiRequest) -> CacheKey:
-        name, shared = self.backend.name, self.settings.shared
-        return await in_thread_if_large(len(request.raw), lambda: cache_key(request, name, shared=shared))
+        settings = self.settings
+        compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
+        return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

@@ -16,6 +16,7 @@ from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
 from kvproxy.generation import Delta
+from kvproxy.index.entry import Entry
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
@@ -54,6 +55,7 @@ class BackendResponse:
         answer_digests: digests of the parts of its message.
         prefill_seconds: duration of the prefill, if the backend reports it.
         block_size: tokens of the engine's blocks; 0 if it is unknown.
+        entry: the stored response that another proxy has computed; None for a new response.
         started: value of `time.perf_counter`.
     """
 
@@ -72,6 +74,7 @@ class BackendResponse:
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     prefill_seconds: float | None = None
     block_size: int = 0
+    entry: Entry | None = None
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -93,6 +96,17 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
                 served_by=reply.served_by,
                 block_size=0 if reply.served_by is None else reply.served_by.block_size,
             )
+
+
+def stored_response(api: Api, entry: Entry) -> BackendResponse:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield entry.response
+
+    async def close() -> None:
+        pass
+
+    reader = UpstreamReader(api, False, len(entry.response))
+    return BackendResponse(200, [JSON], chunks(), reader, close, single_chunk=True, is_private=True, entry=entry)
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:

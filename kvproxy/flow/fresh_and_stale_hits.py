@@ -43,10 +43,10 @@ class CacheLookup:
                 return None
             if entry.expires <= self._clock():
                 exchange.stale_entry = entry
-            elif self._is_young(entry, exchange):
-                return await self._hit(exchange, entry)
+            elif self._is_accepted(entry, exchange):
+                return await self.replay(exchange, entry)
             else:
-                exchange.is_entry_too_old = True
+                exchange.is_entry_refused = True
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
@@ -59,7 +59,9 @@ class CacheLookup:
     def fallback_deadline(self, exchange: Exchange) -> float | None:
         """Return the seconds to wait for the backend before serving a stale response; None without a stale response."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
-        if timeout is None or entry is None or self._stale_reason(entry, exchange, failed=True) is None:
+        if timeout is None or entry is None or exchange.bypass_reason is not None:
+            return None
+        if self._stale_reason(entry, exchange, failed=True) is None:
             return None
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
@@ -74,7 +76,7 @@ class CacheLookup:
 
     async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
         with _failures_recorded(exchange):
-            return await self._hit(exchange, entry, stale=stale)
+            return await self.replay(exchange, entry, stale=stale)
         return None
 
     def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
@@ -114,20 +116,23 @@ class CacheLookup:
             if entry is None or self._settings.shadow:
                 return None
             stale = self._stale_reason(entry, exchange, failed=failed)
-            if stale is None and not (entry.expires > self._clock() and self._is_young(entry, exchange)):
+            if stale is None and not (entry.expires > self._clock() and self._is_accepted(entry, exchange)):
                 return None
             if self._semantic.learning is not None:
                 self._semantic.learning.record_served(lookup)
-            return await self._hit(exchange, entry, _match(lookup), stale)
+            return await self.replay(exchange, entry, _match(lookup), stale)
         return None
 
-    def _is_young(self, entry: Entry, exchange: Exchange) -> bool:
-        max_age = exchange.api_request.control.max_age
-        return max_age is None or self._clock() - entry.created <= max_age
+    def _is_accepted(self, entry: Entry, exchange: Exchange) -> bool:
+        control = exchange.api_request.control
+        if control.no_cache:
+            return False
+        return control.max_age is None or self._clock() - entry.created <= control.max_age
 
-    async def _hit(
+    async def replay(
         self, exchange: Exchange, entry: Entry, match: Match | None = None, stale: Stale | None = None
     ) -> Answer:
+        """Return a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]

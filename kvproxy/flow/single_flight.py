@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import replace
 
 from kvproxy.apis.json import dumps
-from kvproxy.backends.protocol import Backend
+from kvproxy.backends.protocol import Backend, Headers
 from kvproxy.exchange import Exchange
-from kvproxy.flow.backend_response import BackendResponse, open_response
+from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
+from kvproxy.flow.upstream_directives import read_directives
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
+from kvproxy.shared_state import SharedState
 
 WINDOW = 256 * 1024
 """Unread bytes at which reading from the backend pauses."""
@@ -261,12 +264,18 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend; identical requests are sent only once."""
+    """Sends requests to the backend; identical requests are sent only once.
 
-    def __init__(self, backend: Backend, writer: ResponseWriter) -> None:
+    Args:
+        shared: has the leases of requests on all proxies; None for a proxy alone.
+    """
+
+    def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
         self._backend = backend
         self._writer = writer
+        self._shared = shared
+        self._releases: set[asyncio.Task[None]] = set()
 
     def is_private(self, exchange: Exchange) -> bool:
         """Whether a request must not be shared, because it requires a fresh response or forbids storing it."""
@@ -275,6 +284,12 @@ class SingleFlight:
     def _stores(self, exchange: Exchange) -> bool:
         request = exchange.api_request
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
+
+    def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
+        """Return the lifetime of a response with these headers; None if the request sets no lifetime, or nothing is stored."""
+        request = exchange.api_request
+        is_set = request.control.ttl is not None and self._stores(exchange)
+        return self._writer.lifetime(request, read_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join the identical request in flight, or begin one; see `SharedRequests.join`.
@@ -292,6 +307,46 @@ class SingleFlight:
         )
 
     async def _open(self, exchange: Exchange) -> BackendResponse:
+        """Send the request, unless another proxy has it in flight. Then wait, and return the stored response."""
+        shared = self._shared
+        if shared is None or self.is_private(exchange):
+            return await self._send(exchange)
+        try:
+            await shared.acquire(exchange.cache_key.exact)
+        except CacheStoreError:
+            return await self._send(exchange)
+        try:
+            response = await self._find_stored(exchange) or await self._send(exchange)
+        except BaseException:
+            self._release(shared, exchange)
+            raise
+        close = response.close
+
+        async def close_and_release() -> None:
+            await close()
+            self._release(shared, exchange)
+
+        response.close = close_and_release
+        return response
+
+    async def _find_stored(self, exchange: Exchange) -> BackendResponse | None:
+        try:
+            entry = await self._writer.find_fresh(exchange)
+        except CacheStoreError:
+            return None
+        return None if entry is None else stored_response(exchange.api_request.api, entry)
+
+    def _release(self, shared: SharedState, exchange: Exchange) -> None:
+        task = asyncio.create_task(self._release_when_stored(shared, exchange.cache_key.exact))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release_when_stored(self, shared: SharedState, key: str) -> None:
+        await self._writer.wait_until_stored(key)
+        with contextlib.suppress(CacheStoreError):
+            await shared.release(key)
+
+    async def _send(self, exchange: Exchange) -> BackendResponse:
         request, limit = exchange.api_request, self._writer.settings.max_response_bytes
         if exchange.account is not None:
             return await send_charged(request, exchange.account, self._backend, limit)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
@@ -22,6 +23,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
+_MAX_TTL = 30 * 86_400.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -47,13 +49,31 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Return the seconds until a response expires, as set by the request, else its rule, the upstream, or the settings."""
+        """Return the seconds until a response expires.
+
+        The first value that is set counts: of the request, its rule, the upstream, or the settings. A request may exceed
+        the settings, but not the others.
+        """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
-        if requested is None and rule_ttl is not None:
+        longest, max_age = self.settings.max_ttl, directives.max_age
+        if requested is not None:
+            return min(requested, first((longest, rule_ttl, max_age), _MAX_TTL))
+        if rule_ttl is not None:
             return rule_ttl
-        default = first((rule_ttl, directives.max_age), self.settings.ttl)
-        longest = default if self.settings.max_ttl is None else self.settings.max_ttl
-        return min(default if requested is None else requested, longest)
+        return min(first((max_age,), self.settings.ttl), first((longest,), math.inf))
+
+    async def find_fresh(self, exchange: Exchange) -> Entry | None:
+        """Return the fresh response to an equal request. May raise a CacheStoreError."""
+        entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
+        max_age = exchange.api_request.control.max_age
+        if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
+            return None
+        return entry
+
+    async def wait_until_stored(self, key: str) -> None:
+        pending = self._cache.pending_writes.get(key)
+        if pending is not None:
+            await pending.wait_until_stored()
 
     async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
         """Begin to store a response. The caller waits only for redaction, or if too many writes are pending."""

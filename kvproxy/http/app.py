@@ -16,7 +16,6 @@ from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.admin_and_page_guard import AdminGuard, PageGuard
 from kvproxy.http.access.client_guard import ClientGuard
-from kvproxy.http.cache_status import BYPASS
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.services import Services
@@ -93,4 +92,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     known = KvproxyError("an unexpected error: see the server's log")
-    return JSONResponse(openai_error(known), known.status, headers=dict([BYPASS]))
+    return JSONResponse(openai_error(known), known.status)

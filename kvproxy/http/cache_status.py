@@ -3,10 +3,11 @@
 import math
 
 from kvproxy.apis.reported_usage import PrefixUse
-from kvproxy.exchange import CacheHit, Exchange, ForwardReason, Match
+from kvproxy.exchange import CacheHit, Exchange, Match
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
+"""Of forwarded requests that were not parsed. A response of the proxy itself has no `Cache-Status`, unless it is a hit."""
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
@@ -14,7 +15,7 @@ def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
     hit = exchange.hit
     if hit is not None:
         return [("cache-status", _hit(hit)), ("age", str(int(hit.age)))]
-    return [("cache-status", _forwarded(exchange, exchange.forward_reason or "bypass"))]
+    return [("cache-status", _forwarded(exchange))]
 
 
 def _hit(hit: CacheHit) -> str:
@@ -34,14 +35,16 @@ def _semantic(match: Match) -> str:
     return " ".join(parts)
 
 
-def _forwarded(exchange: Exchange, reason: ForwardReason) -> str:
-    parts = [CACHE, f"fwd={reason}"]
+def _forwarded(exchange: Exchange) -> str:
+    parts = [CACHE, f"fwd={exchange.forward_reason}"]
     if exchange.status != 200:
         parts.append(f"fwd-status={exchange.status}")
     if exchange.stored:
         parts.append("stored")
     if exchange.was_collapsed:
         parts.append("collapsed")
+    if exchange.requested_ttl is not None and exchange.status == 200:
+        parts.append(f"ttl={int(exchange.requested_ttl)}")
     details = [_prefix(exchange.prefix)] if exchange.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     if details:

@@ -11,14 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvproxy.apis import APIS
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.http.cache_status import BYPASS
 from kvproxy.trace_context import TRACE_HEADER
 
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
 _APIS = {api.path: name for name, api in APIS.items()}
 _OWN_ID = b"x-kvproxy-request-id"
-_BYPASS = BYPASS[1].encode()
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -32,7 +30,7 @@ def is_proxy_path(path: str) -> bool:
 
 
 class ExchangeMiddleware:
-    """ASGI middleware that adds `Cache-Status`, `X-Request-Id`, and a missing `Date`.
+    """ASGI middleware that adds `X-Request-Id` and a missing `Date`.
 
     The request id is the client's, or new. If the upstream sends one, ours becomes `x-kvproxy-request-id`.
 
@@ -74,11 +72,7 @@ class ExchangeMiddleware:
             if message["type"] == "http.response.start":
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
-                missing = {
-                    b"cache-status": _BYPASS,
-                    b"x-request-id": request_id,
-                    b"date": formatdate(usegmt=True).encode(),
-                }
+                missing = {b"x-request-id": request_id, b"date": formatdate(usegmt=True).encode()}
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
                 added = [header for header in missing.items() if header[0] not in names]

@@ -217,12 +217,19 @@ def build(settings: Settings) -> Services:
     telemetry = _open_telemetry(settings.telemetry)
     finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
-    answerer = Answerer(
-        built.backend, cache, settings.cache, comparer=comparer, journal=journal, finish=finish, prices=prices
-    )
     shared = SharedState(cache.store.database) if cache.store.remote else None
     if shared is not None:
         shared.on_beat = clients.reload
+    answerer = Answerer(
+        built.backend,
+        cache,
+        settings.cache,
+        comparer=comparer,
+        journal=journal,
+        finish=finish,
+        prices=prices,
+        shared=shared,
+    )
     return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 
 

@@ -184,10 +184,12 @@ class Reader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
+        # A semantic hit has the entry of another prompt, and the entry of an earlier response may be replaced.
+        entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "max(entry)"
         # Revalidations cost the backend, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
-            f"select {name}, max(entry), {requests}, sum(layer in {CACHES}),"
+            f"select {name}, {entry}, {requests}, sum(layer in {CACHES}),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
             f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
@@ -265,7 +267,7 @@ class Reader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """Return sums over all requests.
+        """Return sums over all requests that were not refused.
 
         Args:
             since: the first day that counts, as 2026-11-21; None counts all days.
@@ -273,7 +275,8 @@ class Reader:
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
+        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? and layer <> 'refused'"
+        sql += " group by 1, 2, 3"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:

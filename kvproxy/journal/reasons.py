@@ -128,7 +128,7 @@ def reason_of(exchange: Exchange) -> str:
         return exchange.bypass_reason
     if exchange.lookup_failed:
         return "miss-failed"
-    return "miss-old" if exchange.is_entry_too_old else "miss-new"
+    return "miss-old" if exchange.is_entry_refused else "miss-new"
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:

@@ -113,7 +113,7 @@ def stream_charts(report: StreamReport) -> list[Chart]:
 
 @contextlib.contextmanager
 def _explained_errors(file: Path) -> Iterator[None]:
-    if not file.is_file():
+    if not file.exists() or file.is_dir():
         raise NotFound(f"no file {file}: check the path")
     try:
         yield

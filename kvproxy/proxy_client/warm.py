@@ -67,7 +67,7 @@ class WarmReport:
             "reused_prompt_tokens": self.reused_tokens,
             **pinned,
             "duplicates": self.duplicates,
-            "lines_passed_over": self.skipped,
+            "skipped_lines": self.skipped,
             "failed": self.failed,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
@@ -146,21 +146,25 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin each prompt under the name SOURCE:LINE; return the pinned tokens.
+    """Pin each prompt under the name SOURCE:LINE; return the tokens of the pinned blocks.
 
-    A shared beginning counts for each prompt. Failures are added to the report.
+    Failures are added to the report.
     """
-    tokens = 0
+    tokens, names = 0, set()
     for request in requests:
         if request.path == PATHS["embeddings"]:
             continue
         name, api = f"{source}:{request.line}", API_NAMES[request.path]
         try:
             tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
+            names.add(name)
         except KvproxyError as error:
             report.not_pinned += 1
             report.errors.append(LineError(request.line, f"not pinned: {error.message}"))
-    return tokens
+    # Prompts with a common beginning share its blocks.
+    pins = client.get("/admin/blocks/pins") if names else []
+    blocks = [id for pin in pins if pin["name"] in names for id in pin["blocks"]]
+    return tokens * len(set(blocks)) // max(1, len(blocks))
 
 
 async def _send(

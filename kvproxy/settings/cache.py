@@ -45,6 +45,10 @@ class CacheSettings(Section):
         le=1.0,
         description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
     )
+    conversations: bool = Field(
+        True,
+        description="Match conversations with reworded earlier questions and equal earlier answers, see docs/semantic-cache.md.",
+    )
     max_error: float = Field(
         0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits, for the policy learned."
     )
@@ -61,7 +65,9 @@ class CacheSettings(Section):
         0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two responses that count as equal."
     )
     ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
-    max_ttl: Seconds | None = Field(None, gt=0, description="Maximum value of x-kvproxy-ttl; by default ttl.")
+    max_ttl: Seconds | None = Field(
+        None, gt=0, description="Maximum value of x-kvproxy-ttl; by default 30d, or the ttl of the request's rule."
+    )
     stale_while_revalidate: Seconds = Field(
         0.0, ge=0, description="Time after expiry in which a response is served while it is revalidated (RFC 5861)."
     )

@@ -15,10 +15,10 @@ BLOCK = 16
 @pytest.mark.parametrize("repairs", [False, True])
 def test_the_next_turn_reuses_the_generated_tokens(tmp_path: Path, repairs: bool) -> None:
     rules = ({"name": "agents", "repair_history": repairs},)
-    settings = load_settings(data=tmp_path, rules=rules, cache={"semantic": False})
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 64}, rules=rules, cache={"semantic": False})
     lost = 0
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        for number in range(4):
+        for number in range(2):
             messages: list[Any] = [{"role": "user", "content": f"What is a block number {number}?"}]
 
             def ask() -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from transformers import AutoTokenizer
+import transformers
 
 from kvproxy.demo import model_path
 from kvproxy.engine.text.tokenizer import ChatTokenizer
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40_000)
     parser.add_argument("--edits", type=int, default=10_000)
     given = parser.parse_args()
-    tokenizer: Any = AutoTokenizer.from_pretrained(given.tokenizer)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
     tokens, cold, warm = times(tokenizer, given.tokens)
     print(
         f"{tokens:,} tokens: {1000 * cold:.1f} ms from the beginning, {1000 * warm:.1f} ms continued ({warm / cold:.1%})"

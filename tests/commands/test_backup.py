@@ -135,8 +135,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")
     with pytest.raises(NotFound, match="nothing to save"):
         write_backup(settings(tmp_path / "c"), tmp_path / "c.tar")
+    with pytest.raises(InvalidRequest, match=r"its name must end in \.tar, \.tar\.gz or \.tgz"):
+        write_backup(with_client, tmp_path / "c.zip")
     with pytest.raises(InvalidRequest, match="name a file in a writable folder"):
         write_backup(with_client, tmp_path / "missing" / "c.tar")
+
+
+def test_a_backup_overwrites_another_one_on_demand_only(tmp_path: Path, archive: Path) -> None:
+    add_client(settings(tmp_path / "a"), "bob")
+    before = archive.read_bytes()
+    done = kvproxy("backup", archive, "--data", tmp_path / "a")
+    assert (done.returncode, archive.read_bytes()) == (2, before)
+    assert "exists: name another file, or overwrite it with --force" in done.stderr
+    assert kvproxy("backup", archive, "--data", tmp_path / "a", "--force").returncode == 0
+    assert archive.read_bytes() != before
 
 
 def test_a_backup_names_the_keys_that_it_lacks(tmp_path: Path) -> None:

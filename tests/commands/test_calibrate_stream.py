@@ -1,11 +1,12 @@
 """kvproxy calibrate, with pairs and with --stream."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.commands.run import kvproxy, result
+from tests.commands.run import command, kvproxy, result
 
 LINES = [
     {"text": f"{opening} {subject}?", "answer": subject}
@@ -50,6 +51,10 @@ def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     assert {"threshold", "guards"} <= set(told)
     shown = kvproxy("calibrate", pairs, "--verifier", "none").stdout
     assert "2 pairs, 1 of them equivalent" in shown
+    for name in ("-", "/dev/stdin"):
+        with pairs.open() as stdin:
+            shown = subprocess.run(command("calibrate", name, "--verifier", "none"), stdin=stdin, capture_output=True)
+        assert b"2 pairs" in shown.stdout, shown.stderr
     pairs.write_text("\n")
     done = kvproxy("calibrate", pairs, "--verifier", "none")
     assert (done.returncode, done.stderr) == (2, f"kvproxy: {pairs} contains no pairs\n")

@@ -38,11 +38,11 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
         "1 stored response was compared with a fresh one.",
         "The learned policy would answer 0.0% of the similar questions.",
         "1 similar question was answered from the cache.",
-        "At most 1 of the first 500 responses will be wrong.",
+        "Upper bound, with 90% confidence: 1 wrong response among the first 500.",
     ]
     assert policy_sentences(many)[2:] == [
         "1,234 similar questions were answered from the cache.",
-        "At most 1.2% of these responses are wrong.",
+        "Upper bound, with 90% confidence: 1.2% wrong responses.",
     ]
     assert BOUND_VALID_FROM == FROM
 

@@ -68,6 +68,16 @@ def test_a_pin_ends_by_itself_and_by_its_leaf(url: str) -> None:
     assert kvproxy("blocks", "pins", url=url).stderr == "no pins\n"
 
 
+def test_warm_counts_shared_pinned_blocks_once(url: str) -> None:
+    prompts = f"{SYSTEM}one\n{SYSTEM}two".encode()
+    warmed = kvproxy("warm", "-", "--prefix-only", "--keep", "--json", url=url, stdin=prompts)
+    pins = result("blocks", "pins", url=url)
+    assert json.loads(warmed.stdout)["tokens_pinned"] == 16 * len({id for pin in pins for id in pin["blocks"]})
+    assert sum(len(pin["blocks"]) for pin in pins) > 1.5 * states(url).count("pinned") > 0
+    for pin in pins:
+        assert kvproxy("blocks", "unpin", pin["name"], url=url).returncode == 0
+
+
 def test_pin_errors_are_one_line(url: str) -> None:
     def failed(*arguments: object) -> tuple[int, str]:
         done = kvproxy("blocks", *arguments, url=url)

@@ -125,7 +125,7 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     assert (done.returncode, done.stderr) == (1, "line 3: this is not a JSON object\n")
     assert same.stderr == "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n"
     counts = json.loads(told.stdout)
-    assert (counts["requests"], counts["lines_passed_over"], counts["failed"]) == (3, 2, 1)
+    assert (counts["requests"], counts["skipped_lines"], counts["failed"]) == (3, 2, 1)
     assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
 
 

@@ -5,28 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from kvproxy.engine.attention.paged_attention import register
 from kvproxy.engine.kernels.packed_linear import pack_linears
@@ -45,11 +24,15 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": None,
 }
 _MAKERS: dict[str, Any] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **_SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(num_key_value_heads=2, head_dim=16, **_SHAPE)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(num_key_value_heads=2, sliding_window=None, **_SHAPE)),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SHAPE)),
-    "phi": lambda: PhiForCausalLM(PhiConfig(num_key_value_heads=4, **_SHAPE)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, **_SHAPE)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(num_key_value_heads=2, head_dim=16, **_SHAPE)
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(num_key_value_heads=2, sliding_window=None, **_SHAPE)
+    ),
+    "gpt-neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SHAPE)),
+    "phi": lambda: transformers.PhiForCausalLM(transformers.PhiConfig(num_key_value_heads=4, **_SHAPE)),
 }
 ARCHITECTURES = tuple(_MAKERS)
 _SLIDING, _FULL, _CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
@@ -58,26 +41,28 @@ _HYBRID = _SHAPE | {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
 _HYBRID["initializer_range"] = 0.2
 _HYBRID_MAKERS: dict[str, Any] = {
     # Seven layers, of which two are full: the last group has a slot to spare.
-    "gemma3": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(
             sliding_window=11,
             **_HYBRID | {"num_hidden_layers": 7},
             layer_types=[_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _SLIDING],
             query_pre_attn_scalar=16,
         )
     ),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(sliding_window=13, attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **_HYBRID)
+    "gemma2": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(sliding_window=13, attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **_HYBRID)
     ),
-    "gpt-oss": lambda: GptOssForCausalLM(
-        GptOssConfig(sliding_window=9, num_local_experts=4, num_experts_per_tok=2, **_HYBRID)
+    "gpt-oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(sliding_window=9, num_local_experts=4, num_experts_per_tok=2, **_HYBRID)
     ),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(sliding_window=6, **_HYBRID)),
-    "qwen2-window": lambda: Qwen2ForCausalLM(
-        Qwen2Config(sliding_window=8, use_sliding_window=True, max_window_layers=1, **_without_head_dim(_HYBRID))
+    "mistral-window": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(sliding_window=6, **_HYBRID)),
+    "qwen2-window": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            sliding_window=8, use_sliding_window=True, max_window_layers=1, **_without_head_dim(_HYBRID)
+        )
     ),
-    "llama4": lambda: Llama4ForCausalLM(
-        Llama4TextConfig(
+    "llama4": lambda: transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(
             attention_chunk_size=12,
             num_local_experts=2,
             num_experts_per_tok=1,

@@ -10,7 +10,7 @@ from tests.engine.models import ARCHITECTURES, HYBRIDS, tiny
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_equal_generate(architecture: str) -> None:
-    prompts, expected = prompts_of(architecture)
+    prompts, expected = prompts_of(architecture, 5)
     for blocks in (400, 26):
         driven = Driven(tiny(architecture), num_blocks=blocks)
         for round in ("cold", "warm"):
@@ -19,7 +19,7 @@ def test_tokens_equal_generate(architecture: str) -> None:
         assert stats.used == 0
         assert stats.hits > 0
         if blocks == 26:
-            assert stats.evictions > 30
+            assert stats.evictions > 15
 
 
 @pytest.mark.parametrize("architecture", HYBRIDS)

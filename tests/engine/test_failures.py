@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,9 +23,13 @@ from tests.engine.models import random_model, reference, tiny
 from tests.tiers.doubles import DictStore
 
 PROMPTS = {"good": (5, 6, 7, 8, 9, 10, 11, 12, 13), "bad": (40, 41, 42, 43, 44, 45, 46, 47, 48)}
-GOOD = reference(random_model("llama"), PROMPTS["good"], 6)
 SAMPLE = "kvproxy.engine.output_processor.sample"
 SCORE = "kvproxy.engine.scheduler.sequence.score_tokens"
+
+
+@cache
+def good_tokens() -> list[int]:
+    return reference(random_model("llama"), PROMPTS["good"], 6)
 
 
 def run(driven: Driven) -> int:
@@ -81,7 +86,7 @@ def test_a_row_that_fails_ends_its_own_request_alone(part: str, monkeypatch: pyt
     driven.submit("greedy", PROMPTS["good"], 6)
     assert run(driven) == 0
     assert driven.tokens["good#0"] == driven.tokens["before#0"]
-    assert driven.tokens["greedy#0"] == GOOD
+    assert driven.tokens["greedy#0"] == good_tokens()
     assert driven.errors["good"] == []
     assert {type(error) for error in driven.errors["bad"]} == {Overloaded}
     assert driven.pieces.get("bad", []) == [], "nothing is sent after the failure, of no answer"
@@ -107,7 +112,7 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
         for id, prompt in (("bad", long), ("bad too", long), ("waits", PROMPTS["good"])):
             driven.submit(id, prompt, 6)
         assert run(driven) >= 1
-    assert driven.tokens["waits#0"] == GOOD
+    assert driven.tokens["waits#0"] == good_tokens()
     assert [len(driven.errors[id]) for id in ("bad", "bad too", "waits")] == [1, 1, 0]
     # The prompt that was cached before the failure still is; of the failed one nothing is.
     assert (cached(driven, PROMPTS["good"]), cached(driven, long)) == (8, 0)
@@ -171,12 +176,12 @@ async def test_failed_steps_are_told_and_forgotten_with_the_next_good_one(
         # The client is told before the step's end is noted; a job comes after it.
         await worker.inspect(lambda manager: None)
         assert "out of luck" in (worker.failure or "")
-    assert await ask(worker, "good", "good") == GOOD
+    assert await ask(worker, "good", "good") == good_tokens()
     assert worker.failure is None
 
 
 async def test_an_engine_in_an_unknown_state_starts_empty(worker: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await ask(worker, "good", "one") == GOOD
+    assert await ask(worker, "good", "one") == good_tokens()
     plan = Scheduler.schedule
 
     def broken(scheduler: Scheduler) -> None:
@@ -189,7 +194,7 @@ async def test_an_engine_in_an_unknown_state_starts_empty(worker: AsyncLLM, monk
             await ask(worker, "bad", "two")
     stats = await worker.inspect(lambda manager: manager.stats())
     assert (stats.used, stats.cached) == (0, 0)
-    assert await ask(worker, "good", "three") == GOOD
+    assert await ask(worker, "good", "three") == good_tokens()
 
 
 @pytest.mark.parametrize("place", ["forward", SAMPLE, SCORE])
@@ -216,12 +221,12 @@ async def test_a_request_that_cannot_be_queued_fails_alone(worker: AsyncLLM, mon
     first = ask(worker, "good", "twin")
     with pytest.raises(KvproxyError, match="in use"):
         await ask(worker, "bad", "twin")
-    assert await first == GOOD
+    assert await first == good_tokens()
     with monkeypatch.context() as patch:
         patch.setattr(worker._engine, "add_request", raising("out of luck"))
         with pytest.raises(Overloaded, match="failed on this request"):
             await ask(worker, "bad", "one")
-    assert await ask(worker, "good", "two") == GOOD
+    assert await ask(worker, "good", "two") == good_tokens()
 
 
 async def test_events_that_cannot_be_published_cost_no_answer(
@@ -235,7 +240,7 @@ async def test_events_that_cannot_be_published_cost_no_answer(
 
     worker._engine.manager.pool.record_events = True
     monkeypatch.setattr(worker._thread, "publisher", Broken())
-    assert await ask(worker, "good", "one") == GOOD
+    assert await ask(worker, "good", "one") == good_tokens()
     assert worker.failure is None
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3ForCausalLM
+import transformers
 
 from kvproxy.engine.models import loader
 from kvproxy.engine.models.loader import load_model
@@ -13,7 +13,7 @@ from tests.engine.models import CPU, load
 def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 2}
-    scaled = Phi3Config(
+    scaled = transformers.Phi3Config(
         num_key_value_heads=2,
         pad_token_id=0,
         rope_parameters={
@@ -25,10 +25,12 @@ def test_models_that_cannot_share_blocks_are_refused_with_the_reason() -> None:
         },
         **shape,
     )
-    both_ways = Gemma3TextConfig(num_key_value_heads=2, head_dim=16, use_bidirectional_attention=True, **shape)
+    both_ways = transformers.Gemma3TextConfig(
+        num_key_value_heads=2, head_dim=16, use_bidirectional_attention=True, **shape
+    )
     for model, reason in (
-        (Phi3ForCausalLM(scaled), "longrope rotary embedding depends on the length"),
-        (Gemma3ForCausalLM(both_ways), "its tokens attend to later ones"),
+        (transformers.Phi3ForCausalLM(scaled), "longrope rotary embedding depends on the length"),
+        (transformers.Gemma3ForCausalLM(both_ways), "its tokens attend to later ones"),
     ):
         with pytest.raises(ModelUnsupported, match=reason):
             load(model)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
 from kvproxy.engine.text.segment_cache import SegmentCache
@@ -16,7 +16,7 @@ TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor 
 SPECIAL = ("<|user|>", "<|assistant|>", "</s>")
 
 
-def _trained(pre_tokenizer: Any, normalizer: Any = None, *added: AddedToken) -> PreTrainedTokenizerFast:
+def _trained(pre_tokenizer: Any, normalizer: Any = None, *added: AddedToken) -> Any:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
@@ -26,7 +26,7 @@ def _trained(pre_tokenizer: Any, normalizer: Any = None, *added: AddedToken) -> 
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", *bytes_], show_progress=False)
     tokenizer.train_from_iterator(WORDS[:4_000], trainer)
     tokenizer.add_tokens([*added] or [AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, unk_token="<unk>")
 
 
 def _flagged(**flags: bool) -> list[AddedToken]:
@@ -36,7 +36,7 @@ def _flagged(**flags: bool) -> list[AddedToken]:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "demo": lambda: AutoTokenizer.from_pretrained(str(model_path())),
+    "demo": lambda: transformers.AutoTokenizer.from_pretrained(str(model_path())),
     "metaspace first": lambda: _trained(pre_tokenizers.Metaspace(prepend_scheme="first")),
     "metaspace always": lambda: _trained(pre_tokenizers.Metaspace(prepend_scheme="always")),
     "byte level with a prefix": lambda: _trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),

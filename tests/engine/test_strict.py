@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pool_rows import match_prefix
@@ -26,8 +26,8 @@ def wide() -> LoadedModel:
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 700, "num_hidden_layers": 3, "max_position_embeddings": 512}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCABULARY, eos_token_id=None, bos_token_id=None, **shape, **heads)  # type: ignore[arg-type]
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=VOCABULARY, eos_token_id=None, bos_token_id=None, **shape, **heads)  # type: ignore[arg-type]
     )
     model.generation_config.eos_token_id = None
     pack_linears(model.float().eval())

@@ -1,15 +1,15 @@
 """Tokenising beside the event loop, from several threads."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvproxy.demo import model_path
 from kvproxy.engine.request_validation import EngineLimits
@@ -18,18 +18,23 @@ from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 
-DEMO: Any = AutoTokenizer.from_pretrained(str(model_path()))
+
+@pytest.fixture(scope="module")
+def demo_tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(str(model_path()))
 
 
-@given(st.lists(st.text(max_size=20), max_size=3))
-def test_ids_are_those_of_the_template_and_the_tokenizer(texts: list[str]) -> None:
+@given(texts=st.lists(st.text(max_size=20), max_size=3))
+def test_ids_are_those_of_the_template_and_the_tokenizer(demo_tokenizer: Any, texts: list[str]) -> None:
     messages = [{"role": "user", "content": text} for text in ["x", *texts]]
-    ids = DEMO.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert ChatTokenizer(DEMO, frozenset()).chat(messages) == ids
+    ids = demo_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ChatTokenizer(demo_tokenizer, frozenset()).chat(messages) == ids
 
 
-async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = ChatTokenizer(DEMO, frozenset())
+async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(
+    monkeypatch: pytest.MonkeyPatch, demo_tokenizer: Any
+) -> None:
+    tokenizer = ChatTokenizer(demo_tokenizer, frozenset())
     limits = EngineLimits(2048, 4096, 100_000)
     ours = AsyncTokenizer(tokenizer, lambda at_least: limits.validate_length(at_least, 0, at_least=True))
     monkeypatch.setattr(tokenizer, "_ids", lambda text, **options: pytest.fail("it was tokenised"))
@@ -41,8 +46,8 @@ async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(monk
     ours.close()
 
 
-async def test_half_a_character_is_refused_by_name() -> None:
-    ours = AsyncTokenizer(ChatTokenizer(DEMO, frozenset()))
+async def test_half_a_character_is_refused_by_name(demo_tokenizer: Any) -> None:
+    ours = AsyncTokenizer(ChatTokenizer(demo_tokenizer, frozenset()))
     with pytest.raises(InvalidRequest, match="lone surrogate") as refused:
         await ours.encode("x\ud800", "input")
     assert refused.value.param == "input"
@@ -69,8 +74,8 @@ class Slow:
         return [len(text)]
 
 
-async def test_deeply_nested_tools_are_the_templates_affair() -> None:
-    ours = AsyncTokenizer(ChatTokenizer(DEMO, frozenset()))
+async def test_deeply_nested_tools_are_the_templates_affair(demo_tokenizer: Any) -> None:
+    ours = AsyncTokenizer(ChatTokenizer(demo_tokenizer, frozenset()))
     deep: dict[str, Any] = {}
     for _ in range(5_000):
         deep = {"a": deep}
@@ -90,43 +95,43 @@ def test_a_slow_tokenizer_encodes_one_text_at_a_time() -> None:
     assert slow.most == 1
 
 
-def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads() -> None:
+def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads(demo_tokenizer: Any) -> None:
     """A tokenizer.json may say that texts are cut; the first call takes that back, which others must not meet."""
-    backend = Tokenizer.from_str(DEMO.backend_tokenizer.to_str())
+    backend = Tokenizer.from_str(demo_tokenizer.backend_tokenizer.to_str())
     backend.enable_truncation(5)
     backend.enable_padding(length=9)
-    made = PreTrainedTokenizerFast(tokenizer_object=backend)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
     made.backend_tokenizer.enable_truncation(5)
     made.backend_tokenizer.enable_padding(length=9)
     ours = ChatTokenizer(made, frozenset())
     assert made.backend_tokenizer.truncation is made.backend_tokenizer.padding is None
     text = "one two three four five six seven " * 50
-    want = DEMO.encode(text)
+    want = demo_tokenizer.encode(text)
     with ThreadPoolExecutor(4) as threads:
         assert all(ids == want for ids in threads.map(ours.encode, [text] * 40))
 
 
-class _Shouting(PreTrainedTokenizerFast):
+def shouting(demo: Any) -> Any:
     """A tokenizer that decodes in a way of its own."""
 
-    def _decode(self, *args: Any, **options: Any) -> str:
-        return str(super()._decode(*args, **options)).upper()
+    class Shouting(transformers.PreTrainedTokenizerFast):
+        def _decode(self, *args: Any, **options: Any) -> str:
+            return str(super()._decode(*args, **options)).upper()
+
+    return Shouting(tokenizer_object=demo.backend_tokenizer)
 
 
-def _cleaning() -> PreTrainedTokenizerFast:
-    """One that takes away the blanks before punctuation, as tokenizers of the WordPiece kind do."""
+def cleaning(_: Any) -> Any:
+    """A tokenizer that removes blanks before punctuation, as the WordPiece kind does."""
     words = {word: number for number, word in enumerate(["[UNK]", "hello", ".", "world"])}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=True)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=True)
 
 
-@pytest.mark.parametrize(
-    "tokenizer",
-    [DEMO, _Shouting(tokenizer_object=DEMO.backend_tokenizer), _cleaning()],
-    ids=["demo", "its own way", "cleaning"],
-)
-def test_decoding_is_that_of_transformers(tokenizer: Any) -> None:
+@pytest.mark.parametrize("make", [lambda demo: demo, shouting, cleaning], ids=["demo", "its own way", "cleaning"])
+def test_decoding_is_that_of_transformers(demo_tokenizer: Any, make: Callable[[Any], Any]) -> None:
+    tokenizer = make(demo_tokenizer)
     ours = ChatTokenizer(tokenizer, frozenset())
 
     @given(st.lists(st.integers(0, len(tokenizer) - 1), max_size=12))

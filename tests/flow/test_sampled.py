@@ -48,7 +48,7 @@ def test_only_an_explicit_temperature_asks_for_a_sample(url: str, fields: dict[s
 
 
 def test_a_request_may_accept_the_stored_sample(url: str) -> None:
-    assert "fwd=request" in status(url, "Accept?", **SAMPLE)
+    assert "fwd=uri-miss" in status(url, "Accept?", **SAMPLE)
     assert "; hit" in status(url, "Accept?", "max-age=60", **SAMPLE)
     assert "; hit" in status(url, "Accept?", "only-if-cached", **SAMPLE)
     assert "fwd=request" in status(url, "Accept?", "no-cache, max-age=60", **SAMPLE)

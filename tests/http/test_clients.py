@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
@@ -35,7 +33,10 @@ def url(request: pytest.FixtureRequest, demo: tuple[str, Services], front: str) 
 
 
 @pytest.fixture
-def claude(url: str, request: pytest.FixtureRequest) -> Iterator[anthropic.Anthropic]:
+def claude(url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    # Importing it takes three seconds, and every process of a run imports all files.
+    import anthropic
+
     with anthropic.Anthropic(base_url=url, api_key=request.node.name, max_retries=0) as client:
         yield client
 
@@ -51,7 +52,7 @@ def last_status(response: Any) -> str:
     return str(response.headers["cache-status"]).rsplit(", ", 1)[-1]
 
 
-def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
+def test_anthropic_messages(claude: Any) -> None:
     def ask(question: str) -> Any:
         return claude.messages.with_raw_response.create(
             model="demo",
@@ -75,7 +76,7 @@ def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
     assert similar.parse().content == message.content
 
 
-def test_anthropic_streams_live_and_replayed(claude: anthropic.Anthropic) -> None:
+def test_anthropic_streams_live_and_replayed(claude: Any) -> None:
     def stream() -> tuple[str, Any]:
         with claude.messages.stream(
             model="demo", max_tokens=80, extra_body=GREEDY, messages=[{"role": "user", "content": QUESTION}]
@@ -94,7 +95,9 @@ def test_anthropic_streams_live_and_replayed(claude: anthropic.Anthropic) -> Non
     assert got.content[0].text == live
 
 
-def test_anthropic_conversations_tools_and_errors(claude: anthropic.Anthropic) -> None:
+def test_anthropic_conversations_tools_and_errors(claude: Any) -> None:
+    import anthropic
+
     turns: list[Any] = [
         {"role": "user", "content": [{"type": "text", "text": "Look it up."}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "look", "input": {"a": 1}}]},
@@ -181,6 +184,8 @@ def test_openai_chat_and_completions_stream(gpt: openai.OpenAI) -> None:
 
 
 def test_langchain(url: str) -> None:
+    from langchain_openai import ChatOpenAI
+
     model = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
     first = str(model.invoke(QUESTION).content)
     assert first.startswith(ANSWER)

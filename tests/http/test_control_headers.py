@@ -59,15 +59,21 @@ def ask(url: str, question: str = "hi", path: str = "chat/completions", **header
 
 @pytest.mark.parametrize(
     ("max_ttl", "kept"),
-    [(None, {"60": 60, "5000": 1000, "": 1000}), (3000.0, {"5000": 3000, "2000": 2000}), (10.0, {"60": 10, "": 10})],
+    [
+        (None, {"60": 60, "5000": 5000, "90d": 2_592_000, "": 1000}),
+        (3000, {"5000": 3000, "2000": 2000}),
+        (10, {"60": 10, "": 10}),
+    ],
 )
 def test_a_request_sets_the_lifetime_within_the_limit(
-    upstream: tuple[str, object], tmp_path: Path, max_ttl: float | None, kept: dict[str, float]
+    upstream: tuple[str, object], tmp_path: Path, max_ttl: int | None, kept: dict[str, int]
 ) -> None:
     with run_proxy(settings(tmp_path, upstream[0], max_ttl=max_ttl)) as (url, services):
         for asked, seconds in kept.items():
             control = {"x_kvproxy_ttl": asked} if asked else {}
-            assert "; stored" in ask(url, f"for {asked}", cache_control="confirm", **control).headers["cache-status"]
+            status = ask(url, f"for {asked}", cache_control="confirm", **control).headers["cache-status"]
+            # A client sees how much of its lifetime is granted.
+            assert ("; stored" in status, f"; ttl={seconds};" in status) == (True, asked != "")
             entry = services.answerer.store.list_entries(limit=1)[0]
             assert entry.expires - entry.created == pytest.approx(seconds)
             # How long an answer is kept is no part of the question.
@@ -89,6 +95,25 @@ def test_an_answer_is_gone_after_its_own_time(proxy: Proxy) -> None:
     assert services.answerer.store.count() == count
     # As with no-store, an answer that is there is served all the same.
     assert "hit" in ask(url, "long", x_kvproxy_ttl="0").headers["cache-status"]
+
+
+def test_cache_status_tells_why_a_request_was_forwarded(proxy: Proxy) -> None:
+    url = proxy[0]
+
+    def forwarded(**headers: str) -> str:
+        return ask(url, "why", **headers).headers["cache-status"].split("; ")[1]
+
+    assert forwarded(cache_control="no-store") == forwarded(cache_control="no-cache, no-store") == "fwd=uri-miss"
+    assert forwarded(cache_control="confirm") == "fwd=uri-miss"
+    assert forwarded(cache_control="no-cache, no-store") == forwarded(cache_control="max-age=0") == "fwd=request"
+    assert httpx.get(f"{url}/v1/other").headers["cache-status"] == "kvproxy; fwd=bypass"
+    # Nothing was forwarded, so the response is the proxy's own (RFC 9211, section 2).
+    refused = [ask(url, "new", cache_control="only-if-cached"), ask(url, x_kvproxy_ttl="x"), httpx.get(f"{url}/health")]
+    assert [(answer.status_code, answer.headers.get("cache-status")) for answer in refused] == [
+        (504, None),
+        (400, None),
+        (200, None),
+    ]
 
 
 def test_invalid_and_unknown_headers_are_refused(proxy: Proxy, seen: list[dict[str, str]]) -> None:

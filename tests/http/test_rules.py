@@ -116,7 +116,7 @@ SECRET = {"model": "secret-1"}
 def test_a_rule_sets_what_holds_for_its_requests_alone(proxy: Proxy) -> None:
     url, services = proxy
     for _ in range(2):
-        assert ask(url, fields=SECRET).headers["cache-status"] == "kvproxy; fwd=request"
+        assert ask(url, fields=SECRET).headers["cache-status"] == "kvproxy; fwd=bypass"
     ask(url, "usual")
     ask(url, "sales", x_team="sales-2")
     ask(url, "docs", x_kvproxy_tags="docs")
@@ -318,4 +318,4 @@ def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_p
             assert b"".join([begun, *chunks]) == b"".join(STREAM)
         # What was under way keeps its rule; the next request has the new one.
         until(lambda: lifetime(services, "one") == 70_000)
-        assert ask(url, "one", {"stream": True}).headers["cache-status"] == "kvproxy; fwd=request"
+        assert ask(url, "one", {"stream": True}).headers["cache-status"] == "kvproxy; fwd=bypass"

@@ -81,9 +81,10 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
     for number in range(3):
         journal.add(finished("a", f"hit{number}", hit=True, tags="x"))
     journal.add(finished("b", "2", tenant="client:ann"))
+    journal.add(finished("c", "3", layer="refused", status=404, prefix=None))
     rows = rows_of(journal, "layer", {"m*": PriceSettings(input=1000, cached=250, output=10_000)})
     # A hit saves 100 tokens at 1,000 for a million and 10 at 10,000; reuse saves three quarters of 40.
-    assert rows["exact"].answered == 3
+    assert (rows.keys(), rows["exact"].answered) == ({"exact", "prefix"}, 3)
     assert (rows["exact"].prompt_tokens, rows["exact"].completion_tokens) == (300, 30)
     assert rows["exact"].money == pytest.approx(3 * (0.1 + 0.1))
     assert rows["exact"].seconds == pytest.approx(3 * (2.0 - 0.001))

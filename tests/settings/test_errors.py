@@ -37,6 +37,20 @@ def test_config_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     assert "SECRET" not in done.stderr
 
 
+def test_config_check_reports_a_missing_folder_or_key_file(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", tmp_path / "keys"
+    done = kvproxy("config", "check", "--data", data, KVPROXY_ENCRYPTION__KEY_FILE=str(file))
+    assert (done.returncode, data.exists()) == (2, False)
+    folder, keys = done.stderr.splitlines()
+    assert folder.startswith(f"kvproxy: there is no data folder {data}: create it with kvproxy init")
+    assert f"cannot read {file} (No such file or directory): create it with `openssl rand -base64 32" in keys
+    # Nobody can create files in this folder, not even root.
+    done = kvproxy("config", "check", "--data", "/proc/self")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot write to the data folder /proc/self" in done.stderr
+    assert kvproxy("config", "check", "--data", tmp_path).returncode == 0
+
+
 def test_all_conflicts_between_settings_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[encryption]\nkey_env = "KEY"\n[journal]\ntext = "all"\n[[rules]]\nname = "a"\nedits = ["b", "c"]\n'

@@ -16,7 +16,7 @@ index errors units charts pause_policy generation token_bucket trace_context ups
 # The library's names are imported at their first use.
 kvproxy: blocks index library offline.simulate settings
 open_response_cache: encryption errors index pattern_redaction settings
-library: index open_response_cache settings units
+library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
 data_folder: errors
 backup: data_folder errors settings
@@ -42,7 +42,7 @@ journal: apis blocks errors exchange index settings
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
     open_response_cache
-    settings token_bucket
+    settings shared_state token_bucket
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation mirror settings tiers token_bucket upstreams.routing

@@ -7,11 +7,13 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvproxy
+from kvproxy.errors import SettingsError
 from tests.structure.test_imports import ROOT
 
 PAGE = ROOT / "docs/library.md"
@@ -78,3 +80,13 @@ def test_an_import_loads_only_what_it_needs(use: str, heavy: set[str], tmp_path:
     code = f"import sys; {use}; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("open_any", [kvproxy.open_cache, kvproxy.open_async_cache])
+def test_a_missing_folder_and_other_types_are_refused(open_any: Callable[..., object], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"no folder {tmp_path}/a: create it"):
+        open_any(tmp_path / "a" / "r.db")
+    assert not (tmp_path / "a").exists()
+    for name, type_name in [("settings", "Cache"), ("encryption", "Encryption"), ("redaction", "Redaction")]:
+        with pytest.raises(TypeError, match=f"{name} must be of the type {type_name}Settings, not dict"):
+            open_any(tmp_path / "r.db", **{name: {"ttll": 5}})

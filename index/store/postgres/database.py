@@ -43,10 +43,21 @@ class PostgresDatabase:
         self.name = display_name(url)
         self.health = StoreHealth(self.name)
         self._failed: tuple[float, str] | None = None
+        self._pool = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=_MAX_CONNECTIONS,
+            timeout=_POOL_TIMEOUT,
+            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
+            configure=_configure,
+            open=False,
+        )
         try:
             with psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT) as connection:
                 create_schema(connection, f"the store {self.name}")
+            self._pool.open(wait=True, timeout=_CONNECT_TIMEOUT)
         except psycopg.OperationalError as error:
+            self._pool.close()
             raise CacheStoreError(
                 f"cannot reach the store {self.name} ({first_line(error)}): start PostgreSQL, or correct --store"
             ) from None
@@ -55,15 +66,6 @@ class PostgresDatabase:
                 f"cannot use the store {self.name} ({first_line(error)}):"
                 " it needs the extension pgvector, and a user who may create a schema"
             ) from None
-        self._pool = ConnectionPool(
-            url,
-            min_size=1,
-            max_size=_MAX_CONNECTIONS,
-            timeout=_POOL_TIMEOUT,
-            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
-            configure=_configure,
-            open=True,
-        )
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:

@@ -32,7 +32,7 @@ class Clients:
         self._changed = 0, *self._file_version()
         self._checked = time.monotonic()
         self._known = _by_digest(all_clients(settings))
-        self._closed = requires_client_key(settings)
+        self._closed = bool(self._known) or requires_client_key(settings)
 
     @property
     def requires_key(self) -> bool:

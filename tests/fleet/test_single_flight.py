@@ -1,0 +1,91 @@
+"""Identical requests on several proxies reach the upstream once."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tests.fleet.proxies import Proxy, run_proxies
+from tests.plain_upstream import WHOLE
+from tests.servers import run_upstream, until_stored
+
+
+def slow(calls: list[bytes], status: int = 200) -> Callable[[Request], Awaitable[Response]]:
+    """Return an upstream that records its requests, and answers them after half a second."""
+
+    async def answer(request: Request) -> Response:
+        if request.method == "POST":
+            calls.append(await request.body())
+        await asyncio.sleep(0.5)
+        return JSONResponse(WHOLE if status == 200 else {"error": {"message": "no"}}, status)
+
+    return answer
+
+
+def ask_all(proxies: list[Proxy], requests: int, **more: object) -> list[httpx.Response]:
+    with ThreadPoolExecutor(requests) as threads:
+        return list(threads.map(lambda number: proxies[number % len(proxies)].ask(**more), range(requests)))
+
+
+def test_fifty_identical_requests_on_three_proxies_are_one(empty_postgres: str, tmp_path: Path) -> None:
+    calls: list[bytes] = []
+    with run_upstream(slow(calls)) as upstream, run_proxies(tmp_path, empty_postgres, upstream) as proxies:
+        answers = ask_all(proxies, 50)
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {"Hi"}
+        assert len(calls) == 1
+        waited = [answer for answer in answers if "; hit" in answer.headers["cache-status"]]
+        assert len(waited) >= 2
+        # Streams of the same request receive the stored response, too.
+        streams = ask_all(proxies, 6, stream=True)
+        assert all("[DONE]" in answer.text for answer in streams)
+        assert len(calls) == 1
+        # A request for a fresh response waits for nobody.
+        began = time.monotonic()
+        fresh = httpx.post(answers[0].request.url, content=calls[0], headers={"cache-control": "no-cache"})
+        assert (fresh.status_code, len(calls), time.monotonic() - began < 5) == (200, 2, True)
+
+
+def test_each_proxy_asks_once_if_the_upstream_fails(empty_postgres: str, tmp_path: Path) -> None:
+    calls: list[bytes] = []
+    with run_upstream(slow(calls, 400)) as upstream, run_proxies(tmp_path, empty_postgres, upstream) as proxies:
+        assert Counter(answer.status_code for answer in ask_all(proxies, 12)) == {400: 12}
+        assert len(calls) <= 3
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_the_lease_of_a_dead_proxy_ends(empty_postgres: str, tmp_path: Path, dies: bool) -> None:
+    calls: list[bytes] = []
+    with (
+        run_upstream(slow(calls)) as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=1) as (proxy,),
+        psycopg.connect(empty_postgres, autocommit=True) as database,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        # The key of the request, from the entry of an equal one.
+        proxy.ask()
+        until_stored(proxy.services)
+        key = proxy.services.answerer.store.list_entries()[0].key
+        httpx.delete(f"{proxy.url}/admin/cache", params={"all": "true"})
+        now = "extract(epoch from clock_timestamp())"
+        database.execute(f"insert into kvproxy.proxies values ('other', {now})")
+        database.execute(f"insert into kvproxy.leases values (%s, 'other', {now})", [key])
+        began = time.monotonic()
+        answer = thread.submit(proxy.ask)
+        time.sleep(1)
+        assert (answer.done(), len(calls)) == (False, 1)
+        if not dies:
+            database.execute("delete from kvproxy.leases")
+        assert answer.result().status_code == 200
+        waited = time.monotonic() - began
+        assert len(calls) == 2
+        assert waited >= 5 if dies else waited < 5, waited
+        assert not database.execute("select 1 from kvproxy.leases where owner = 'other'").fetchall()

@@ -90,7 +90,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 @app.command("history")
 @command
 def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
-    """List changes of clients, removals of responses, and pins, newest first.
+    """List changes of clients, responses, and pins, newest first.
 
     They are recorded if the store is in PostgreSQL.
 

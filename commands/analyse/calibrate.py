@@ -79,19 +79,23 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     typer.echo(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
     rows: list[Row] = []
     for name, curve in result.curves.items():
-        level, used = result.recommended[name], result.default[name]
+        level, current_level = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        typer.echo(f"{name}: {decision}; in use: {used}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
-        rows += [{"Policy": name, **_row(point, used, level)} for point in curve if point.level in (used, level)]
+        typer.echo(f"{name}: {decision}; in use: {current_level}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
+        rows += [
+            {"Policy": name, **_row(point, current_level, level)}
+            for point in curve
+            if point.level in (current_level, level)
+        ]
     if None in result.recommended.values():
         typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
 
 
-def _row(point: "LevelResult", used: float, recommended: float | None) -> dict[Column | str, object]:
-    uses = [name for name, level in (("in use", used), ("recommended", recommended)) if point.level == level]
+def _row(point: "LevelResult", current_level: float, recommended: float | None) -> dict[Column | str, object]:
+    uses = [name for name, level in (("in use", current_level), ("recommended", recommended)) if point.level == level]
     return {
         "Level#": f"{point.level:.4g}",
         "Use": ", ".join(uses),

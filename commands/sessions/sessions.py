@@ -30,7 +30,7 @@ def sessions(
     layout: Layout,
     source: JournalOptions,
 ) -> Output | None:
-    """List the last sessions: their turns, tokens, and losses.
+    """List the last sessions: their turns, tokens, and tokens that were not reused.
 
     A session is a conversation: requests that continue each other, or that name the same session.
 

@@ -1,4 +1,4 @@
-"""Reports where sessions of a log lost their cache, and what other ways to treat their pauses would have cost."""
+"""Reports where sessions of a log lost their cache, and what other pause policies would have cost."""
 
 import tempfile
 from collections import Counter
@@ -51,9 +51,9 @@ class SessionReport:
         repeated: median and mean over sessions of the share of the input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
-        ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
+        ways: by pause policy, the cost of all input, where 1.0 is the cost of five-minute writes without keep-warm requests.
         unread: requests without usage.
-        is_relative: costs are in millions of input tokens, since a model has no price.
+        is_relative: costs are in millions of input tokens, because at least one model has no price.
     """
 
     sessions: list[Session]
@@ -73,7 +73,11 @@ def report_sessions(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SessionReport:
-    """Assign requests to sessions, and account for each prompt token."""
+    """Assign requests to sessions, and account for each prompt token.
+
+    Args:
+        traces: sessions of trace files, which are already assigned.
+    """
     models = {request.logged.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)

@@ -39,6 +39,8 @@ _REMOTE_THREADS = 8
 _WRITES_SHARE = 0.75
 """Share of a lookup's timeout that it may wait for pending writes."""
 _WRITES_SECONDS = 1.0
+_IDLE_FACTOR = 10
+"""A lookup without others has more time, because models are slow at first, and skipping it would relieve nothing."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -113,7 +115,8 @@ class SemanticCache:
         Args:
             limits: make matching stricter, never looser.
             explore: allow the policy to forward a request that the neighbour could serve, in order to learn.
-            seconds: timeout, after which the lookup is skipped; None waits even if the lookup queue is full.
+            seconds: timeout, after which the lookup is skipped; ten times as long without other lookups. None waits even
+                if the lookup queue is full.
             allowed_freshness: freshness of entries that may be served.
             policy: name of another policy than the configured one.
         """
@@ -122,6 +125,8 @@ class SemanticCache:
         if not pending and not await self._has_vectors(namespace):
             return request.without_result()
         try:
+            if seconds is not None and self._queue.is_idle:
+                seconds *= _IDLE_FACTOR
             began = time.monotonic()
             found = await self._queue.find(request, seconds)
             if isinstance(found, list):

@@ -12,6 +12,7 @@ from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import number_call_ids
 from kvproxy.flow.conversation_digests import MARKER
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
@@ -79,15 +80,15 @@ def _is_comparable(text: str) -> bool:
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
     """Return the rest of a body without the texts of earlier user turns, and these texts.
 
-    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare,
-    or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up such as `continue`
+    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare
+    or has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up such as `continue`
     matches in its own conversation only.
     """
     turns, texts = objects(question.rest[question.turns]), list[str]()
     for place, text in enumerate(question.texts[:-1]):
         turn, following = turns[place : place + 2]
         is_answered = turn.get("role") == "user" and following.get("role") == "assistant"
-        if is_answered and text and _is_comparable(text):
+        if is_answered and text and _is_comparable(text) and not has_hidden_text(text):
             texts.append(text)
             turns[place] = {**turn, "content": None}
     return {**question.rest, question.turns: list[Json](turns)}, texts

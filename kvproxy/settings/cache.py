@@ -55,7 +55,8 @@ class CacheSettings(Section):
     lookup_timeout: Seconds = Field(
         0.1,
         ge=0.0,
-        description="Timeout of a semantic lookup. A lookup that exceeds it is skipped, and the request is forwarded.",
+        description="Timeout of a semantic lookup, ten times as long while no other lookup runs. A lookup that exceeds it is"
+        " skipped, and the request is forwarded.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(

@@ -112,6 +112,7 @@ def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
         conversation("one", "1", "two", "2", "three", temperature=0.5),
         conversation("one", "1", "two " * 300, "2", "three"),
         conversation("one", "1", "two \u23ce two", "2", "three"),
+        conversation("one", "1", "two \u2764\ufe0f", "2", "three"),
     ):
         assert key(body).namespace != first.namespace
     assert key(conversation("one", "1", "two", "2", "three"), "Bearer a").namespace != first.namespace

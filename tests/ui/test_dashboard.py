@@ -2,13 +2,14 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from kvproxy.index.store import EntryFilter
+from kvproxy.http.services import Services
+from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
 from tests.ui.conftest import HOSTILE, ask
@@ -105,6 +106,26 @@ def test_a_paused_journal_waits(page: Page, url: str) -> None:
     assert page.texts(rows) == before
     page.press("p")
     page.until(lambda: page.texts(rows)[0] == "While it is paused")
+
+
+def test_a_question_appears_when_its_response_is_committed(
+    page: Page, running: tuple[str, Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, services = running
+    go, put = threading.Event(), services.answerer.store.put_many
+
+    def late(entries: Sequence[NewEntry]) -> WriteResult:
+        assert go.wait(30)
+        return put(entries)
+
+    monkeypatch.setattr(services.answerer.store, "put_many", late)
+    page.open(url, "journal")
+    rows = ".grid .row[id] > :last-child"
+    page.until(lambda: page.texts(rows))
+    ask(url, "dora", "Is it committed late?")
+    page.until(lambda: page.texts(rows)[0] == "–")
+    go.set()
+    page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
 
 
 @pytest.fixture

@@ -80,9 +80,9 @@ def _is_comparable(text: str) -> bool:
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
     """Return the rest of a body without the texts of earlier user turns, and these texts.
 
-    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare
-    or has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up such as `continue`
-    matches in its own conversation only.
+    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare or
+    has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up
+    such as `continue` matches in its own conversation only.
     """
     turns, texts = objects(question.rest[question.turns]), list[str]()
     for place, text in enumerate(question.texts[:-1]):

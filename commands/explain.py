@@ -12,7 +12,7 @@ from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import Row, digest, print_table, text
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy_client.api_paths import ApiName, credentials
 from kvproxy.proxy_client.client import ProxyClient
@@ -123,10 +123,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
     elif not semantic["neighbours"]:
         typer.echo("similar    no stored question has the same tenant, model, system prompt and settings")
     if semantic["neighbours"]:
-        print_table(
-            ("Similarity#", "Score#", "Error#", "Verdict", "Why", digest("Id"), text("Prompt")),
-            map(_neighbour_row, semantic["neighbours"]),
-        )
+        print_table(map(_neighbour_row, semantic["neighbours"]))
     if semantic.get("shadow"):
         typer.echo("shadow     shadow mode is on: an accepted response is counted, but not served")
     if prefix is None:
@@ -151,10 +148,15 @@ def learned_lines(status: dict[str, Any]) -> list[str]:
     return [f"{'' if index else 'learned':<11}{line}" for index, line in enumerate([first, decides, *others])]
 
 
-def _neighbour_row(neighbour: dict[str, Any]) -> tuple[object, ...]:
-    values = (neighbour[name] for name in ("similarity", "score", "error"))
-    numbers = ("-" if value is None else f"{value:.3f}" for value in values)
-    return (*numbers, neighbour["verdict"], neighbour["why"], neighbour["id"], neighbour["prompt"])
+def _neighbour_row(neighbour: dict[str, Any]) -> Row:
+    numbers = {name: neighbour[name] for name in ("similarity", "score", "error")}
+    return {
+        **{f"{name.capitalize()}#": value and f"{value:.3f}" for name, value in numbers.items()},
+        "Verdict": neighbour["verdict"],
+        "Why": neighbour["why"],
+        digest("Id"): neighbour["id"],
+        text("Prompt"): neighbour["prompt"],
+    }
 
 
 def _print_prefix(prefix: dict[str, Any]) -> None:

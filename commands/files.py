@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import stat
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,13 +50,12 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
     arrive.
     """
     with explain_write_errors(file):
-        status = _status(file)
-        if status is not None and not _is_regular(file, status):
+        # /dev/stdout may be a regular file to which a shell continues to write.
+        if str(file.absolute()).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file()):
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
                 out.writelines(chunks)
         else:
-            mode = None if status is None else stat.S_IMODE(status.st_mode)
-            _replace(Path(os.path.realpath(file)), chunks, mode)
+            _replace(Path(os.path.realpath(file)), chunks)
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
@@ -103,25 +102,13 @@ def explain_write_errors(file: Path) -> Iterator[None]:
         raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _status(file: Path) -> os.stat_result | None:
-    try:
-        return file.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _is_regular(file: Path, status: os.stat_result) -> bool:
-    # /dev/stdout may be a regular file to which a shell continues to write.
-    return stat.S_ISREG(status.st_mode) and not str(file.absolute()).startswith(("/dev/", "/proc/"))
-
-
-def _replace(file: Path, chunks: Iterable[bytes], mode: int | None) -> None:
+def _replace(file: Path, chunks: Iterable[bytes]) -> None:
     # An unpredictable name cannot be a link of another user.
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:100]}.")
     try:
         with open(handle, "wb") as out:
-            if mode is not None:
-                os.fchmod(handle, mode)
+            if file.exists():
+                shutil.copymode(file, partial)
             out.writelines(chunks)
             out.flush()
             os.fsync(handle)

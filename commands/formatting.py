@@ -25,9 +25,19 @@ def moment(seconds: float) -> str:
         return f"{seconds:g}"
 
 
+def clock(seconds: float) -> str:
+    """Format seconds since the epoch in local time, without the date if it is today."""
+    day, _, time_of_day = moment(seconds).partition(" ")
+    return time_of_day if day == moment(time.time()).partition(" ")[0] else f"{day} {time_of_day}"
+
+
 def percent(share: float) -> str:
     """Format a share of 1, such as `48.3%`."""
     return f"{100 * share:.1f}%"
+
+
+def money(amount: float | None) -> str | None:
+    return None if amount is None else f"{amount:,.4f}"
 
 
 def milliseconds(value: float | None) -> str:

@@ -10,7 +10,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, moment
 from kvproxy.commands.options import Data, Limit, duration_option, size_option
 from kvproxy.commands.output import Output, print_note, sentence
-from kvproxy.commands.tables import Layout, table, text
+from kvproxy.commands.tables import Layout, Row, table, text
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
@@ -72,26 +72,25 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     clients, used = all_clients(settings), _last_uses(settings.data)
     shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
     document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
-    rows = (
-        (
-            client.name,
-            client.requests_per_minute,
-            client.tokens_per_minute,
-            client.concurrent_requests,
-            None if client.stored_bytes is None else format_bytes(client.stored_bytes),
-            None if client.name not in used else f"{age(used[client.name])} ago",
-            None if client.previous_key_expires is None else moment(client.previous_key_expires),
-        )
+    rows: list[Row] = [
+        {
+            "Name": client.name,
+            "Requests/min#": client.requests_per_minute,
+            "Tokens/min#": client.tokens_per_minute,
+            "In flight#": client.concurrent_requests,
+            "Stored#": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
+            "Last used": None if client.name not in used else f"{age(used[client.name])} ago",
+            "Old key until?": None if client.previous_key_expires is None else moment(client.previous_key_expires),
+        }
         for client in clients
-    )
-    columns = ("Name", "Requests/min#", "Tokens/min#", "In flight#", "Stored#", "Last used", "Old key until?")
-    return table(document, columns, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
+    ]
+    return table(document, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
 
 
 @app.command("history")
 @command
 def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
-    """List changes of clients, removals of responses, and pins, newest first.
+    """List changes of clients, responses, and pins, newest first.
 
     They are recorded if the store is in PostgreSQL.
 
@@ -101,8 +100,11 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     from kvproxy.settings import load_settings
 
     found = changes(load_settings(data=data), limit)
-    rows = ((moment(each["changed"]), each["operator"], each["change"]) for each in found)
-    return table(found, ("Time", text("Operator"), text("Change")), rows, empty="no changes", layout=layout)
+    rows: list[Row] = [
+        {"Time": moment(each["changed"]), text("Operator"): each["operator"], text("Change"): each["change"]}
+        for each in found
+    ]
+    return table(found, rows, empty="no changes", layout=layout)
 
 
 def _last_uses(data: Path) -> dict[str, float]:

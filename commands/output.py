@@ -31,7 +31,7 @@ class Output:
 
 
 def sentence(document: Any, text: str) -> Output:
-    """Return an output that people read as sentences."""
+    """Return an output that is `text` for people, and `document` with `--json`."""
     return Output(document, lambda: typer.echo(text))
 
 

@@ -1,16 +1,16 @@
 """kvproxy savings"""
 
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts
-from kvproxy.commands.tables import Layout, print_table, text
+from kvproxy.commands.sessions.ledger_table import ledger_rows
+from kvproxy.commands.tables import Layout, Row, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
@@ -20,20 +20,13 @@ if TYPE_CHECKING:
 _MOST_BARS = 10
 
 
-class SavingsGroup(StrEnum):
-    """Fields by which requests are grouped."""
-
-    layer = "layer"
-    tenant = "tenant"
-    model = "model"
-    tag = "tag"
-    day = "day"
+SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 
 
 @command
 def savings(
     *,
-    by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = SavingsGroup.layer,
+    by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = "layer",
     since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="List the reused and the lost prompt tokens instead.")
@@ -60,12 +53,12 @@ def savings(
         found = source.open().ledger(since)
         return Output(asdict(found), lambda: _print_ledger(found, layout))
     check_writable(plot, PLOT_SUFFIXES)
-    report = source.open().savings(by.value, since)
-    charts = _charts(report, by.value)
+    report = source.open().savings(by, since)
+    charts = _charts(report, by)
     save_charts(charts, plot)
 
     def show() -> None:
-        _print(report, by.value, layout)
+        _print(report, by, layout)
         print_charts(charts)
 
     return Output(asdict(report), show)
@@ -89,20 +82,7 @@ def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
 
 
 def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
-    from kvproxy.journal.sessions.ledger import CAUSES
-
-    columns = (text("Result"), "Tokens#", "Share#", f"{report.currency}#?", text("Meaning"))
-    rows = [
-        (
-            row.result,
-            row.tokens,
-            percent(row.share),
-            row.cost and f"{row.cost:,.4f}",
-            CAUSES.get(row.result, "The backend had them."),
-        )
-        for row in report.rows
-    ]
-    print_table(columns, rows, empty="no requests yet", layout=layout)
+    print_table(ledger_rows(report), empty="no requests yet", layout=layout)
     if report.rows:
         written = (
             f", {report.written_5m + report.written_1h:,} written to a provider's cache"
@@ -114,27 +94,24 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
-    columns = (
-        text(by.capitalize()), "Requests#", "Hits#", "Prompt tokens#?", "Response tokens#?", "Reused tokens#?", "Seconds#",
-        f"{report.currency}#", f"At least {report.currency}#",
-    )  # fmt: skip
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
-    print_table(columns, map(_row, [*report.rows, *total]), empty="no requests yet", layout=layout)
+    rows: list[Row] = [
+        {
+            text(by.capitalize()): row.name,
+            "Requests#": row.requests,
+            "Hits#": row.answered,
+            "Prompt tokens#?": row.prompt_tokens,
+            "Response tokens#?": row.completion_tokens,
+            "Reused tokens#?": row.reused_tokens,
+            "Seconds#": _seconds(row),
+            f"{report.currency}#": money(row.money),
+            f"At least {report.currency}#": money(row.least_money),
+        }
+        for row in [*report.rows, *total]
+    ]
+    print_table(rows, empty="no requests yet", layout=layout)
     if report.rows:
         _print_notes(report)
-
-
-def _row(row: "Saving") -> tuple[object, ...]:
-    return (
-        row.name,
-        row.requests,
-        row.answered,
-        row.prompt_tokens,
-        row.completion_tokens,
-        row.reused_tokens,
-        _seconds(row),
-        *("-" if money is None else f"{money:,.4f}" for money in (row.money, row.least_money)),
-    )
 
 
 def _seconds(row: "Saving") -> str:

@@ -4,9 +4,9 @@ At a terminal, optional columns that do not fit are left out, and text columns a
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -52,6 +52,11 @@ class Layout:
 
 
 _FITTED = Layout()
+Row: TypeAlias = Mapping[Column | str, object]
+"""Values by column; None prints as `-`.
+
+A string is the name of a column without truncation. A trailing `#` marks a column of numbers, and `?` an optional column.
+"""
 
 
 def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
@@ -65,8 +70,7 @@ def text(name: str) -> Column:
 
 
 def print_table(
-    columns: Sequence[Column | str],
-    rows: Iterable[Sequence[object]],
+    rows: Iterable[Row],
     *,
     title: str | None = None,
     empty: str = "nothing to list",
@@ -75,8 +79,7 @@ def print_table(
     """Print rows under their column names.
 
     Args:
-        columns: a string is a column without truncation; a trailing `#` marks numbers, and `?` an optional column.
-        rows: None prints as `-`.
+        rows: mappings with the same columns.
         empty: message on stderr if there are no rows.
 
     Raises:
@@ -84,10 +87,11 @@ def print_table(
     """
     from rich.console import Console
 
-    chosen, cells = _select(*_parse(columns, rows), layout)
+    columns, cells = _parse(rows)
     if not cells:
         typer.echo(empty, err=True)
         return
+    chosen, cells = _select(columns, cells, layout)
     if title is not None:
         typer.echo(title)
     console = Console(file=sys.stdout)
@@ -99,7 +103,7 @@ def print_table(
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
-    table, width = _build(chosen, cells, console.width, _GAP)
+    table, width = _build(chosen, cells, console.width)
     # Let the terminal wrap a wider table: a truncated URL is useless.
     console.width = max(console.width, width)
     console.print(table)
@@ -107,28 +111,20 @@ def print_table(
         typer.echo(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)", err=True)
 
 
-def table(
-    document: Any,
-    columns: Sequence[Column | str],
-    rows: Iterable[Sequence[object]],
-    *,
-    empty: str = "nothing to list",
-    layout: Layout = _FITTED,
-) -> Output:
+def table(document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED) -> Output:
     """Return an output for `print_table`."""
-    return Output(document, lambda: print_table(columns, rows, empty=empty, layout=layout))
+    return Output(document, lambda: print_table(rows, empty=empty, layout=layout))
 
 
-def build_table(
-    columns: Sequence[Column | str], rows: Iterable[Sequence[object]], width: int, *, gap: int = _GAP
-) -> "Table":
+def build_table(rows: Iterable[Row], width: int) -> "Table":
     """Build a table that fits into `width` cells of a terminal."""
-    return _build(*_parse(columns, rows), width, gap)[0]
+    return _build(*_parse(rows), width)[0]
 
 
-def _parse(columns: Sequence[Column | str], rows: Iterable[Sequence[object]]) -> tuple[list[Column], list[list[str]]]:
-    parsed = [_column(column) if isinstance(column, str) else column for column in columns]
-    return parsed, [[one_line(value) for value in row] for row in rows]
+def _parse(rows: Iterable[Row]) -> tuple[list[Column], list[list[str]]]:
+    given = list(rows)
+    columns = [_column(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
+    return columns, [[one_line(value) for value in row.values()] for row in given]
 
 
 def _column(name: str) -> Column:
@@ -159,35 +155,35 @@ def _columns_to_hide(columns: list[Column], cells: list[list[str]], room: int) -
     for column in reversed([column for column in columns if column.is_optional]):
         used = [columns[index] for index in shown]
         digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
-        if sum(_widths(used, digits, room, _GAP)) + _GAP * (len(used) - 1) <= room:
+        if sum(_widths(used, digits, room)) + _GAP * (len(used) - 1) <= room:
             break
         hidden.insert(0, column)
         shown.remove(columns.index(column))
     return hidden
 
 
-def _build(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> "tuple[Table, int]":
+def _build(columns: list[Column], cells: list[list[str]], room: int) -> "tuple[Table, int]":
     from rich.table import Table
     from rich.text import Text
 
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
-    widths = _widths(columns, cells, room, gap)
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    widths = _widths(columns, cells, room)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.is_number else "left"
         table.add_column(column.name, justify=side, overflow="ellipsis", no_wrap=True, width=width)
     for row in cells:
         table.add_row(*map(Text, row))
-    return table, sum(widths) + gap * (len(widths) - 1)
+    return table, sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _widths(columns: list[Column], cells: list[list[str]], room: int, gap: int) -> list[int]:
+def _widths(columns: list[Column], cells: list[list[str]], room: int) -> list[int]:
     from rich.cells import cell_len
 
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for index, column in enumerate(columns):
         if column.is_text:
-            excess = sum(widths) + gap * (len(widths) - 1) - room
+            excess = sum(widths) + _GAP * (len(widths) - 1) - room
             widths[index] -= max(0, min(excess, widths[index] - _LEAST_WIDTH))
     return widths

@@ -10,10 +10,10 @@ import typer
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import escape_controls, milliseconds, moment, one_line, percent
+from kvproxy.commands.formatting import escape_controls, milliseconds, moment, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import build_table, text
+from kvproxy.commands.tables import Row, build_table, text
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates, take_snapshot
@@ -124,11 +124,13 @@ def live_page(
 
     parts: list[RenderableType] = [summary_page(figures)]
     if upstreams:
-        rows = ((each["url"], each["state"], each["requests"], each["sent"]) for each in upstreams)
-        parts += ["", build_table((text("Upstream"), "State", "Running#", "Sent#"), rows, width)]
+        rows: list[Row] = [
+            {text("Upstream"): each["url"], "State": each["state"], "Running#": each["requests"], "Sent#": each["sent"]}
+            for each in upstreams
+        ]
+        parts += ["", build_table(rows, width)]
     if requests:
-        columns = ("Time", "Layer", "Reason", "ms#", text("Question"))
-        parts += ["", build_table(columns, map(_request_row, requests), width)]
+        parts += ["", build_table(map(_request_row, requests), width)]
     return Group(*parts)
 
 
@@ -190,6 +192,11 @@ def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
     return [("Prefix cache", f"{blocks['cached']:,} {unit}"), ("Evictions", f"{blocks['evictions']:,}"), *engines]
 
 
-def _request_row(row: Mapping[str, Any]) -> tuple[object, ...]:
-    time_of_day = moment(row["time"]).rpartition(" ")[2]
-    return time_of_day, row["layer"], row["reason"], milliseconds(row["total_ms"]), one_line(row["question"] or "-")
+def _request_row(row: Mapping[str, Any]) -> Row:
+    return {
+        "Time": moment(row["time"]).rpartition(" ")[2],
+        "Layer": row["layer"],
+        "Reason": row["reason"],
+        "ms#": milliseconds(row["total_ms"]),
+        text("Question"): row["question"] or None,
+    }

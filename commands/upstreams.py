@@ -8,7 +8,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Layout, print_table
+from kvproxy.commands.tables import Column, Layout, print_table
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="List upstreams, and drain one for maintenance.")
@@ -53,7 +53,8 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
 def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
     def show() -> None:
         columns = _columns(upstreams)
-        print_table(tuple(columns), zip(*columns.values(), strict=True), empty="there is no upstream", layout=layout)
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        print_table(rows, empty="there is no upstream", layout=layout)
         for each in upstreams:
             for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
                 if note:
@@ -62,8 +63,8 @@ def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Outpu
     return Output(upstreams, show)
 
 
-def _columns(upstreams: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {
+def _columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
+    columns: dict[Column | str, list[Any]] = {
         "Upstream": [each["url"] for each in upstreams],
         "State": [each["state"] for each in upstreams],
         "Running#": [each["requests"] for each in upstreams],

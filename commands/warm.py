@@ -1,7 +1,7 @@
 """kvproxy warm"""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +15,57 @@ from kvproxy.units import plural
 if TYPE_CHECKING:
     from kvproxy.proxy_client.client import ProxyClient
     from kvproxy.proxy_client.warm import Pace, WarmReport
-    from kvproxy.proxy_client.warm_requests import WarmRequest, WarmSource
+    from kvproxy.proxy_client.warm_requests import WarmRequest
 
 _LISTED_ERRORS = 20
 _LISTED_LINES = 5
 _SAMPLING = ("temperature", "max_tokens")
 
 
+@dataclass(frozen=True, slots=True)
+class RequestChanges:
+    """Changes of all requests."""
+
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
+    ] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens; clients must send it too.")] = None
+    body: Annotated[list[str] | None, typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.")] = (
+        None
+    )
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.")
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        fields = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        for each in self.body or []:
+            name, _, value = each.partition("=")
+            try:
+                fields[name] = json.loads(value)
+            except ValueError:
+                name = ""
+            if not name:
+                raise typer.BadParameter(
+                    f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
+                )
+        return fields
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        for each in self.header or []:
+            name, separator, value = each.partition(":")
+            if not name.strip() or not separator:
+                raise typer.BadParameter(
+                    f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
+                )
+            headers[name.strip().lower()] = value.strip()
+        return headers
+
+
 @command
 def warm(
+    *,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -46,16 +88,7 @@ def warm(
     keep: Annotated[bool, typer.Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
     model: Annotated[str | None, typer.Option(help="Model of requests without a model.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens; clients must send it too.")] = None,
-    body: Annotated[
-        list[str] | None, typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.")
-    ] = None,
+    changes: RequestChanges,
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
     token: Token = None,
@@ -77,15 +110,24 @@ def warm(
 
     Example: kvproxy warm --from-log --top 200
     """
+    from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
     from kvproxy.proxy_client import warm_requests
+    from kvproxy.proxy_client.api_paths import credentials
     from kvproxy.proxy_client.client import ProxyClient
     from kvproxy.proxy_client.warm import Pace, WarmReport, pin_all
 
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
-    fields, headers = _parse_fields(temperature, max_tokens, body or []), _parse_headers(header or [])
-    found = _read_source(file, source, url, top, api_key, token, model, system, from_log=from_log)
+    fields, headers = changes.fields(), changes.headers()
+    target, origin = ProxyClient(url, token), ProxyClient(source or url, token)
+    if file is not None:
+        default_model = model or target.first_model(credentials("chat", api_key))
+        found = warm_requests.read_requests(file, read_text(file), default_model, system)
+    elif from_log:
+        found = warm_requests.logged_requests(origin, token, top, api_key)
+    else:
+        found = warm_requests.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
     if prefix_only:
         requests = warm_requests.prefix_only(requests)
@@ -96,11 +138,10 @@ def warm(
         errors=list(found.errors),
     )
     code = _send(requests, url, Pace(concurrency, rate), report, api_key, control, headers)
-    client = ProxyClient(url, token)
     if keep and not code:
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
-        report.pinned = pin_all(client, requests, "stdin" if name == "-" else name, report)
+        report.pinned = pin_all(target, requests, "stdin" if name == "-" else name, report)
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
@@ -112,64 +153,9 @@ def warm(
     def show() -> None:
         _print(report)
         if file is not None and report.has_cache and report.cached:
-            typer.echo(_required_fields(client, requests[0], api_key, headers))
+            typer.echo(_required_fields(target, requests[0], api_key, headers))
 
     return Output(report.document(), show, code or int(bool(report.errors)))
-
-
-def _read_source(
-    file: Path | None,
-    source: str | None,
-    url: str,
-    max_requests: int | None,
-    api_key: str | None,
-    token: str | None,
-    model: str | None,
-    system: str | None,
-    *,
-    from_log: bool,
-) -> "WarmSource":
-    from kvproxy.commands.files import read_text
-    from kvproxy.proxy_client.api_paths import credentials
-    from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm_requests import logged_requests, read_requests, stored_requests
-
-    if file is not None:
-        default_model = model or ProxyClient(url).first_model(credentials("chat", api_key))
-        return read_requests(file, read_text(file), default_model, system)
-    origin = source or url
-    if from_log:
-        return logged_requests(ProxyClient(origin, token), token, max_requests, api_key)
-    is_same = origin.rstrip("/") == url.rstrip("/")
-    return stored_requests(ProxyClient(origin, token), max_requests, api_key, same_proxy=is_same)
-
-
-def _parse_fields(temperature: float | None, max_tokens: int | None, given: list[str]) -> dict[str, Any]:
-    named = {"temperature": temperature, "max_tokens": max_tokens}
-    fields: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    for each in given:
-        name, separator, value = each.partition("=")
-        try:
-            fields[name] = json.loads(value)
-        except ValueError:
-            separator = ""
-        if not name or not separator:
-            raise typer.BadParameter(
-                f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
-            )
-    return fields
-
-
-def _parse_headers(given: list[str]) -> dict[str, str]:
-    headers = {}
-    for each in given:
-        name, separator, value = each.partition(":")
-        if not name.strip() or not separator:
-            raise typer.BadParameter(
-                f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
-            )
-        headers[name.strip().lower()] = value.strip()
-    return headers
 
 
 def _required_fields(

@@ -15,9 +15,10 @@ class Entry:
 
     Attributes:
         key: digest of everything that can change the response.
-        namespace: digest of the same without the text of the last user turn.
+        namespace: digest of the same without the text of the last user turn, and with `cache.conversations` without
+            those of earlier user turns.
         endpoint: name of the API, for instance `chat`.
-        prompt: text of the last user turn.
+        prompt: text of the last user turn, and before it the earlier turns that the namespace omits.
         semantic: the response may answer similar questions.
         request, response: JSON as sent and as received; the response is one object, never chunks.
         created, expires: seconds since the epoch.

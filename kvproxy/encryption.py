@@ -66,7 +66,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
         return None
     if settings.key_file is not None and settings.key_env is not None:
         raise SettingsError("setting encryption: give key_file or key_env, not both", param="encryption")
-    where, words = _words(settings)
+    where, words = _read_keys(settings)
     keys = [_read(word, number, where) for number, word in enumerate(words, 1)]
     if not keys:
         raise SettingsError(f"setting encryption: {where} holds no key: {_HOW}", param="encryption")
@@ -78,8 +78,8 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
         ) from None
 
 
-def _words(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Return the name of the keys' origin, and the keys as text."""
+def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
+    """Return where the keys come from, for messages, and the keys in base64."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

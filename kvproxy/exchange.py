@@ -108,7 +108,7 @@ class Exchange:
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.
         cacheable: an equal request may get the same response.
-        bypass_reason: token for the reason to skip lookups.
+        bypass_reason: code of the reason to skip lookups; see `journal/reasons.py`.
         stale_entry: expired response, served if no other is available.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` refuses it.
         lookup_failed: a store or an embedder failed.
@@ -122,7 +122,7 @@ class Exchange:
         answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
         prefill_seconds: duration of the prefill, reported or measured.
         backend_seconds: seconds until the backend's response is complete.
-        failure: token for the final error.
+        failure: code of the final error; see `journal/reasons.py`.
         started, exact_done, semantic_done: arrival, and end of each lookup.
         backend_started, first_byte, ended: start of the backend's response; start and end of the proxy's response.
     """

@@ -99,12 +99,16 @@ def _print(
 
     names = ("original", "changed") if history else ("cold", "warm")
     if different:
-        rows = [
-            (pair.number, at, _tokens(pair.cold.tokens, at), _tokens(pair.warm.tokens, at))
+        print_table(
+            {
+                "Request#": pair.number,
+                "At token#": at,
+                names[0].capitalize(): _tokens(pair.cold.tokens, at),
+                names[1].capitalize(): _tokens(pair.warm.tokens, at),
+            }
             for pair in different[:_LISTED_PAIRS]
             if (at := pair.differs_at) is not None
-        ]
-        print_table(["Request#", "At token#", *(name.capitalize() for name in names)], rows)
+        )
     if not proven:
         print_note(
             f"no reuse was proven in {len(pairs)} pairs: the engine must report cached tokens (vLLM:"

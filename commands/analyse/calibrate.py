@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, progress_bar
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.tables import Column, Row, print_table
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -77,48 +77,51 @@ def calibrate(
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     typer.echo(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
-    rows = []
+    rows: list[Row] = []
     for name, curve in result.curves.items():
-        level, used = result.recommended[name], result.default[name]
+        level, current_level = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        typer.echo(f"{name}: {decision}; in use: {used}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
-        rows += [(name, *_row(point, used, level)) for point in curve if point.level in (used, level)]
+        typer.echo(f"{name}: {decision}; in use: {current_level}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
+        rows += [
+            {"Policy": name, **_row(point, current_level, level)}
+            for point in curve
+            if point.level in (current_level, level)
+        ]
     if None in result.recommended.values():
         typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
-    columns = ["Policy", "Level#", "Use", "Hits#", "Hit rate#", "95% interval#?", "Wrong#", "95% interval#?"]
-    print_table(columns, rows)
+    print_table(rows)
 
 
-def _row(point: "LevelResult", used: float, recommended: float | None) -> list[object]:
-    uses = [name for name, level in (("in use", used), ("recommended", recommended)) if point.level == level]
-    return [
-        f"{point.level:.4g}",
-        ", ".join(uses),
-        point.served,
-        percent(point.hit_rate),
-        "-".join(map(percent, point.hit_interval)),
-        "-" if point.wrong_share is None else percent(point.wrong_share),
-        "-".join(map(percent, point.wrong_interval)),
-    ]
+def _row(point: "LevelResult", current_level: float, recommended: float | None) -> dict[Column | str, object]:
+    uses = [name for name, level in (("in use", current_level), ("recommended", recommended)) if point.level == level]
+    return {
+        "Level#": f"{point.level:.4g}",
+        "Use": ", ".join(uses),
+        "Hits#": point.served,
+        "Hit rate#": percent(point.hit_rate),
+        "95% interval#?": "-".join(map(percent, point.hit_interval)),
+        "Wrong#": None if point.wrong_share is None else percent(point.wrong_share),
+        # The column has the same name as the other interval.
+        Column("95% interval", is_number=True, is_optional=True): "-".join(map(percent, point.wrong_interval)),
+    }
 
 
 def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     print_charts(charts)
     document = report.document()
-    rows = [
-        (
-            name if name != "threshold" or report.level is None else f"threshold {report.level}",
-            percent(outcome.hit_rate),
-            percent(outcome.wrong_share),
-            percent(outcome.worst_wrong_share),
-            f"{document['policies'][name]['p_chr_auc']:.3f}",
-        )
+    rows: list[Row] = [
+        {
+            "Policy": name if name != "threshold" or report.level is None else f"threshold {report.level}",
+            "Hit rate#": percent(outcome.hit_rate),
+            "Wrong#": percent(outcome.wrong_share),
+            "Worst#": percent(outcome.worst_wrong_share),
+            "P-CHR AUC#": f"{document['policies'][name]['p_chr_auc']:.3f}",
+        }
         for name, outcome in report.outcomes.items()
     ]
-    columns = ["Policy", "Hit rate#", "Wrong#", "Worst#", "P-CHR AUC#"]
-    print_table(columns, rows, title=f"{plural(report.requests, 'request')}")
+    print_table(rows, title=plural(report.requests, "request"))
     typer.echo(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
         " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits; P-CHR AUC is the area"

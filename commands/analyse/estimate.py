@@ -18,10 +18,10 @@ from kvproxy.commands.analyse.options import (
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_report
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -108,16 +108,21 @@ def _seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
 
 def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
     total = found.requests
-    rows: list[tuple[object, ...]] = []
-    for name, hits in (("Exact hits", found.exact_savings), ("Semantic hits", found.similar_savings)):
-        tokens = hits.prompt_tokens + hits.response_tokens
-        money = None if hits.money is None else f"{hits.money:,.4f}"
+    layers = {"Exact hits": found.exact_savings, "Semantic hits": found.similar_savings, "Engine": None}
+    rows: list[Row] = []
+    for name, hits in layers.items():
+        requests = found.forwarded if hits is None else hits.requests
         rows.append(
-            (name, hits.requests, percent(hits.requests / total), tokens, f"{_seconds(hits, rates):,.1f}", money)
+            {
+                "Answered by": name,
+                "Requests#": requests,
+                "Share#": percent(requests / total),
+                "Saved tokens#": None if hits is None else hits.prompt_tokens + hits.response_tokens,
+                "Saved seconds#": None if hits is None else f"{_seconds(hits, rates):,.1f}",
+                f"Saved {currency}#": None if hits is None else money(hits.money),
+            }
         )
-    rows.append(("Engine", found.forwarded, percent(found.forwarded / total), None, None, None))
-    columns = ["Answered by", "Requests#", "Share#", "Saved tokens#", "Saved seconds#", f"Saved {currency}#"]
-    print_table(columns, rows, title=plural(total, "request"))
+    print_table(rows, title=plural(total, "request"))
     fewest, most = found.similar_range
     if fewest < most:
         typer.echo(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
@@ -127,14 +132,16 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
         (pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
     ]
-    print_table(
-        ["Pool#", "Reused#", "Saved seconds#", "Reused without cached responses#"],
-        [
-            (name, percent(prefix.share(reused)), f"{reused / rates[0]:,.1f}", percent(alone.share(other)))
-            for name, reused, other in [*pools, ("unlimited", prefix.endless, alone.endless)]
-        ],
-        title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine",
-    )
+    reuse: list[Row] = [
+        {
+            "Pool#": name,
+            "Reused#": percent(prefix.share(reused)),
+            "Saved seconds#": f"{reused / rates[0]:,.1f}",
+            "Reused without cached responses#": percent(alone.share(other)),
+        }
+        for name, reused, other in [*pools, ("unlimited", prefix.endless, alone.endless)]
+    ]
+    print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
     typer.echo(
         f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"

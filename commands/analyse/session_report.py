@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.files import read_text
-from kvproxy.commands.formatting import percent
+from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.output import print_note, progress_bar
+from kvproxy.commands.sessions.ledger_table import ledger_rows
 from kvproxy.commands.tables import digest, print_table, text
 from kvproxy.units import format_seconds, plural
 
@@ -52,43 +53,29 @@ def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "Sess
 
 def print_losses(report: "SessionReport", top: int) -> None:
     """Print where the sessions lost their cache."""
-    from kvproxy.journal.sessions.ledger import CAUSES, main_cause
+    from kvproxy.journal.sessions.ledger import main_cause
 
     _print_sums(report)
-    currency = report.ledger.currency
-    rows = [
-        (row.result, row.tokens, percent(row.share), _money(row.cost), CAUSES.get(row.result, "The backend had them."))
-        for row in report.ledger.rows
-    ]
-    print_table((text("Result"), "Tokens#", "Share#", f"{currency}#", text("Meaning")), rows)
+    print_table(ledger_rows(report.ledger))
     if report.changed:
-        changes = [(each.region, each.turns, each.tokens) for each in report.changed[:_SHOWN_CHANGES]]
-        print_table((text("First change in"), "Turns#", "Lost tokens#"), changes)
+        changes = report.changed[:_SHOWN_CHANGES]
+        print_table(
+            {text("First change in"): each.region, "Turns#": each.turns, "Lost tokens#": each.tokens}
+            for each in changes
+        )
     shown = report.sessions[: top or None]
     print_table(
-        (
-            digest("Session", 36),
-            text("Model"),
-            "Turns#",
-            "Input#",
-            "Reused#",
-            "Lost most to",
-            "Longest pause#?",
-            f"{currency}#",
-        ),
-        (
-            (
-                each.name or each.id,
-                ", ".join(each.models),
-                each.turns,
-                each.prompt_tokens,
-                percent(each.reused_tokens / max(1, each.prompt_tokens)),
-                main_cause(each.lost),
-                format_seconds(round(each.longest_pause)),
-                _money(each.cost),
-            )
-            for each in shown
-        ),
+        {
+            digest("Session", 36): each.name or each.id,
+            text("Model"): ", ".join(each.models),
+            "Turns#": each.turns,
+            "Input#": each.prompt_tokens,
+            "Reused#": percent(each.reused_tokens / max(1, each.prompt_tokens)),
+            "Lost most to": main_cause(each.lost),
+            "Longest pause#?": format_seconds(round(each.longest_pause)),
+            f"{report.ledger.currency}#": money(each.cost),
+        }
+        for each in shown
     )
     if len(report.sessions) > len(shown):
         typer.echo(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
@@ -100,18 +87,19 @@ def print_costs(report: "SessionReport") -> None:
     _print_sums(report)
     cost, currency = report.cost, report.ledger.currency
     rows = [
-        ("today", _money(cost), percent(1.0)),
-        ("without a cache", _money(report.uncached), percent(report.uncached / (cost or 1.0))),
+        ("today", cost),
+        ("without a cache", report.uncached),
+        *((f"nothing lost to {row.result}", cost - row.cost) for row in report.ledger.rows if row.cost),
     ]
-    rows += [
-        (f"nothing lost to {row.result}", _money(cost - row.cost), percent(1 - row.cost / cost))
-        for row in report.ledger.rows
-        if row.cost
-    ]
-    print_table((text("Input"), f"{currency}#", "Of today#"), rows)
+    print_table(
+        {text("Input"): name, f"{currency}#": money(paid), "Of today#": percent(paid / cost if cost else 1.0)}
+        for name, paid in rows
+    )
     if report.ways:
-        ways = [(name, percent(share)) for name, share in report.ways.items()]
-        print_table((text("Pauses"), "Of five-minute writes#"), ways, title="If each turn stored its whole prompt:")
+        print_table(
+            ({text("Pauses"): name, "Of five-minute writes#": percent(share)} for name, share in report.ways.items()),
+            title="If each turn stored its whole prompt:",
+        )
     _print_notes(report)
 
 
@@ -133,7 +121,3 @@ def _print_notes(report: "SessionReport") -> None:
         )
     if report.unread:
         print_note(f"{report.unread:,} requests report no usage and are not counted")
-
-
-def _money(cost: float | None) -> str | None:
-    return None if cost is None else f"{cost:,.4f}"

@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
-from kvproxy.commands.tables import print_table, table
+from kvproxy.commands.tables import Row, print_table, table
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
@@ -175,31 +175,30 @@ def _compare_routing(
             else:
                 results.append(engines_for(workload.arrivals, shape, policy, fleet.ttft))
             progress(number / len(POLICIES))
-    columns = ("Routing", "Engines#", "Hit tokens#", "Hit rate#", "Imbalance#", "Wait p50#", "Wait p99#", "Refused#")
-    rows = (
-        (
-            each.policy,
-            each.engines,
-            each.hit_tokens,
-            f"{each.hit_rate:.4f}",
-            f"{each.imbalance:.2f}",
-            f"{each.wait_p50:.2f} s",
-            f"{each.wait_p99:.2f} s",
-            each.refused,
-        )
+    rows: list[Row] = [
+        {
+            "Routing": each.policy,
+            "Engines#": each.engines,
+            "Hit tokens#": each.hit_tokens,
+            "Hit rate#": f"{each.hit_rate:.4f}",
+            "Imbalance#": f"{each.imbalance:.2f}",
+            "Wait p50#": f"{each.wait_p50:.2f} s",
+            "Wait p99#": f"{each.wait_p99:.2f} s",
+            "Refused#": each.refused,
+        }
         for each in results
-    )
+    ]
     document = {
         "shape": asdict(shape),
         "requests": len(workload.arrivals),
         "results": [asdict(each) for each in results],
     }
-    return table(document, columns, rows)
+    return table(document, rows)
 
 
 def _print(plan: "CapacityPlan") -> None:
     head, rows = plan.table()
-    print_table([f"{name}#" for name in head], rows)
+    print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
     typer.echo(
         f"{plural(sweep.requests, 'request')}, {pool_size(sweep.blocks, sweep.block_tokens)}; hit rate of an unlimited pool"

@@ -10,18 +10,11 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_rest
 from kvproxy.commands.statistics_text import labelled
-from kvproxy.commands.tables import Column, Layout, digest, table, text
+from kvproxy.commands.tables import Layout, Row, digest, table, text
 from kvproxy.errors import NotFound
 from kvproxy.proxy_client.client import path_segment
 
 State = Literal["free", "cached", "used", "pinned"]
-_COLUMNS: tuple[Column | str, ...] = (
-    "Block#", "State", "References#", digest("Hash"), digest("Parent", optional=True), "Group#?", "Last use#?",
-    text("Requests"),
-)  # fmt: skip
-_MIRRORED_COLUMNS: tuple[Column | str, ...] = (
-    digest("Hash"), digest("Parent", optional=True), "Tokens#", "Copies#", "Groups?", "Rank#?", "Medium?", text("Engine"),
-)  # fmt: skip
 
 
 @command
@@ -75,10 +68,17 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
     """
     found = proxy.client().get("/admin/blocks/chains")
     shown = found[: limit or None]
-    names = ("leaf", "num_blocks", "num_tokens", "in_use")
-    rows = ((*(chain[name] for name in names), repr(chain["first_text"])) for chain in shown)
-    columns = (digest("Leaf"), "Blocks#", "Tokens#", "In use#", text("Text"))
-    return _limited(table(shown, columns, rows, empty="no prefix is cached", layout=layout), found, "chains")
+    rows: list[Row] = [
+        {
+            digest("Leaf"): chain["leaf"],
+            "Blocks#": chain["num_blocks"],
+            "Tokens#": chain["num_tokens"],
+            "In use#": chain["in_use"],
+            text("Text"): repr(chain["first_text"]),
+        }
+        for chain in shown
+    ]
+    return _limited(table(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
 
 
 @command
@@ -102,10 +102,8 @@ def _print_stats(found: dict[str, Any]) -> None:
 
 def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
     blocks = found[: limit or None]
-    if blocks and blocks[0].get("copies") is not None:
-        output = table(blocks, _MIRRORED_COLUMNS, map(_mirrored_row, blocks), layout=layout)
-    else:
-        output = table(blocks, _COLUMNS, map(_row, blocks), empty=empty, layout=layout)
+    is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
+    output = table(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
     return _limited(output, found, "blocks")
 
 
@@ -117,13 +115,27 @@ def _limited(output: Output, found: Sequence[object], noun: str) -> Output:
     return Output(output.document, show)
 
 
-def _row(block: dict[str, Any]) -> tuple[object, ...]:
-    requests = ", ".join(block["requests"]) or None
-    return (str(block["id"]), block["state"], block["ref_count"], block["hash"], block["parent"], block["group"],
-            block["last_accessed"], requests)  # fmt: skip
+def _row(block: dict[str, Any]) -> Row:
+    return {
+        "Block#": str(block["id"]),
+        "State": block["state"],
+        "References#": block["ref_count"],
+        digest("Hash"): block["hash"],
+        digest("Parent", optional=True): block["parent"],
+        "Group#?": block["group"],
+        "Last use#?": block["last_accessed"],
+        text("Requests"): ", ".join(block["requests"]) or None,
+    }
 
 
-def _mirrored_row(block: dict[str, Any]) -> tuple[object, ...]:
-    groups = ", ".join(map(str, block["groups"])) or None
-    return (block["hash"], block["parent"], block["num_tokens"], block["copies"], groups, block["rank"], block["medium"],
-            block["engine"])  # fmt: skip
+def _mirrored_row(block: dict[str, Any]) -> Row:
+    return {
+        digest("Hash"): block["hash"],
+        digest("Parent", optional=True): block["parent"],
+        "Tokens#": block["num_tokens"],
+        "Copies#": block["copies"],
+        "Groups?": ", ".join(map(str, block["groups"])) or None,
+        "Rank#?": block["rank"],
+        "Medium?": block["medium"],
+        text("Engine"): block["engine"],
+    }

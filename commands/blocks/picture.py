@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Column, digest, print_table, text
+from kvproxy.commands.tables import Row, digest, print_table, text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -67,13 +67,19 @@ def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> 
     begins = {chain["leaf"]: repr(chain["first_text"]) for chain in chains}
     # Mirrored blocks of other engines have neither an id nor the medium `disk`.
     slots = [block for block in blocks if block["id"] is not None or block["medium"] == "disk"]
-    names = ["medium", "state", "num_tokens", "hash"]
-    columns: list[Column | str] = ["Medium", "State", "Tokens#", digest("Hash")]
-    if len({slot["engine"] for slot in slots}) > 1:
-        names.append("engine")
-        columns.append("Engine")
-    rows = ((*(slot[name] for name in names), begins.get(slot["hash"])) for slot in slots)
-    print_table([*columns, text("Text")], rows, empty="there is no slot")
+    has_engines = len({slot["engine"] for slot in slots}) > 1
+    rows: list[Row] = [
+        {
+            "Medium": slot["medium"],
+            "State": slot["state"],
+            "Tokens#": slot["num_tokens"],
+            digest("Hash"): slot["hash"],
+            **({"Engine": slot["engine"]} if has_engines else {}),
+            text("Text"): begins.get(slot["hash"]),
+        }
+        for slot in slots
+    ]
+    print_table(rows, empty="there is no slot")
 
 
 def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, sentence
 from kvproxy.commands.request_body import read_body
-from kvproxy.commands.tables import print_table, text
+from kvproxy.commands.tables import Row, table, text
 from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_seconds
 
@@ -50,9 +50,16 @@ def pins(proxy: ProxyOptions) -> Output:
     Example: kvproxy blocks pins
     """
     found = proxy.client().get("/admin/blocks/pins")
-    columns = ("Name", "Blocks#", "Time left#", text("Ids"))
-    rows = [(pin["name"], len(pin["blocks"]), _time_left(pin), ", ".join(map(str, pin["blocks"]))) for pin in found]
-    return Output(found, lambda: print_table(columns, rows, empty="no pins"))
+    rows: list[Row] = [
+        {
+            "Name": pin["name"],
+            "Blocks#": len(pin["blocks"]),
+            "Time left#": _time_left(pin),
+            text("Ids"): ", ".join(map(str, pin["blocks"])),
+        }
+        for pin in found
+    ]
+    return table(found, rows, empty="no pins")
 
 
 @command

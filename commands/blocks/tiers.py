@@ -7,7 +7,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, sentence
-from kvproxy.commands.tables import table
+from kvproxy.commands.tables import Row, table
 from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_bytes
 
@@ -26,11 +26,10 @@ def tiers(proxy: ProxyOptions) -> Output:
     """
     found = proxy.client().get("/admin/blocks/tiers")
     # One column per tier: there are at most three, and ten figures in a row would not fit a terminal.
-    columns = ("Tier", *(f"{tier['name']}#" for tier in found))
-    rows = zip(_ROWS, *map(_figures, found), strict=True) if found else ()
-    return table(
-        found, columns, rows, empty="there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
-    )
+    figures = {f"{tier['name']}#": _figures(tier) for tier in found}
+    rows: list[Row] = [{"Tier": name, **{tier: own[name] for tier, own in figures.items()}} for name in _ROWS]
+    empty = "there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
+    return table(found, rows if found else (), empty=empty)
 
 
 @command
@@ -66,10 +65,11 @@ def reset(proxy: ProxyOptions) -> Output:
     return Output(done, lambda: typer.echo("\n".join(lines)), exit_code=0 if done["reset"] else 1)
 
 
-def _figures(tier: dict[str, Any]) -> list[object]:
+def _figures(tier: dict[str, Any]) -> dict[str, object]:
     limit = "none" if tier["limit"] is None else format_bytes(tier["limit"])
     state = "in use" if tier["available"] else "paused"
-    return [tier["chunks"], format_bytes(tier["bytes"]), limit, *(tier[name] for name in _COUNTS), state]
+    counts = (tier[name] for name in _COUNTS)
+    return dict(zip(_ROWS, (tier["chunks"], format_bytes(tier["bytes"]), limit, *counts, state), strict=True))
 
 
 def _pool_line(done: dict[str, Any]) -> str:

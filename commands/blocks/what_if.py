@@ -8,7 +8,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import print_table
+from kvproxy.commands.tables import Row, print_table
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 
@@ -44,10 +44,18 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
         typer.echo(
             f"{each['engine'] or 'embedded engine'}: {each['requests']:,} requests, {each['prompt_tokens']:,} tokens"
         )
-        rows = []
+        rows: list[Row] = []
         for point in each["points"]:
             gain = None if current is None else f"{100 * (point['hit_rate'] - current):+.1f}"
             change = None if point["ttft_ms"] is None else f"{point['ttft_ms']:+,.0f} ms"
             name = _NAMES.get(point["name"], f"{point['name']} pool" if point["name"] != "tier" else "a host tier")
-            rows.append((name, point["pool_tokens"], percent(point["hit_rate"]), gain, change))
-        print_table(("Pool", "Tokens#?", "Hit rate#", "Points#?", "TTFT#?"), rows)
+            rows.append(
+                {
+                    "Pool": name,
+                    "Tokens#?": point["pool_tokens"],
+                    "Hit rate#": percent(point["hit_rate"]),
+                    "Points#?": gain,
+                    "TTFT#?": change,
+                }
+            )
+        print_table(rows)

@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, json_text, moment
 from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_option
 from kvproxy.commands.output import Output, print_facts, print_rest
-from kvproxy.commands.tables import Column, Layout, digest, print_table, table, text
+from kvproxy.commands.tables import Layout, Row, digest, print_table, table, text
 from kvproxy.proxy_client.cache import FilterValues
 from kvproxy.units import format_bytes, format_seconds
 
@@ -85,43 +85,42 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
     """
     with responses.open() as cache:
         entries = cache.eviction_queue(limit)
-    columns = (
-        digest("Id"), "Reason", "Value#?", "Age#?", "Expires in#", "Hits#", "Tokens#?", "Size#", "Model?", text("Prompt"),
-    )  # fmt: skip
-    rows = (
-        (
-            entry["id"],
-            entry["reason"],
-            f"{entry['priority']:.4g}",
-            age(entry["created"]),
-            format_seconds(entry["expires"] - time.time()),
-            entry["hits"],
-            entry["prompt_tokens"] + entry["completion_tokens"],
-            format_bytes(entry["bytes"]),
-            entry["model"],
-            entry["prompt"],
-        )
+    rows: list[Row] = [
+        {
+            digest("Id"): entry["id"],
+            "Reason": entry["reason"],
+            "Value#?": f"{entry['priority']:.4g}",
+            "Age#?": age(entry["created"]),
+            "Expires in#": format_seconds(entry["expires"] - time.time()),
+            "Hits#": entry["hits"],
+            "Tokens#?": entry["prompt_tokens"] + entry["completion_tokens"],
+            "Size#": format_bytes(entry["bytes"]),
+            "Model?": entry["model"],
+            text("Prompt"): entry["prompt"],
+        }
         for entry in entries
-    )
-    return table(entries, columns, rows, empty="no response is stored", layout=layout)
+    ]
+    return table(entries, rows, empty="no response is stored", layout=layout)
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
     """Print entries as a table. The columns of tenants and pins appear only if entries differ in them."""
-    columns: dict[str | Column, list[object]] = {
-        digest("Id"): [entry["id"] for entry in entries],
-        "Age#": [age(entry["created"]) for entry in entries],
-        "Hits#": [entry["hits"] for entry in entries],
-        "Model?": [entry["model"] for entry in entries],
-        "Tenant?": [entry["tenant"].removeprefix("client:") for entry in entries],
-        "Pinned?": ["yes" if entry["pinned"] else None for entry in entries],
-        digest("Namespace", 8, optional=True): [entry["namespace"] for entry in entries],
-        text("Prompt"): [entry["prompt"] for entry in entries],
-    }
-    for name, usual in (("Tenant?", "public"), ("Pinned?", None)):
-        if set(columns[name]) <= {usual}:
-            del columns[name]
-    print_table(list(columns), zip(*columns.values(), strict=True), empty=empty, layout=layout)
+    has_tenants = any(entry["tenant"] != "public" for entry in entries)
+    has_pins = any(entry["pinned"] for entry in entries)
+    rows: list[Row] = [
+        {
+            digest("Id"): entry["id"],
+            "Age#": age(entry["created"]),
+            "Hits#": entry["hits"],
+            "Model?": entry["model"],
+            **({"Tenant?": entry["tenant"].removeprefix("client:")} if has_tenants else {}),
+            **({"Pinned?": "yes" if entry["pinned"] else None} if has_pins else {}),
+            digest("Namespace", 8, optional=True): entry["namespace"],
+            text("Prompt"): entry["prompt"],
+        }
+        for entry in entries
+    ]
+    print_table(rows, empty=empty, layout=layout)
 
 
 def _readable(name: str, value: Any) -> Any:

@@ -1,7 +1,6 @@
 """kvproxy cache stats, usage"""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,7 +8,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.statistics_text import labelled
-from kvproxy.commands.tables import table, text
+from kvproxy.commands.tables import Row, table, text
 from kvproxy.units import format_bytes
 
 
@@ -24,19 +23,12 @@ def stats(responses: StoreOptions) -> Output:
     return Output(found, lambda: print_facts(labelled(found, "cache")))
 
 
-class UsageGroup(StrEnum):
-    """Fields by which stored responses are grouped."""
-
-    tenant = "tenant"
-    model = "model"
-    endpoint = "endpoint"
-    tag = "tag"
-
-
 @command
 def usage(
     *,
-    by: Annotated[UsageGroup, typer.Option(help="Group responses by this field.")] = UsageGroup.tenant,
+    by: Annotated[
+        Literal["tenant", "model", "endpoint", "tag"], typer.Option(help="Group responses by this field.")
+    ] = "tenant",
     responses: StoreOptions,
 ) -> Output:
     """Sum the stored responses by tenant, model, endpoint or tag.
@@ -44,10 +36,14 @@ def usage(
     Example: kvproxy cache usage --by model
     """
     with responses.open() as cache:
-        rows = cache.usage(by.value)
-    return table(
-        rows,
-        ("Responses#", "Size#", "Hits#", text(by.value.capitalize())),
-        ((row["entries"], format_bytes(row["bytes"]), row["hits"], row["name"]) for row in rows),
-        empty="no response is stored",
-    )
+        rows = cache.usage(by)
+    shown: list[Row] = [
+        {
+            "Responses#": row["entries"],
+            "Size#": format_bytes(row["bytes"]),
+            "Hits#": row["hits"],
+            text(by.capitalize()): row["name"],
+        }
+        for row in rows
+    ]
+    return table(rows, shown, empty="no response is stored")

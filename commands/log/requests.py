@@ -4,15 +4,15 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import milliseconds, moment, one_line
+from kvproxy.commands.formatting import clock, milliseconds, moment, one_line
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
-from kvproxy.commands.tables import Column, Layout, digest, print_table, text
+from kvproxy.commands.tables import Layout, Row, digest, print_table, text
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import Query
@@ -82,11 +82,7 @@ def log(
         _print_lines(rows)
     else:
         has_stored = any(_stored(row) for row in rows)
-        columns: tuple[Column | str, ...] = (
-            "Time", "Layer", "Reason", "Model?", digest("Tenant", 16, optional=True), "Tokens#?", "Reused#?", "ms#",
-            digest("Request", 8), text("Question"), *([text("Stored question")] if has_stored else []),
-        )  # fmt: skip
-        print_table(columns, (_row(row)[: len(columns)] for row in rows), empty=EMPTY, layout=layout)
+        print_table((_row(row, has_stored=has_stored) for row in rows), empty=EMPTY, layout=layout)
     if follow:
         _follow(journal, query, rows, as_json)
 
@@ -145,7 +141,7 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithText
             _print_lines(rows)
         else:
             for row in rows:
-                typer.echo("\t".join(map(one_line, _row(row))))
+                typer.echo("\t".join(map(one_line, _row(row).values())))
 
 
 def _print_lines(rows: "list[RecordWithTexts]") -> None:
@@ -158,21 +154,18 @@ def _stored(row: "RecordWithTexts") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _row(row: "RecordWithTexts") -> tuple[Any, ...]:
+def _row(row: "RecordWithTexts", *, has_stored: bool = True) -> Row:
     record = row.record
-    day, _, clock = moment(record.time).partition(" ")
-    is_today = day == moment(time.time()).partition(" ")[0]
-    tokens = None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0)
-    return (
-        clock if is_today else f"{day} {clock}",
-        record.layer,
-        record.reason,
-        record.model,
-        record.client or record.tenant,
-        tokens,
-        record.reused_tokens,
-        milliseconds(record.total_ms),
-        record.request_id,
-        row.question,
-        _stored(row),
-    )
+    return {
+        "Time": clock(record.time),
+        "Layer": record.layer,
+        "Reason": record.reason,
+        "Model?": record.model,
+        digest("Tenant", 16, optional=True): record.client or record.tenant,
+        "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
+        "Reused#?": record.reused_tokens,
+        "ms#": milliseconds(record.total_ms),
+        digest("Request", 8): record.request_id,
+        text("Question"): row.question,
+        **({text("Stored question"): _stored(row)} if has_stored else {}),
+    }

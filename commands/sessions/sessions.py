@@ -1,16 +1,15 @@
 """kvproxy sessions, sessions show"""
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import moment, percent
+from kvproxy.commands.formatting import clock, money, percent
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.tables import Layout, digest, print_table, table, text
+from kvproxy.commands.tables import Layout, Row, digest, print_table, table, text
 from kvproxy.units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def sessions(
     layout: Layout,
     source: JournalOptions,
 ) -> Output | None:
-    """List the last sessions: their turns, tokens, and losses.
+    """List the last sessions: their turns, tokens, and tokens that were not reused.
 
     A session is a conversation: requests that continue each other, or that name the same session.
 
@@ -42,11 +41,7 @@ def sessions(
     if context.invoked_subcommand is not None:
         return None
     found = source.open().sessions(limit, since, turns)
-    columns = (
-        "Session", digest("Client", 16), text("Model"), "Turns#", "Input#", "Reused#", "Share#", "Lost most to?",
-        "Longest pause#?", "Cost#?", text("Upstream"), "Last",
-    )  # fmt: skip
-    return table([asdict(each) for each in found], columns, map(_row, found), empty=EMPTY, layout=layout)
+    return table([asdict(each) for each in found], map(_row, found), empty=EMPTY, layout=layout)
 
 
 @command
@@ -81,61 +76,41 @@ def show(
                 *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
             ]
         )
-        columns = (
-            "Turn",
-            "Time",
-            "Pause#",
-            "Input#",
-            "Reused#",
-            "Lost",
-            "Cost#?",
-            text("First change"),
-            digest("Request", 8),
-        )
-        print_table(columns, map(_turn_row, rows), layout=layout)
+        print_table(map(_turn_row, rows), layout=layout)
 
     return Output([asdict(row) for row in rows], show)
 
 
-def _row(session: "Session") -> tuple[object, ...]:
+def _row(session: "Session") -> Row:
     from kvproxy.journal.sessions.ledger import main_cause
 
-    return (
-        session.id,
-        session.client,
-        ", ".join(session.models),
-        session.turns,
-        session.prompt_tokens,
-        session.reused_tokens,
-        percent(session.reused_tokens / max(1, session.prompt_tokens)),
-        main_cause(session.lost),
-        format_seconds(round(session.longest_pause)),
-        _money(session.cost),
-        ", ".join(session.upstreams) or None,
-        _clock(session.last),
-    )
+    return {
+        "Session": session.id,
+        digest("Client", 16): session.client,
+        text("Model"): ", ".join(session.models),
+        "Turns#": session.turns,
+        "Input#": session.prompt_tokens,
+        "Reused#": session.reused_tokens,
+        "Share#": percent(session.reused_tokens / max(1, session.prompt_tokens)),
+        "Lost most to?": main_cause(session.lost),
+        "Longest pause#?": format_seconds(round(session.longest_pause)),
+        "Cost#?": money(session.cost),
+        text("Upstream"): ", ".join(session.upstreams) or None,
+        "Last": clock(session.last),
+    }
 
 
-def _turn_row(row: "TreeRow") -> tuple[object, ...]:
+def _turn_row(row: "TreeRow") -> Row:
     turn = row.turn
     place = "" if turn.place is None else f", character {turn.place:,}"
-    return (
-        f"{'·' * row.depth}{turn.turn}",
-        _clock(turn.time),
-        None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
-        turn.prompt_tokens,
-        turn.reused_tokens,
-        ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
-        _money(turn.cost),
-        None if turn.region is None else f"{turn.region}{place}",
-        turn.request_id,
-    )
-
-
-def _clock(seconds: float) -> str:
-    day, _, clock = moment(seconds).partition(" ")
-    return clock if day == moment(time.time()).partition(" ")[0] else f"{day} {clock}"
-
-
-def _money(cost: float | None) -> str | None:
-    return None if cost is None else f"{cost:,.4f}"
+    return {
+        "Turn": f"{'·' * row.depth}{turn.turn}",
+        "Time": clock(turn.time),
+        "Pause#": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
+        "Input#": turn.prompt_tokens,
+        "Reused#": turn.reused_tokens,
+        "Lost": ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
+        "Cost#?": money(turn.cost),
+        text("First change"): None if turn.region is None else f"{turn.region}{place}",
+        digest("Request", 8): turn.request_id,
+    }

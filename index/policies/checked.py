@@ -44,7 +44,8 @@ class CheckedPolicy:
             if refusal is not None:
                 decisions[place] = refusal
                 continue
-            score = float(self._verifier.score([(question, neighbour.prompt)], np.array([neighbour.similarity]))[0])
+            cosine = np.array([neighbour.similarity])
+            score = float(self._verifier.score([(question, neighbour.prompt)], cosine)[0])
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return Ruling(decisions, place)

@@ -22,6 +22,13 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
+    """A stored question.
+
+    Attributes:
+        prompt: its last turn.
+        answer: class of its answer; empty if unknown.
+    """
+
     prompt: str
     similarity: float
     answer: str = ""
@@ -47,6 +54,7 @@ _MEANINGS: dict[Verdict, str] = {
     "not compared": "a nearer one decided",
 }
 _DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
+_DIFFERENCES["context"] = "an earlier question has another meaning"
 
 
 def meaning_of(verdict: Verdict, guard: str | None) -> str:

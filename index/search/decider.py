@@ -4,7 +4,9 @@ from dataclasses import replace
 import numpy as np
 
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
+from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling
+from kvproxy.index.search.conversations import EarlierTurns, last_turn
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.neighbours import Neighbours
 from kvproxy.index.store import Store, StoredQuestion
@@ -21,6 +23,7 @@ class Decider:
         observations: None if people's verdicts are not stored.
         make_policy: creates another policy than the configured one, by the name in a request; may take long.
         random_number: returns a uniform random number below 1, for exploration.
+        embed: returns the vector of an earlier turn, `[dim]` float32 of length 1; None if the text has none.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Decider:
         policy: Policy,
         make_policy: Callable[[PolicyName], Policy] | None,
         random_number: Callable[[], float],
+        embed: Callable[[str], np.ndarray | None] = lambda text: None,
     ) -> None:
         self._store = store
         self._neighbours = neighbours
@@ -38,6 +42,7 @@ class Decider:
         self.policy = policy
         self._other = make_policy
         self.random_number = random_number
+        self._embed = embed
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)
@@ -82,11 +87,21 @@ class Decider:
             for place, (head, _) in enumerate(found)
             if head.id in rejected or head.freshness not in request.allowed_freshness
         }
-        eligible = [place for place in range(len(found)) if place not in decisions]
-        neighbours = [Neighbour(found[place][0].prompt, found[place][1], found[place][0].answer) for place in eligible]
-        ruling = Ruling([], None)
+        judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
+        earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
+        neighbours: dict[int, Neighbour] = {}
+        for place, (head, cosine) in enumerate(found):
+            if place in decisions:
+                continue
+            # A policy refuses a neighbour below the floor anyway.
+            if cosine >= policy.floor and not earlier.match(head.prompt):
+                decisions[place] = Decision("vetoed", "context")
+            else:
+                neighbours[place] = Neighbour(last_turn(head.prompt), cosine, head.answer)
+        eligible, ruling = list(neighbours), Ruling([], None)
         if neighbours:
-            ruling = policy.decide(request.question, neighbours, request.limits, request.namespace)
+            question = last_turn(request.question)
+            ruling = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
         chosen_place = None if ruling.chosen is None else eligible[ruling.chosen]
         explored = chosen_place is not None and request.explore and self.random_number() < ruling.exploration_share
         decisions |= zip(eligible, ruling.decisions, strict=True)

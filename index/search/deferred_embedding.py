@@ -10,8 +10,8 @@ _log = logging.getLogger("kvproxy")
 class DeferredEmbeddings:
     """Embeds the entries in the store that have no vector."""
 
-    def __init__(self, embed_some: Callable[[], Awaitable[bool]]) -> None:
-        self._embed_some = embed_some
+    def __init__(self, embed_next: Callable[[], Awaitable[bool]]) -> None:
+        self._embed_next = embed_next
         self._is_requested = False
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -36,7 +36,7 @@ class DeferredEmbeddings:
             while self._is_requested and not self._closed:
                 self._is_requested = False
                 # An augmented assignment would read the flag before the await, and lose a request during it.
-                found_some = await self._embed_some()
+                found_some = await self._embed_next()
                 self._is_requested = self._is_requested or found_some
         except Exception:
             # The next deferred entry or the next start tries again.

@@ -72,11 +72,17 @@ class LookupQueue:
         self._size = size
         self._lookups: deque[_WaitingLookup] = deque()
         self._background: deque[_Job] = deque()
+        self._unfinished: set[Future[LookupResult]] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "kvproxy-lookup")
 
     def __len__(self) -> int:
         return len(self._lookups)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no lookup waits or runs."""
+        return not self._unfinished
 
     async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:
         """Return the result of a lookup.
@@ -95,6 +101,8 @@ class LookupQueue:
                 if len(self._lookups) >= self._size:
                     raise QueueFull
             self._lookups.append(waiting)
+        self._unfinished.add(waiting.future)
+        waiting.future.add_done_callback(self._unfinished.discard)
         self._threads.submit(self._work)
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(waiting.future)

@@ -20,6 +20,7 @@ from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
+from kvproxy.index.search.conversations import last_turn
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
@@ -38,6 +39,8 @@ _REMOTE_THREADS = 8
 _WRITES_SHARE = 0.75
 """Share of a lookup's timeout that it may wait for pending writes."""
 _WRITES_SECONDS = 1.0
+_IDLE_FACTOR = 10
+"""A lookup without others has more time, because models are slow at first, and skipping it would relieve nothing."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -70,7 +73,9 @@ class SemanticCache:
         self._languages = tuple(languages)
         self._neighbours = open_neighbours(store, embedder.name, embedder.dim)
         store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
-        self.decider = Decider(store, self._neighbours, observations, policy, make_policy, random_number)
+        self.decider = Decider(
+            store, self._neighbours, observations, policy, make_policy, random_number, self._vector_or_none
+        )
         self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
@@ -85,11 +90,14 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Whether the models read all of a text and know its language. Other texts have exact hits only."""
-        return can_match(text, self._embedder, self._languages)
+        """Whether the models read all of the last turn and know its language. Other texts have exact hits only."""
+        return can_match(last_turn(text), self._embedder, self._languages)
+
+    def _vector_or_none(self, text: str) -> np.ndarray | None:
+        return self._embeddings.vectors([text])[0] if self.can_read(text) else None
 
     def has_vector(self, text: str) -> bool:
-        return is_known(text, self._languages, self._embedder.vocabulary)
+        return is_known(last_turn(text), self._languages, self._embedder.vocabulary)
 
     async def lookup(
         self,
@@ -107,7 +115,8 @@ class SemanticCache:
         Args:
             limits: make matching stricter, never looser.
             explore: allow the policy to forward a request that the neighbour could serve, in order to learn.
-            seconds: timeout, after which the lookup is skipped; None waits even if the lookup queue is full.
+            seconds: timeout, after which the lookup is skipped; ten times as long without other lookups. None waits even
+                if the lookup queue is full.
             allowed_freshness: freshness of entries that may be served.
             policy: name of another policy than the configured one.
         """
@@ -116,6 +125,8 @@ class SemanticCache:
         if not pending and not await self._has_vectors(namespace):
             return request.without_result()
         try:
+            if seconds is not None and self._queue.is_idle:
+                seconds *= _IDLE_FACTOR
             began = time.monotonic()
             found = await self._queue.find(request, seconds)
             if isinstance(found, list):
@@ -135,18 +146,18 @@ class SemanticCache:
         return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
 
     def _prepare(self, requests: Sequence[LookupRequest]) -> None:
-        self._embeddings.vectors([request.question for request in requests if self.can_read(request.question)])
+        self._embeddings.vectors([last_turn(each.question) for each in requests if self.can_read(each.question)])
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
         if not self.can_read(request.question):
             return request.without_result()
-        vector = self._embeddings.vector(request.question)
+        vector = self._embeddings.vector(last_turn(request.question))
         floor = self.decider.policy_by_name(request.policy).floor
         awaited = [write for write in request.pending if not write.task.done() and self._is_near(write, vector, floor)]
         return awaited or self.decider.decide(request, vector)
 
     def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
-        other = None if write.question is None else self._embeddings.get_cached(write.question)
+        other = None if write.question is None else self._embeddings.get_cached(last_turn(write.question))
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
@@ -172,21 +183,23 @@ class SemanticCache:
         """Store an entry and its vector: durable and searchable when this returns."""
         if entry.semantic and self.can_read(entry.prompt):
             try:
-                return await self._writes.put(NewEntry(entry, await self.embed(entry.prompt), self._embedder.name))
+                return await self._writes.put(
+                    NewEntry(entry, await self.embed(last_turn(entry.prompt)), self._embedder.name)
+                )
             except EmbedderError as error:
                 _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
         """Store an entry whose lookup was skipped: durable when this returns, searchable later."""
-        if not entry.semantic or self._embeddings.get_cached(entry.prompt) is not None:
+        if not entry.semantic or self._embeddings.get_cached(last_turn(entry.prompt)) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
         self.deferred_embeddings.begin()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
-        prompts = [entry.prompt for entry in entries if entry.semantic and self.can_read(entry.prompt)]
+        prompts = [last_turn(entry.prompt) for entry in entries if entry.semantic and self.can_read(entry.prompt)]
         for start in range(0, len(prompts), _EMBEDDED_AT_ONCE):
             with contextlib.suppress(EmbedderError):
                 await self._queue.run_in_background(
@@ -215,7 +228,7 @@ class SemanticCache:
         if not entries:
             return {}
         try:
-            vectors = self._embeddings.vectors([entry.prompt for entry in entries])
+            vectors = self._embeddings.vectors([last_turn(entry.prompt) for entry in entries])
         except EmbedderError:
             # Either the embedder fails, or one of the texts.
             self._embeddings.check()
@@ -224,7 +237,7 @@ class SemanticCache:
 
     def _vector_of(self, entry: Entry) -> np.ndarray | None:
         try:
-            return self._embeddings.vectors([entry.prompt])[0]
+            return self._embeddings.vectors([last_turn(entry.prompt)])[0]
         except EmbedderError as error:
             _log.warning("entry %s has exact hits only: %s", entry.id[:12], error)
             return None

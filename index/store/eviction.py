@@ -42,7 +42,10 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
 def make_room(
     run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
 ) -> float:
-    """Remove entries until a new entry of `entry_bytes` bytes fits, and return the new entry's priority."""
+    """Remove entries until a new entry of `entry_bytes` bytes fits, and return its eviction priority.
+
+    Entries with the lowest priority are evicted first. It grows with time, hits, and tokens for each stored byte.
+    """
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:

@@ -1,6 +1,6 @@
 """The interface of an API: cache keys, storable responses, and replay as a stream."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,11 +18,15 @@ class Question:
     Attributes:
         rest: the body without the text; only requests with the same rest are compared.
         allows_semantic: whether the response to a similar question may be served.
+        turns: the field of `rest` with the earlier turns; empty without earlier turns.
+        texts: text of each earlier turn; None for other content.
     """
 
     text: str
     rest: JsonObject
     allows_semantic: bool
+    turns: str = ""
+    texts: Sequence[str | None] = ()
 
 
 class Assembler(Protocol):
@@ -95,11 +99,12 @@ def last_turn(
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):
         return None
     turn, texts = objects(turns)[-1], [turn_text(each) for each in objects(turns)]
-    text = texts[-1]
+    *earlier, text = texts
     if text is None or not text.strip() or turn.get("role") != "user":
         return None
     last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
-    return Question(text, {**body, name: turns[:-1], "last": last}, allows_semantic and None not in texts)
+    rest: JsonObject = {**body, name: turns[:-1], "last": last}
+    return Question(text, rest, allows_semantic and None not in texts, name, earlier)
 
 
 def turn_content(turn: JsonObject) -> str | None:

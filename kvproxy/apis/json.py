@@ -82,12 +82,9 @@ def text_of(content: Json, kind: str = "text") -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    parts: list[str] = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != kind:
-            return None
-        parts.append(str(part.get("text", "")))
-    return "".join(parts)
+    texts = [field(part, "text") for part in content if field(part, "type") == kind]
+    parts = [text for text in texts if isinstance(text, str)]
+    return "".join(parts) if len(parts) == len(content) else None
 
 
 def to_text(value: Json) -> str:

@@ -117,7 +117,10 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the columns of a pool. This must be fast, because it blocks the engine's thread."""
+    """Return the state of each block of a pool, one list for each property.
+
+    This must be fast, because it blocks the engine's thread.
+    """
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = _blocks_in_tables(manager)
     tenants: dict[str, int] = {}

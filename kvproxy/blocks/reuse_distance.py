@@ -111,7 +111,7 @@ class ReuseStack:
 
 
 class LRUCurve:
-    """The exact hits of each pool that has space for the longest prompt.
+    """Counts the block hits of each pool size, from the size of the longest prompt on.
 
     Attributes:
         least: blocks of the longest prompt.

@@ -134,18 +134,10 @@ def _tiers(settings: Settings) -> list[tuple[str, Check]]:
     if not tiers.enabled:
         return []
     host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
-    found: list[tuple[str, Check]] = [
-        (
-            "chunks",
-            lambda: checks.check_chunks(
-                tiers.chunk_tokens, engine.block_size, engine.hash_algorithm, is_persistent=is_persistent
-            ),
-        )
+    sizes = tiers.chunk_tokens, engine.block_size, engine.hash_algorithm
+    return [
+        ("chunks", partial(checks.check_chunks, *sizes, is_persistent=is_persistent)),
+        *([("host tier", partial(checks.check_host, host))] if host is not None else []),
+        *([("disk tier", partial(checks.check_disk, disk, tiers.disk_size))] if disk is not None else []),
+        *([("redis tier", partial(checks.check_redis, tiers))] if tiers.redis is not None else []),
     ]
-    if host is not None:
-        found.append(("host tier", lambda: checks.check_host(host)))
-    if disk is not None:
-        found.append(("disk tier", lambda: checks.check_disk(disk, tiers.disk_size)))
-    if tiers.redis is not None:
-        found.append(("redis tier", lambda: checks.check_redis(tiers)))
-    return found

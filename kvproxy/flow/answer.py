@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -185,8 +186,9 @@ class Answerer:
         return "request" if exchange.is_entry_refused else "uri-miss"
 
     async def key(self, request: ApiRequest) -> CacheKey:
-        name, shared = self.backend.name, self.settings.shared
-        return await in_thread_if_large(len(request.raw), lambda: cache_key(request, name, shared=shared))
+        settings = self.settings
+        compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
+        return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))
 
     async def close(self) -> None:
         """Cancel requests in flight, and wait for pending writes."""

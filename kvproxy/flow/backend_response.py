@@ -79,7 +79,7 @@ class BackendResponse:
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Return a backend's reply as bytes. A response with more than `limit` bytes is not collected for storage."""
+    """Convert a backend's reply to a stream of bytes. A response of more than `limit` bytes is not stored."""
     match reply:
         case GeneratedResponse():
             return _generated(request, reply, limit)

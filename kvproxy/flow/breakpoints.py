@@ -29,12 +29,13 @@ _MINIMUMS = (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A block that may have a breakpoint.
+    """A tool or content block that may have a breakpoint.
 
     Attributes:
         section: `tools`, `system`, or `messages`.
-        item, part: the position of a tool, a system block, or a block of a message.
-        end: bytes of the prompt up to its end.
+        item: index of the tool, system block, or message.
+        part: index of the content block in the message; 0 otherwise.
+        end: bytes of the prompt up to the end of the block.
     """
 
     section: str

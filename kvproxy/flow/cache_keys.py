@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from kvproxy.apis.api import Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field
+from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.errors import NoCacheKey
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import number_call_ids
 from kvproxy.flow.conversation_digests import MARKER
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
+from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
 
@@ -35,12 +38,13 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
     return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
 
 
-def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> CacheKey:
+def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conversations: bool = False) -> CacheKey:
     """Compute the keys of a request. Raises NoCacheKey if the body cannot be serialised.
 
     Args:
         backend: name of the backend. A response is never served for another backend.
         shared: give every tenant the same keys.
+        conversations: leave the texts of earlier user turns to the semantic search, see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
@@ -62,9 +66,32 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False) -> Cac
     question = api.question(body)
     if question is None:
         return CacheKey(exact, exact, None, api.display_text(body), whole)
-    similar = question.allows_semantic and len(question.text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES
-    space = _digest({**whole, "body": question.rest})
-    return CacheKey(exact, space, question.text if similar else None, question.text, whole)
+    similar = question.allows_semantic and _is_comparable(question.text)
+    splits = similar and conversations and question.texts
+    rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
+    space = _digest({**whole, "body": rest})
+    return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, whole)
+
+
+def _is_comparable(text: str) -> bool:
+    return len(text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES and SEPARATOR not in text
+
+
+def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
+    """Return the rest of a body without the texts of earlier user turns, and these texts.
+
+    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare or
+    has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up
+    such as `continue` matches in its own conversation only.
+    """
+    turns, texts = objects(question.rest[question.turns]), list[str]()
+    for place, text in enumerate(question.texts[:-1]):
+        turn, following = turns[place : place + 2]
+        is_answered = turn.get("role") == "user" and following.get("role") == "assistant"
+        if is_answered and text and _is_comparable(text) and not has_hidden_text(text):
+            texts.append(text)
+            turns[place] = {**turn, "content": None}
+    return {**question.rest, question.turns: list[Json](turns)}, texts
 
 
 def _relevant_fields(request: ApiRequest) -> JsonObject:

@@ -24,7 +24,13 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield a digest of the conversation up to each message, without instructions and without what clients reformat."""
+    """Yield a digest of the conversation up to each message.
+
+    It ignores system prompts, and differences that clients cause: reasoning, ids, and the format of tool arguments.
+
+    Args:
+        messages: used instead of the request's messages.
+    """
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")

@@ -15,6 +15,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import meaning_of
+from kvproxy.index.search.conversations import earlier_turns
 from kvproxy.index.search.lookup_result import FRESH, Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import Texts
@@ -81,7 +82,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
-    where = EntryFilter(prompt=await answerer.cache.redact_text(key.prompt))
+    where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
     alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
@@ -129,18 +130,21 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> d
         served = None if settings.shadow else lookup.chosen
         shown = enumerate(lookup.candidates)
         candidates = [each for place, each in shown if place < _NEAREST or each.verdict != "not compared"]
-        return report | {"neighbours": [_neighbour(each, served=each is served) for each in candidates]}
+        return report | {"neighbours": [_neighbour(each, text, served=each is served) for each in candidates]}
     return report | {"reason": why}
 
 
-def _neighbour(candidate: Candidate, *, served: bool) -> dict[str, object]:
+def _neighbour(candidate: Candidate, question: str, *, served: bool) -> dict[str, object]:
+    why = meaning_of(candidate.verdict, candidate.guard)
+    if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
+        why += ", and the earlier questions mean the same"
     return {
         "id": candidate.id,
         "prompt": candidate.prompt,
         "similarity": round(candidate.similarity, 4),
         "verdict": candidate.verdict,
         "guard": candidate.guard,
-        "why": meaning_of(candidate.verdict, candidate.guard),
+        "why": why,
         "score": None if candidate.score is None else round(candidate.score, 4),
         "error": None if candidate.error is None else round(candidate.error, 4),
         "served": served,

@@ -118,9 +118,8 @@ class KeepWarm:
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
-        if request is None or not digests or prefix is None or exchange.hit is not None or exchange.was_collapsed:
-            return
-        if exchange.status != 200 or exchange.failure is not None:
+        succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
+        if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
         before = self._latest(digests)
         until = last_hour_message(request.body)

@@ -51,7 +51,9 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve JSON items before parsing, which blocks all other requests. An item takes about 250 bytes.
+        """Reserve the JSON items of a whole body before it is parsed, because parsing blocks the event loop.
+
+        A parsed item takes about 250 bytes.
 
         Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight together have too many.
         """

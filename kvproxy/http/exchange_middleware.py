@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from functools import lru_cache
 from time import time
 from uuid import uuid4
 
@@ -73,7 +72,7 @@ class ExchangeMiddleware:
             if message["type"] == "http.response.start":
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
-                missing = {b"x-request-id": request_id, b"date": _date(int(time()))}
+                missing = {b"x-request-id": request_id, b"date": formatdate(usegmt=True).encode()}
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
                 added = [header for header in missing.items() if header[0] not in names]
@@ -87,8 +86,3 @@ class ExchangeMiddleware:
                 client = None if exchange.client is None else exchange.client.tenant
                 exchange.tenant = tenant_of(Request(scope).headers, self._tenants, client)
             self._finish(exchange)
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
-    return formatdate(second, usegmt=True).encode()

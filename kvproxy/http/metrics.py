@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -80,7 +80,7 @@ class Metrics:
         self.described: list[Described] = []
         self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
-        self._blocks = self._gauge("blocks", "Blocks of the pool by state.", "state")
+        self._blocks = self._values("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
             "prefix_cache",
             "The prefix cache of the embedded engine.",
@@ -106,9 +106,9 @@ class Metrics:
             dropped_total="Chunks that were not written, because too many were pending.",
             evictions_total="Evicted chunks.",
         )
-        self._lookups = self._counts("semantic_lookups", "Semantic lookups by outcome.", "outcome")
-        self._stale = self._counts("stale", "Stale responses by reason, and revalidations by result.", "reason")
-        self._compared = self._counts("comparisons", "Fresh responses compared with cached ones.", "result")
+        self._lookups = self._values("semantic_lookups_total", "Semantic lookups by outcome.", "outcome")
+        self._stale = self._values("stale_total", "Stale responses by reason, and revalidations by result.", "reason")
+        self._compared = self._values("comparisons_total", "Fresh responses compared with cached ones.", "result")
         self._learned = self._group(
             "learned_policy",
             "The policy learned.",
@@ -168,23 +168,23 @@ class Metrics:
             too_high_total="Predictions that were too high.",
             too_low_total="Predictions that were too low.",
         )
-        self._forecasts = self._register(
-            Described(
-                "kvproxy_pool_forecast_hit_rate",
-                "gauge",
-                "Forecast hit rate of the prefix cache, by pool size: half, current, double, quadruple, or unlimited.",
-                ("upstream", "pool"),
-            )
+        self._forecasts = self._values(
+            "pool_forecast_hit_rate",
+            "Forecast hit rate of the prefix cache, by pool size: half, current, double, quadruple, or unlimited.",
+            "upstream",
+            "pool",
         )
-        self._entries = self._gauge("cache_entries", "Stored responses.")
+        self._entries = self._values("cache_entries", "Stored responses.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
-        self._prompt_tokens = self._counts(
-            "prompt_tokens", "Prompt tokens at the backend, reused or lost by cause, since the journal began.", "result"
+        self._prompt_tokens = self._values(
+            "prompt_tokens_total",
+            "Prompt tokens at the backend, reused or lost by cause, since the journal began.",
+            "result",
         )
         self._savings = self._group(
             "savings",
@@ -206,16 +206,13 @@ class Metrics:
         self._describe(Described(f"kvproxy_{name}_total", "counter", text, labels))
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        self._describe(Described(f"kvproxy_{name}", "gauge", text, labels))
-        return Gauge(f"kvproxy_{name}", text, labels, registry=self._registry)
-
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         self._describe(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
-    def _counts(self, name: str, text: str, label: str) -> _Group:
-        return self._register(Described(f"kvproxy_{name}_total", "counter", text, (label,)))
+    def _values(self, name: str, text: str, *labels: str) -> _Group:
+        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+        return self._register(Described(f"kvproxy_{name}", kind, text, labels))
 
     def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _Group:
         labels = (labels,) if isinstance(labels, str) else labels
@@ -267,8 +264,8 @@ class Metrics:
             self._first_token.observe(timing.first_token)
 
     def set_pool(self, stats: PoolStats) -> None:
-        for state, count in (("free", stats.free), ("cached", stats.cached), ("used", stats.used)):
-            self._blocks.labels(state).set(count)
+        for state in ("free", "cached", "used"):
+            self._blocks.set({"": getattr(stats, state)}, state)
         self._prefix_cache.set(asdict(stats))
 
     def set_tiers(self, rows: Sequence[TierStats]) -> None:
@@ -294,7 +291,7 @@ class Metrics:
         self._learned.set(asdict(overall))
 
     def set_entries(self, count: int) -> None:
-        self._entries.set(count)
+        self._entries.set({"": count})
 
     def set_ledger(self, rows: Sequence[LedgerRow]) -> None:
         for row in rows:

@@ -99,7 +99,7 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `error` without its engine.
+    """Report whether the process works: `degraded` without its store, `failed` without its engine.
 
     Details are for the operator only.
     """
@@ -108,15 +108,12 @@ async def health(request: Request) -> Response:
     store = app.answerer.store
     lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
     working = "ok" if lost is None else "degraded"
-    found: dict[str, str | bool] = {"status": working if broken is None else "failed", "version": __version__}
+    found: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
-        found |= {"semantic": app.settings.cache.semantic}
-        found |= {"error": broken} if broken is not None else {}
-        found |= {"store": lost} if lost is not None else {}
-        outage = app.answerer.backend.failure() if broken is None else None
-        found |= {"outage": outage} if outage is not None else {}
-    return JSONResponse(found, 200 if broken is None else 503)
+        found |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
+        found["outage"] = app.answerer.backend.failure() if broken is None else None
+    return JSONResponse({name: each for name, each in found.items() if each is not None}, 503 if broken else 200)
 
 
 async def ready(request: Request) -> Response:
@@ -148,8 +145,7 @@ async def metrics(request: Request) -> Response:
         app.answerer.lookup_counts, comparer.counts if comparer is not None else {}, app.answerer.stale_counts
     )
     semantic = app.answerer.semantic
-    overall = None if semantic is None or semantic.learning is None else semantic.learning.summary()
-    if overall is not None:
+    if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
         app.metrics.set_learned(overall)
     with contextlib.suppress(KvproxyError):
         read, prices = app.answerer.journal.read, app.settings.journal.prices

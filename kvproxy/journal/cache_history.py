@@ -58,14 +58,17 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The regions that differ from an earlier request; `against` is the number of its prompt."""
+    """The names of the regions (see `Regions`) that differ from an earlier request, and the number of its prompt."""
 
     regions: tuple[str, ...]
     against: int
 
 
 class History:
-    """The tables `prompts` and `tombstones`, in the writer's transaction. Methods may raise sqlite3.Error."""
+    """The tables `prompts` and `tombstones`, in the transaction of `record_writer.Writer`.
+
+    Methods may raise sqlite3.Error.
+    """
 
     def __init__(self, connection: sqlite3.Connection, strings: StringIds) -> None:
         self._connection = connection

@@ -11,7 +11,7 @@ from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
-"""Of waiting requests."""
+"""Limit of the bodies of waiting requests."""
 
 
 class EventQueue:

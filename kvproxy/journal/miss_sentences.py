@@ -8,39 +8,44 @@ from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import Turn
 
 
-def explain_in_sentences(found: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
+def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
     """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
-    record = found.record
-    said = [meaning_of(record.reason)]
+    record = explanation.record
+    sentences = [meaning_of(record.reason)]
     if record.removed_at is not None:
-        said.append(f"It was removed at {format_time(record.removed_at)}.")
+        sentences.append(f"It was removed at {format_time(record.removed_at)}.")
     if record.near is not None:
-        said.append(
+        sentences.append(
             f"The nearest question is that of entry {record.near[:12]}, with a similarity of {record.similarity:.3f}"
             + (f" and a score of {record.score:.3f}" if record.score is not None else "")
             + "."
         )
-    if found.earlier is not None and found.differences and not record.reason.startswith("hit-"):
-        said.append(
-            f"The earlier request most like it is {found.earlier.request_id[:32]}, of {format_time(found.earlier.time)}:"
+    if explanation.earlier is not None and explanation.differences and not record.reason.startswith("hit-"):
+        sentences.append(
+            f"The earlier request most like it is {explanation.earlier.request_id[:32]},"
+            f" of {format_time(explanation.earlier.time)}:"
         )
-        said += [f"- {_difference(each, found)}" for each in found.differences[:8]]
-        if len(found.differences) > 8:
-            said.append(f"- and {len(found.differences) - 8} more")
+        sentences += [f"- {_difference(each, explanation)}" for each in explanation.differences[:8]]
+        if len(explanation.differences) > 8:
+            sentences.append(f"- and {len(explanation.differences) - 8} more")
     if record.prompt_tokens and record.reused_tokens is not None:
         computed = record.prompt_tokens - record.reused_tokens
-        said.append(
+        sentences.append(
             f"The backend reused {record.reused_tokens:,} of {record.prompt_tokens:,} tokens of the prompt; it computed"
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
-    if found.turn is not None:
-        said += list(_ledger(found.turn))
-    if found.divergence is not None and found.divergence.region is not None and not record.reason.startswith("hit-"):
-        said.append(
-            f"The longest common prefix is with request {found.divergence.earlier[:32]}, up to"
-            f" {_region_label(found.divergence.region)}."
+    if explanation.turn is not None:
+        sentences += list(_ledger(explanation.turn))
+    if (
+        explanation.divergence is not None
+        and explanation.divergence.region is not None
+        and not record.reason.startswith("hit-")
+    ):
+        sentences.append(
+            f"The longest common prefix is with request {explanation.divergence.earlier[:32]}, up to"
+            f" {_region_label(explanation.divergence.region)}."
         )
-    return said
+    return sentences
 
 
 def _ledger(turn: Turn) -> Iterator[str]:
@@ -54,8 +59,8 @@ def _ledger(turn: Turn) -> Iterator[str]:
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
 
-def _difference(difference: Difference, found: MissExplanation) -> str:
-    name, earlier, record = difference.region, found.earlier, found.record
+def _difference(difference: Difference, explanation: MissExplanation) -> str:
+    name, earlier, record = difference.region, explanation.earlier, explanation.record
     if name == "tenant" and earlier is not None:
         return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
     if name == "model" and earlier is not None:

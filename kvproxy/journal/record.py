@@ -122,6 +122,7 @@ def record_of(exchange: Exchange) -> Record:
 
 
 def client_of(tenant: str) -> str | None:
+    """Return the name of the client with an API key that belongs to a tenant; None for other tenants."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 

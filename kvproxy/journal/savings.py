@@ -151,7 +151,8 @@ def _subtract_writes(
 
 
 def _wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
-    """Return the interval measured by comparisons, else the bound of the policy; None if neither is known."""
+    """Return the share of wrong semantic hits: the interval of the comparisons in `counts`, or the bound of the policy; None if
+    neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:

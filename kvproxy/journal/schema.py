@@ -81,6 +81,7 @@ _VIEW = (
 
 
 def row_of(record: Record, strings: StringIds) -> list[object]:
+    """Return the values of `INSERT` for a record."""
     return [_stored(name, getattr(record, name), strings) for name in _STORED]
 
 

@@ -33,7 +33,7 @@ class MirroredPool:
     Attributes:
         block_size: tokens in a block; 0 before the first event.
         window: sliding window in tokens.
-        num_stored, num_removed: copies stored and removed since the start.
+        num_stored, num_removed: blocks stored and removed since the start.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,10 @@ class Sequencer:
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Handle a new connection: the publisher may be another process, or may have published before."""
+        """Request a replay of all batches, or without a replay endpoint forget the state if there was a connection before.
+
+        The publisher may be another process, or may have published before.
+        """
         if self._has_replay:
             self.is_unverified = self.next > 0
             self._request_replay(0)

@@ -31,6 +31,7 @@ class EditSaving:
     """The savings of editing one span.
 
     Attributes:
+        edit: removes the span.
         changed: number of requests in which the span changed.
         stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """

@@ -1,4 +1,4 @@
-"""Reports where sessions of a log lost their cache, and what other ways to treat their pauses would have cost."""
+"""Reports where sessions of a log lost their cache, and what other pause policies would have cost."""
 
 import tempfile
 from collections import Counter
@@ -51,9 +51,9 @@ class SessionReport:
         repeated: median and mean over sessions of the share of the input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
-        ways: cost of all input relative to five-minute writes without keep-warm requests, by the way to treat pauses.
+        ways: by pause policy, the cost of all input, where 1.0 is the cost of five-minute writes without keep-warm requests.
         unread: requests without usage.
-        is_relative: costs are in millions of input tokens, since a model has no price.
+        is_relative: costs are in millions of input tokens, because at least one model has no price.
     """
 
     sessions: list[Session]
@@ -73,7 +73,11 @@ def report_sessions(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SessionReport:
-    """Assign requests to sessions, and account for each prompt token."""
+    """Assign requests to sessions, and account for each prompt token.
+
+    Args:
+        traces: sessions of trace files, which are already assigned.
+    """
     models = {request.logged.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)
@@ -91,7 +95,7 @@ def report_sessions(
         if turn.region is not None:
             changed.setdefault(turn.region, []).append(turn.lost.get("changed", 0))
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
-    shares = [mean(map(_share, found[1:])) for found in by_session.values() if len(found) > 1]
+    shares = [mean(map(_repeated_share, found[1:])) for found in by_session.values() if len(found) > 1]
     return SessionReport(
         sorted(map(session_of, by_session.values()), key=lambda each: -(each.cost or 0.0)),
         ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
@@ -99,7 +103,7 @@ def report_sessions(
         (median(shares), mean(shares)) if shares else None,
         sum(_cost(turn, prices) for turn in turns),
         sum(_cost(turn, prices, cached=False) for turn in turns),
-        _ways(list(by_session.values()), prices),
+        _costs_of_ways(list(by_session.values()), prices),
         unread,
         is_relative,
     )
@@ -112,7 +116,9 @@ def _turns(
     unread = 0
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         path = Path(folder) / FILE
-        with closing(FileJournal(path, _kept(prices))) as journal:
+        # The journal keeps records of any age.
+        settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
+        with closing(FileJournal(path, settings)) as journal:
             for number, request in enumerate(requests, 1):
                 exchange = _exchange(request, number)
                 if exchange is None:
@@ -127,13 +133,8 @@ def _turns(
                 return SessionReader(reader, prices).all_turns(), unread
 
 
-def _kept(prices: Mapping[str, PriceSettings]) -> JournalSettings:
-    """Settings of a journal that keeps records of any age."""
-    return JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
-
-
 def _exchange(request: TimedRequest, number: int) -> Exchange | None:
-    """The exchange with a provider; None if the response has no usage."""
+    """Return a finished exchange with a provider; None if the response has no usage."""
     logged, response = request.logged, request.logged.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None
     prompt, completion = logged.api.usage(response) if isinstance(response, dict) else (0, 0)
@@ -152,7 +153,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
 
 
 def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    """The turns of a trace. It reports no reuse: the provider's lifetime is assumed."""
+    """Return the turns of a trace. Traces report no reuse, so it is computed from the provider's lifetime of prefixes."""
     turns: list[Turn] = []
     before: list[object] = []
     ended = None
@@ -197,7 +198,8 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
     return turns
 
 
-def _share(turn: Turn) -> float:
+def _repeated_share(turn: Turn) -> float:
+    """Return the share of the prompt that the previous turn contained."""
     return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
 
 
@@ -209,8 +211,11 @@ def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = Tru
     return input_price(found, turn.prompt_tokens, *use)
 
 
-def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
-    """Ways to treat pauses. Each assumes that the provider stores the whole prompt of each turn."""
+def _costs_of_ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
+    """Return the cost of each way to treat pauses, relative to five-minute writes without keep-warm requests.
+
+    Each way assumes that the provider stores the whole prompt of each turn.
+    """
     costs = {"five-minute writes": 0.0, "one-hour writes": 0.0, "pause policy": 0.0}
     survival = PauseTimes().survival()
     for turns in sessions:
@@ -218,17 +223,15 @@ def _ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings
         if found is None or not found.input:
             continue
         relative = CachePrices(found.of_reuse / found.input, found.of_5m / found.input, found.of_1h / found.input)
-        steps = [Step(turn.prompt_tokens, round(turn.prompt_tokens * _share(turn)), turn.pause) for turn in turns]
+        steps = [
+            Step(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause) for turn in turns
+        ]
         steps.append(Step(0, turns[-1].prompt_tokens, inf))
         for name, paid in (
-            ("five-minute writes", price(steps, _none, lambda new, unprotected: False, relative)),
-            ("one-hour writes", price(steps, _none, lambda new, unprotected: True, relative)),
+            ("five-minute writes", price(steps, lambda tokens, kept: 0, lambda new, unprotected: False, relative)),
+            ("one-hour writes", price(steps, lambda tokens, kept: 0, lambda new, unprotected: True, relative)),
             ("pause policy", policy_price(steps, survival, relative)),
         ):
             costs[name] += found.input * paid
     base = costs["five-minute writes"]
     return {name: cost / base for name, cost in costs.items()} if base else {}
-
-
-def _none(tokens: int, kept: int) -> float:
-    return 0

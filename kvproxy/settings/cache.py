@@ -45,13 +45,18 @@ class CacheSettings(Section):
         le=1.0,
         description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
     )
+    conversations: bool = Field(
+        True,
+        description="Match conversations with reworded earlier questions and equal earlier answers, see docs/semantic-cache.md.",
+    )
     max_error: float = Field(
         0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits, for the policy learned."
     )
     lookup_timeout: Seconds = Field(
         0.1,
         ge=0.0,
-        description="Timeout of a semantic lookup. A lookup that exceeds it is skipped, and the request is forwarded.",
+        description="Timeout of a semantic lookup, ten times as long while no other lookup runs. A lookup that exceeds it is"
+        " skipped, and the request is forwarded.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(

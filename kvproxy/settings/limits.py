@@ -28,8 +28,7 @@ class LimitSettings(Section):
     body_seconds: Seconds = Field(
         60.0,
         gt=0,
-        description="Maximum time until a body on cached routes is complete, or until the next chunk on other"
-        " routes; else 408.",
+        description="Maximum time until a body on cached routes is complete, or until the next chunk on other routes; else 408.",
     )
     header_bytes: Bytes = Field(
         64 * 2**10, ge=1024, description="Maximum size of the URL and the headers; excess receives 431."

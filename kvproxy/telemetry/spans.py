@@ -76,28 +76,28 @@ def common_attributes(record: Record) -> dict[str, Value]:
 def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]:
     """Yield the span of the exchange, then the spans of its steps."""
 
-    def moment(clock: float) -> int:
+    def nanoseconds(perf_counter: float) -> int:
         """Convert a value of `time.perf_counter` to nanoseconds since the epoch."""
-        return int((exchange.arrived + clock - exchange.started) * 1e9)
+        return int((exchange.arrived + perf_counter - exchange.started) * 1e9)
 
-    after, end = moment(exchange.started), moment(exchange.ended or exchange.first_byte or exchange.started)
+    after, end = nanoseconds(exchange.started), nanoseconds(exchange.ended or exchange.first_byte or exchange.started)
     attributes = common_attributes(record)
     error = str(attributes["error.type"]) if "error.type" in attributes else None
     name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
-    events = {"gen_ai.first_token": moment(exchange.first_byte)} if exchange.first_byte else {}
+    events = {"gen_ai.first_token": nanoseconds(exchange.first_byte)} if exchange.first_byte else {}
     attributes |= _exchange_attributes(exchange, record)
     yield Span(name, "server", after, end, trace.span, attributes, events, error)
     if exchange.exact_done:
-        start, after = after, moment(exchange.exact_done)
+        start, after = after, nanoseconds(exchange.exact_done)
         yield Span("lookup exact", "internal", start, after, attributes={"kvproxy.hit": record.layer == "exact"})
     if exchange.semantic_done:
-        start, after = after, moment(exchange.semantic_done)
+        start, after = after, nanoseconds(exchange.semantic_done)
         judged: dict[str, Value] = {"kvproxy.hit": record.layer == "semantic"}
         yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour(record))
     if record.layer not in _BACKEND and record.reason not in _BROKEN:
         return
     known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
-    opened = {"answer begins": moment(exchange.backend_started)} if exchange.backend_started else {}
+    opened = {"answer begins": nanoseconds(exchange.backend_started)} if exchange.backend_started else {}
     error = record.reason if exchange.failure is not None else str(record.status) if record.status >= 400 else None
     if record.layer == "shared":
         yield Span("wait for the same request", "internal", after, end, None, known, opened, error)

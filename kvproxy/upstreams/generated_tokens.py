@@ -91,7 +91,7 @@ class GeneratedTokens:
         return plain.tokens
 
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
-        """Keep the tokens up to the first block after which both prompts are the same."""
+        """Keep `tokens` up to the first block boundary of `plain` after which the two prompts are equal, for later prompts."""
         same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for hasher, size in self._mirror.hash_schemes():
             _, numbers = plain.block_hashes(hasher, size)

@@ -95,7 +95,7 @@ def run_process(app: Callable[[], Starlette] = constant_app) -> Iterator[str]:
 def kvproxy(data: Path, *flags: str, **variables: str) -> Iterator[Serving]:
     """Run `kvproxy serve` with a data folder, flags, and environment variables."""
     port = free_port()
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--data", str(data), *flags]
+    command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--data", str(data), *flags]
     with serve(command, port, data / "server.log", env=os.environ | {"HF_HUB_OFFLINE": "1"} | variables) as server:
         yield server
 

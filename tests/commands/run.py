@@ -79,7 +79,7 @@ def process(*arguments: object, url: str = NOWHERE, **environment: str) -> subpr
 
 def command(*arguments: object) -> list[str]:
     """The command line of a process."""
-    return [sys.executable, "-m", "kvproxy.commands", *map(str, arguments)]
+    return [sys.executable, "-m", "kvproxy", *map(str, arguments)]
 
 
 def result(*arguments: object, url: str = NOWHERE, **environment: str) -> Any:

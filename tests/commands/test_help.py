@@ -1,9 +1,12 @@
 """The help: panels, short lines, plain sentences, and no slow imports."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -54,6 +57,19 @@ def test_help_as_a_process_loads_nothing_that_is_slow() -> None:
     )
     assert "serve" in done.stdout
     assert done.stdout.endswith("[]\n")
+
+
+def test_ctrl_c_during_the_imports_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    arguments = [sys.executable, "-m", "kvproxy", "--help"]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths}, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=30)[1], process.returncode) == (b"", 130)
 
 
 def test_the_version() -> None:

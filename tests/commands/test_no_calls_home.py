@@ -22,7 +22,7 @@ from tests.processes import serve
 
 _REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
 _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
-KVPROXY = [sys.executable, "-m", "kvproxy.commands"]
+KVPROXY = [sys.executable, "-m", "kvproxy"]
 
 
 @pytest.fixture

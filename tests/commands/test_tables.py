@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.tables import Layout, digest, print_table, text
+from kvproxy.commands.tables import Column, Layout, digest, print_table, text
 from kvproxy.errors import InvalidRequest
 
 COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
@@ -19,10 +19,10 @@ CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)
 ROWS = st.lists(st.tuples(CELLS, st.integers(0, 10**7), CELLS, CELLS), min_size=1, max_size=5)
 
 
-def printed(*arguments: Any, **options: Any) -> tuple[list[str], str]:
+def printed(columns: Sequence[Column | str], rows: list[Any], **options: Any) -> tuple[list[str], str]:
     """The lines of a table, and the note below it."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        print_table(*arguments, **options)
+        print_table([dict(zip(columns, row, strict=True)) for row in rows], **options)
     return out.getvalue().split("\n")[:-1], err.getvalue()
 
 
@@ -104,4 +104,4 @@ def test_columns_are_selected_by_name_in_a_pipe() -> None:
     with terminal():
         assert printed(WIDE, [ROW], layout=Layout(columns="ms, layer"))[0] == ["ms\tlayer", "12.5\tsemantic"]
     with pytest.raises(InvalidRequest, match="no column 'nope': use some of time, layer, model"):
-        print_table(WIDE, [ROW], layout=Layout(columns="ms,nope"))
+        printed(WIDE, [ROW], layout=Layout(columns="ms,nope"))

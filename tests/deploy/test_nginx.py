@@ -82,7 +82,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         proxies = []
         for name in ("a", "b"):
             port = free_port()
-            command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--upstream", address]
+            command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--upstream", address]
             command += ["--store", postgres, "--data", str(folder / name), "--no-semantic"]
             # One name for both, whatever each is called.
             proxies.append(opened.enter_context(serve(command, port, folder / f"{name}.log")))

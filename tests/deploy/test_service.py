@@ -21,7 +21,7 @@ import ctypes, os, sys
 if ctypes.CDLL(None, use_errno=True).prctl(65, 1, 0, 0, 0):
     sys.exit("no PR_SET_MDWE")
 os.umask(0o077)
-os.execv(sys.executable, [sys.executable, "-m", "kvproxy.commands", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "kvproxy", *sys.argv[1:]])
 """
 
 

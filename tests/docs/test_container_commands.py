@@ -12,7 +12,7 @@ from tests.ports import free_port
 from tests.processes import serve
 
 ROOT = Path(__file__).resolve().parents[2]
-KVPROXY = [sys.executable, "-m", "kvproxy.commands"]
+KVPROXY = [sys.executable, "-m", "kvproxy"]
 
 
 def entrypoint() -> list[str]:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from kvproxy.demo import model_path
+from kvproxy.engine.sampler.sampler import SampledToken
+from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser, learn_tool_call_format
-from kvproxy.generation import Delta, Usage
+from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams, Usage
 from tests.engine.templates import HERMES, LLAMA, MISTRAL, NAMELESS, PLAIN, PYTHONIC
 
 SPECIAL = {"[TOOL_CALLS]": 5, "<|im_start|>": 6, "<|im_end|>": 7}
@@ -139,3 +141,28 @@ def test_other_text_passes_as_it_is(text: str, cuts: list[int]) -> None:
     read = [reader.parse(piece) for piece in pieces_of("." + text, cuts)]
     assert "".join(piece.text for piece in read) == "." + text
     assert not any(piece.calls for piece in read)
+
+
+class Characters:
+    """A tokenizer whose ids are characters."""
+
+    eos_ids = frozenset[int]()
+    tool_call_format = form_of(HERMES)
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("text", "has_tools", "awaits_user"),
+    [("<tool_call>", True, False), ("It rains.", True, True), ("<b>", False, True)],
+)
+def test_a_session_awaits_a_person_unless_its_answer_is_a_call(text: str, has_tools: bool, awaits_user: bool) -> None:
+    grammar = Grammar("lark", "") if has_tools else None
+    tokenizer: Any = Characters()
+    sequence = SequenceState(
+        GenerationRequest("one", (1,), SamplingParams(), grammar=grammar), 0, 20, tokenizer, lambda delta: None
+    )
+    for letter in text:
+        sequence.append(SampledToken(ord(letter)))
+    assert sequence.cache_request.awaits_user is awaits_user

@@ -99,7 +99,7 @@ class Recipe:
         (folder / "bin").mkdir(exist_ok=True)
         link = folder / "bin" / "kvproxy"
         if not link.exists():
-            link.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{ours / "python"}" -m kvproxy.commands "$@"\n')
+            link.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{ours / "python"}" -m kvproxy "$@"\n')
             link.chmod(0o755)
         variables = os.environ | {
             "PATH": f"{folder / 'bin'}:{path}",

@@ -20,7 +20,7 @@ ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "
 def proxy_process(upstream: str, data: Path, log: Path, *flags: str, **settings: object) -> Iterator[Serving]:
     """Run a proxy, and require a log without tracebacks. `settings` are named as in the environment, in lower case."""
     port = free_port()
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", str(port), "--upstream", upstream]
+    command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--upstream", upstream]
     given = {f"KVPROXY_{name.upper()}": str(value) for name, value in settings.items()}
     with serve([*command, "--data", str(data), *flags], port, log, env=os.environ | given) as serving:
         yield serving

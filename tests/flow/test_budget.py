@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -46,6 +47,18 @@ def test_a_lookup_that_takes_too_long_is_skipped_counted_and_embedded_later(
         slow.set()
         # And it is found for similar questions.
         until(lambda: "semantic" in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"])
+
+
+def test_a_lookup_alone_has_more_time_than_others(tmp_path: Path, slow: threading.Event) -> None:
+    with proxy(tmp_path, checked(), lookup_timeout=0.3) as (url, services, _), ThreadPoolExecutor() as pool:
+        ask(url, QUESTION, "confirm")
+        slow.clear()
+        first = pool.submit(ask, url, CLOSE, "no-store")
+        assert services.answerer.semantic is not None
+        until(lambda: not services.answerer.semantic._queue.is_idle)
+        assert 'detail="skipped"' in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"]
+        slow.set()
+        assert "semantic" in first.result().headers["cache-status"]
 
 
 def test_who_takes_only_a_cached_answer_has_all_the_time(tmp_path: Path, slow: threading.Event) -> None:

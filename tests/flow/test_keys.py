@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import NoCacheKey
+from kvproxy.exchange import CacheKey
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import RuleSettings
@@ -89,6 +91,51 @@ def test_every_header_with_credentials_makes_a_tenant() -> None:
     assert tenant_of({}) == tenant_of({"user-agent": "a"}) == "public"
 
 
+def conversation(*turns: str, system: str = "s", **fields: Any) -> dict[str, Any]:
+    """Return a body with the turns of the user and the assistant in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
+    return {"model": "m", "messages": [{"role": "system", "content": system}, *messages], **fields}
+
+
+def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
+    def key(body: dict[str, Any], tenant: str | None = None, on: bool = True) -> CacheKey:
+        return cache_key(call(body, tenant), "x", conversations=on)
+
+    first = key(conversation("one", "1", "two", "2", "three"))
+    assert first.text == "one \u23ce two \u23ce three"
+    assert first.namespace == key(conversation("eins", "1", "zwei", "2", "drei")).namespace
+    for body in (
+        conversation("one", "1", "two", "2.", "three"),
+        conversation("one", "1", "three"),
+        conversation("one", "1", "two", "2", "three", system="t"),
+        conversation("one", "1", "two", "2", "three", temperature=0.5),
+        conversation("one", "1", "two " * 300, "2", "three"),
+        conversation("one", "1", "two \u23ce two", "2", "three"),
+        conversation("one", "1", "two \u2764\ufe0f", "2", "three"),
+    ):
+        assert key(body).namespace != first.namespace
+    assert key(conversation("one", "1", "two", "2", "three"), "Bearer a").namespace != first.namespace
+    # A question that was not answered is a part of the namespace.
+    unanswered = [{"role": "user", "content": text} for text in ("one", "two")]
+    assert key({"model": "m", "messages": unanswered}).text == "two"
+    off = key(conversation("one", "1", "two"), on=False)
+    assert off.text == "two"
+    assert off.namespace != key(conversation("eins", "1", "two"), on=False).namespace
+
+
+@pytest.mark.parametrize(("name", "field"), [("messages", "messages"), ("responses", "input")])
+def test_other_apis_have_conversations_too(name: ApiName, field: str) -> None:
+    def key(question: str) -> CacheKey:
+        turns = [("user", question), ("assistant", "1"), ("user", "two")]
+        body = {"model": "m", field: [{"role": role, "content": text} for role, text in turns]}
+        return cache_key(api_request(body, name), "x", conversations=True)
+
+    assert key("one").text == "one \u23ce two"
+    assert key("one").namespace == key("uno").namespace
+    assert key("one").exact != key("uno").exact
+
+
 def test_what_is_never_matched_by_similarity() -> None:
     def said(text: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": text}]}
@@ -109,6 +156,7 @@ def test_what_is_never_matched_by_similarity() -> None:
         {"messages": [{"role": "assistant", "content": "a"}]},
         said("x" * 801),
         said("\u00e9" * 400 + "x"),
+        said("one \u23ce two"),
     ):
         assert cache_key(call(plain | change), "x").text is None
 

@@ -27,7 +27,7 @@ def test_no_file_of_a_proxy_can_be_read_by_others(tmp_path: Path) -> None:
     data.mkdir(mode=0o755)
     for name in ("responses.db", "responses.db-wal"):
         (data / name).touch(0o644)
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--json", "--no-semantic", "--port", str(port)]
+    command = [sys.executable, "-m", "kvproxy", "serve", "--json", "--no-semantic", "--port", str(port)]
     with (
         run_plain_upstream() as upstream,
         subprocess.Popen(

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "commands", "index", "kvproxy")
 NEEDED = {
     "kvproxy/py.typed",
+    "kvproxy/__main__.py",
     "kvproxy/commands/__init__.py",
     "kvproxy/demo/model/model.safetensors",
     "kvproxy/demo/model/tokenizer.json",
@@ -89,7 +90,7 @@ def test_a_proxy_from_the_wheel_loads_no_model_library(wheel: Path, tmp_path: Pa
     unpacked, port = tmp_path / "unpacked", free_port()
     zipfile.ZipFile(wheel).extractall(unpacked)
     (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
-    assert "kvproxy = kvproxy.commands:main" in entry_points.read_text()
+    assert "kvproxy = kvproxy.__main__:main" in entry_points.read_text()
     kept = ("PATH", "HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "KVPROXY_CACHE__LOOKUP_TIMEOUT")
     env = {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONPATH": f"{tmp_path}:{unpacked}"}
     with run_plain_upstream() as upstream:

@@ -12,7 +12,7 @@ from tests.ports import free_port
 
 def test_each_line_is_a_json_object(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", "0", "--no-semantic", "--upstream", dead]
+    command = [sys.executable, "-m", "kvproxy", "serve", "--port", "0", "--no-semantic", "--upstream", dead]
     command += ["--data", str(tmp_path), "--log-format", "json", "--log-level", "info"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None

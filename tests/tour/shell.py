@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.commands.run import kvproxy
 
-WIDTH = 100
+WIDTH = 80
 """Columns of the terminal."""
 _FUNCTION = """
 kvproxy() {

@@ -2,13 +2,14 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from kvproxy.index.store import EntryFilter
+from kvproxy.http.services import Services
+from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
 from tests.ui.conftest import HOSTILE, ask
@@ -100,6 +101,26 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
     page.driver.get(shared)
     page.until(lambda: "The guard `numbers` vetoed" in page.text(".beside .sentences"))
     page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])
+
+
+def test_a_question_appears_when_its_response_is_committed(
+    page: Page, running: tuple[str, Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, services = running
+    go, put = threading.Event(), services.answerer.store.put_many
+
+    def late(entries: Sequence[NewEntry]) -> WriteResult:
+        assert go.wait(30)
+        return put(entries)
+
+    monkeypatch.setattr(services.answerer.store, "put_many", late)
+    page.open(url, "journal")
+    rows = ".grid .row[id] > :last-child"
+    page.until(lambda: page.texts(rows))
+    ask(url, "dora", "Is it committed late?")
+    page.until(lambda: page.texts(rows)[0] == "–")
+    go.set()
+    page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
 
 
 @pytest.fixture

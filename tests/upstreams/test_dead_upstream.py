@@ -41,7 +41,7 @@ def test_the_log_and_ready_report_an_outage_once_per_change(tmp_path: Path, capl
 def test_the_banner_names_a_dead_upstream_the_dashboard_and_a_request_that_works(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     with run_plain_upstream() as alive:
-        command = [sys.executable, "-m", "kvproxy.commands", "serve", "--port", "0", "--no-semantic"]
+        command = [sys.executable, "-m", "kvproxy", "serve", "--port", "0", "--no-semantic"]
         command += ["--data", str(tmp_path), "--upstream", dead, "--upstream", alive]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
         try:

@@ -130,7 +130,7 @@ def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_graph() -> bytes:
-    """Build the product of `tokens` `[1, 1, 2]` and the largest 8-bit weights, which `computes_int8_exactly` tests."""
+    """Return a graph that multiplies `tokens` `[1, 1, 2]` by the largest 8-bit weights, for `computes_int8_exactly`."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

@@ -19,7 +19,7 @@ class ClassErrors:
     """Evidence about the classes of one namespace.
 
     Attributes:
-        odds: by class, the odds that its answer has changed; a class without evidence is absent.
+        odds: by class, the odds that fresh responses no longer equal its stored answer; a class without evidence is absent.
         lifted_guards: pairs (class, guard). The guard's vetoes are ignored, because the last compared answers were equal.
     """
 

@@ -9,6 +9,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
+from kvproxy.index.search.conversations import last_turn
 from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation, Observations
@@ -128,7 +129,7 @@ class FeedbackRecorder:
         await asyncio.to_thread(self._add, verdict)
 
     def _vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
-        return () if self._policy is None else self._policy.vetoes(question, cached_question)
+        return () if self._policy is None else self._policy.vetoes(last_turn(question), last_turn(cached_question))
 
     def _add(self, observation: Observation) -> None:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])

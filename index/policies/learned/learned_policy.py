@@ -58,7 +58,7 @@ class LearnedPolicy:
         self.max_error = max_error
         self.floor = floor
         self._observations = observations
-        self._checked = checked
+        self.checked = checked
         self._guards = tuple(guards)
         self._has_new_words = has_new_words
         self._prior = Prior()
@@ -90,7 +90,7 @@ class LearnedPolicy:
         error = learner.checked_error
         # `checked` must not overrule a decision within the limit: a stricter request could have a hit and a plain one not.
         decided = estimate.error <= learner.level.limit
-        if self._checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
+        if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return Ruling(decisions, None, 0.0, record)
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
 
@@ -112,12 +112,12 @@ class LearnedPolicy:
         if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         # A single entry does not show what its answer depends on.
-        if self._checked is None:
+        if self.checked is None:
             return Decision("uncertain", error=error)
-        decision = replace(self._checked.decide(question, [nearest], limits).decisions[0], error=error)
+        decision = replace(self.checked.decide(question, [nearest], limits).decisions[0], error=error)
         if decision.verdict == "accepted" and estimate.is_only_member and not learner.may_serve_checked:
             # The level of `checked` is enough only if it has proved to be right here.
-            is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self._checked.level)
+            is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self.checked.level)
             return decision if is_sure else replace(decision, verdict="low probability")
         return decision
 
@@ -130,8 +130,8 @@ class LearnedPolicy:
         error: float,
         chance: float,
     ) -> Ruling:
-        assert self._checked is not None
-        ruling = self._checked.decide(question, neighbours[: self._checked.reach], limits)
+        assert self.checked is not None
+        ruling = self.checked.decide(question, neighbours[: self.checked.reach], limits)
         decisions = [
             decision if decision.score is None else replace(decision, error=error) for decision in ruling.decisions
         ]

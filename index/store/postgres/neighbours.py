@@ -80,14 +80,14 @@ class PostgresNeighbours(Neighbours):
         )
         for graph in graphs:
             if graph["name"] not in kept_names:
-                with self._exclusive_connection(graph["name"]) as connection:
+                with self._locked_connection(graph["name"]) as connection:
                     if connection is not None:
                         connection.execute(
                             sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(graph["name"]))
                         )
 
     @contextlib.contextmanager
-    def _exclusive_connection(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
+    def _locked_connection(self, name: str) -> Iterator[psycopg.Connection[Row] | None]:
         with self._database.connection() as connection:
             mine = connection.execute("select pg_try_advisory_lock(hashtext(%s)) as mine", [name]).fetchone()
             if not mine or not mine["mine"]:
@@ -108,7 +108,7 @@ class PostgresNeighbours(Neighbours):
         )
         if self._rows(is_valid, name=name):
             return
-        with self._exclusive_connection(name) as connection:
+        with self._locked_connection(name) as connection:
             if connection is None:
                 return
             # An interrupted attempt leaves an invalid index.

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput
 from kvproxy.apis.field_checks import check_flag, check_integer
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field
+from kvproxy.apis.json import Json, JsonMap, JsonObject, text_of
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import SamplingParams
 
@@ -110,12 +110,7 @@ def only_text_error(param: str) -> InvalidRequest:
 def with_text_content(message: JsonObject) -> JsonObject:
     """Return a message whose content is one text, as chat templates require."""
     content = message.get("content")
-    if not isinstance(content, list):
-        return {**message, "content": content or ""}
-    parts: list[str] = []
-    for part in content:
-        text = field(part, "text")
-        if field(part, "type") != "text" or not isinstance(text, str):
-            raise only_text_error("messages")
-        parts.append(text)
-    return {**message, "content": "".join(parts)}
+    text = text_of(content) if isinstance(content, list) else content or ""
+    if text is None:
+        raise only_text_error("messages")
+    return {**message, "content": text}

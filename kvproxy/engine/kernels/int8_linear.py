@@ -35,7 +35,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize(model: Any) -> None:
-    """Quantize all linear layers of a model in bfloat16 on a CPU."""
+    """Replace all linear layers of a model by 8-bit ones. The model must be on a CPU, in bfloat16."""
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

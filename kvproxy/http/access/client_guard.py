@@ -48,7 +48,7 @@ class Clients:
         """Read the clients again if they have changed.
 
         Args:
-            change: number of the last change in PostgreSQL.
+            change: number of the latest change in PostgreSQL; 0 without PostgreSQL.
         """
         stamp = change, *self._file_version()
         if stamp == self._changed:

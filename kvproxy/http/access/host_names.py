@@ -1,6 +1,5 @@
 """Classification of host names: loopback, private, or public."""
 
-from functools import lru_cache
 from ipaddress import ip_address
 
 # These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
@@ -14,7 +13,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-@lru_cache(maxsize=1024)
 def is_public_name(host: str) -> bool:
     """Whether a host is a DNS name with a dot and without a private suffix."""
     try:

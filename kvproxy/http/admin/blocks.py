@@ -100,19 +100,15 @@ async def pin(request: Request) -> Response:
     name, leaf = query.get("name"), query.get("leaf")
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
-    ttl = _ttl(query.get("ttl"))
+    lifetime = query.get("ttl")
+    ttl = None if lifetime is None else seconds(lifetime, "ttl")
+    if ttl == 0:
+        raise InvalidRequest("ttl must be above 0", param="ttl")
     asked = None if leaf else await read_request(request)
     tokens = await app.prefix.pin(name, ttl, asked, leaf)
     if tokens == 0:
         raise NotFound("no full block of this prompt is cached: send it once, then pin it")
     return reply({"name": name, "tokens": tokens, "ttl": ttl})
-
-
-def _ttl(text: str | None) -> float | None:
-    value = None if text is None else seconds(text, "ttl")
-    if value == 0:
-        raise InvalidRequest("ttl must be above 0", param="ttl")
-    return value
 
 
 async def unpin(request: Request) -> Response:

@@ -1,13 +1,13 @@
 """uvicorn's server with timeouts for slow connections and a graceful shutdown."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FrameType
 from typing import cast
 
 import uvicorn
@@ -138,15 +138,7 @@ class ProxyServer(uvicorn.Server):
         for connection in self._connections():
             connection.transport.abort()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals like uvicorn, but do not raise them again, so that SIGTERM and Ctrl-C exit with code 0."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop. uvicorn would raise the signal again at the end, so that SIGTERM and Ctrl-C would not exit with code 0."""
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()

@@ -37,10 +37,10 @@ class EarlierPrefix:
         stored: tokens that the provider had stored; None if it does not report them.
         moved: the prefix was sent to another upstream.
         expired: the provider's limit for unused prefixes had passed.
-        diverges: a provider stores prefixes at breakpoints only, and the prompt changed before the next one.
+        diverges: the prompt changed before the next breakpoint, and the provider stores prefixes at breakpoints only.
         minimum: fewest tokens that the provider stores; 0 for an engine.
-        repeated: tokens after the prefix that the earlier prompt had, too.
-        block: tokens of the engine's blocks.
+        repeated: tokens of equal texts that follow the first difference.
+        block: tokens in a block of the engine.
     """
 
     tokens: int = 0

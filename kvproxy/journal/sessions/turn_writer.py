@@ -143,7 +143,7 @@ class TurnWriter:
             self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
     def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
-        """Texts among the values are stored as ids."""
+        """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause. Strings are stored as ids."""
         stored = [self._strings.number(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
         self._connection.execute(_INSERT, row)

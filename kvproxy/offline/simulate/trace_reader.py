@@ -43,7 +43,7 @@ class Workload:
     Attributes:
         arrivals: by time, or in the order of the file without times.
         block_tokens: tokens in a block.
-        notes: what the format cannot show.
+        notes: sentences about the facts that the format does not contain.
     """
 
     arrivals: list[Arrival]
@@ -52,6 +52,7 @@ class Workload:
 
     @property
     def chains(self) -> list[ChainRequest]:
+        """Return the prompts in order, with their time and client if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
         return [replace(each.chain, use=Use(each.seconds, each.client, each.awaits_user)) for each in self.arrivals]

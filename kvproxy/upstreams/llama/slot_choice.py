@@ -28,17 +28,17 @@ class SlotChoice:
 
 
 def choose_slot(
-    prompt: Tokens, free: "Sequence[Slot]", files: Sequence[tuple[str, Tokens]], min_tokens: int
+    prompt: Tokens, free_slots: "Sequence[Slot]", files: Sequence[tuple[str, Tokens]], min_tokens: int
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
     Common prefixes below `min_tokens` are ignored, since a chat template begins all prompts alike.
     """
-    if not free:
+    if not free_slots:
         return None
-    common = {slot.id: common_prefix(slot.prefix, prompt) for slot in free}
-    oldest = min(free, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
-    best = min(free, key=lambda slot: (-common[slot.id], count(slot.prefix), slot.used, slot.id))
+    common = {slot.id: common_prefix(slot.prefix, prompt) for slot in free_slots}
+    oldest = min(free_slots, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
+    best = min(free_slots, key=lambda slot: (-common[slot.id], count(slot.prefix), slot.used, slot.id))
     matches = ((name, common_prefix(tokens, prompt)) for name, tokens in files)
     name, restored = max(matches, key=lambda match: match[1], default=("", 0))
     if restored >= common[best.id] + min_tokens:

@@ -1,4 +1,4 @@
-"""The block cache under S3-FIFO: a valid cache, that keeps parents, and evicts as the simulation says."""
+"""The block cache under S3-FIFO and `sessions`: a valid cache, that keeps parents, and evicts as the simulation says."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +16,8 @@ SIZE = 2
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
 
 
-def manager(num_blocks: int) -> KVCacheManager:
-    return KVCacheManager(num_blocks, SIZE, hasher=BlockHasher(seed="x"), policy="s3fifo")
+def manager(num_blocks: int, policy: str = "s3fifo") -> KVCacheManager:
+    return KVCacheManager(num_blocks, SIZE, hasher=BlockHasher(seed="x"), policy=policy)
 
 
 def start(cache: KVCacheManager, id: str, tokens: list[int]) -> CacheRequest | None:
@@ -40,10 +40,11 @@ def assert_sound(cache: KVCacheManager) -> None:
     assert empty == sorted(empty, reverse=True), "a cached block goes before an empty one"
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("policy", ["s3fifo", "sessions"])
+@settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_chains_stay_whole(data: st.DataObject) -> None:
-    cache = manager(14)
+def test_chains_stay_whole(policy: str, data: st.DataObject) -> None:
+    cache = manager(14, policy)
     live: list[CacheRequest] = []
     for number in range(data.draw(st.integers(1, 30))):
         action = data.draw(st.sampled_from(["start", "start", "decode", "fork", "end", "reset"]))
@@ -88,10 +89,11 @@ def test_the_pool_hits_what_the_simulation_hits(paths: list[list[int]], capacity
     assert hits == simulate(requests, capacity, "s3fifo").hits
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("policy", ["s3fifo", "sessions"])
+@settings(max_examples=40, deadline=None)
 @given(PATHS, st.integers(1, 12))
-def test_blocks_go_in_the_order_of_the_queue(paths: list[list[int]], count: int) -> None:
-    cache = manager(13)
+def test_blocks_go_in_the_order_of_the_queue(policy: str, paths: list[list[int]], count: int) -> None:
+    cache = manager(13, policy)
     for number, path in enumerate(paths):
         serve(cache, str(number), [token for token in path for _ in range(SIZE)])
     expected = list(cache.pool.free_queue)[:count]

@@ -34,7 +34,9 @@ class Traffic:
         self.idle: set[str] = set()
         self.seconds = 0.0
 
-    def send(self, chain: str, client: str = "ann", seconds: float = 60.0, *, awaits_user: bool = False) -> None:
+    def send(
+        self, chain: str, client: str = "ann", seconds: float = 60.0, *, awaits_user: bool = False, response: str = ""
+    ) -> None:
         """Send a prompt, whose blocks are the prefixes of a string."""
         self.seconds += seconds
         blocks = [chain[: end + 1] for end in range(len(chain))]
@@ -42,6 +44,8 @@ class Traffic:
             if block in self.idle:
                 self.policy.remove(block)
         self.policy.begin(blocks, Use(self.seconds, client, awaits_user))
+        blocks += [chain + response[: end + 1] for end in range(len(response))]
+        self.policy.end(blocks, Use(self.seconds, client, awaits_user))
         for block in reversed(blocks):
             self.policy.add(block)
         self.idle |= set(blocks)
@@ -97,3 +101,26 @@ def test_a_simulated_pool_keeps_a_slow_session_instead_of_those_that_a_client_le
         blocks = range(start, start + 20)
         requests.append(ChainRequest(blocks, len(blocks), partial=False, use=Use(60.0 * number, client)))
     assert simulate(requests, 60, "sessions").hits > simulate(requests, 60, "lru").hits + 200
+
+
+def test_a_changed_response_is_evicted_first() -> None:
+    traffic = Traffic()
+    traffic.send("qqqq", "bob")
+    traffic.send("abc", response="d")
+    traffic.send("abcx")
+    assert traffic.evict(2) == ["abcd", "qqqq"]
+
+
+def test_a_shared_beginning_outlives_the_sessions_that_clients_left() -> None:
+    traffic = Traffic()
+    for start in "abcdef":
+        traffic.send("s" + start)
+    assert "s" not in traffic.evict(6)
+    assert traffic.evict(1) == ["s"]
+
+
+def test_requests_that_never_finish_leave_nothing_behind() -> None:
+    policy = SessionPolicy[int](10)
+    for number in range(1_000):
+        policy.begin(range(10 * number, 10 * number + 10), Use(float(number)))
+    assert len(policy._sessions) <= 50

@@ -31,6 +31,7 @@ export class Feed {
   #end = false;
   #older = false;
   #newest = null;
+  #completing = false;
 
   constructor(api, filters, signal, changed) {
     Object.assign(this, { api, filters, signal, changed });
@@ -76,6 +77,19 @@ export class Feed {
     if (this.paused) this.held = [...fresh, ...this.held].slice(0, MOST);
     else this.#put(fresh);
     this.changed(this.paused ? 0 : fresh.length);
+    if (fresh.some((record) => record.question === null)) this.#complete();
+  }
+
+  /** Fetch the newest records once more: a question is known when its response is committed, which may be after its request. */
+  async #complete() {
+    if (this.#completing) return;
+    this.#completing = true;
+    await sleep(2 * AGAIN);
+    this.#completing = false;
+    const rows = await this.api.get("log", { ...this.filters, limit: PAGE }, this.signal).catch(() => []);
+    const later = new Map(rows.map((row) => [row.number, row]));
+    for (const list of [this.rows, this.held]) list.forEach((row, place) => { list[place] = later.get(row.number) ?? row; });
+    this.changed(0);
   }
 
   #put(fresh) {

@@ -1,5 +1,0 @@
-"""Runs `python -m kvproxy.commands`."""
-
-from kvproxy.commands import main
-
-main()

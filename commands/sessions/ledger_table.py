@@ -1,0 +1,24 @@
+"""The table of a ledger: reused and lost prompt tokens."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.tables import Row, text
+
+if TYPE_CHECKING:
+    from kvproxy.journal.sessions.session_reader import LedgerReport
+
+
+def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
+    """Yield a row for each result of prompt tokens, with its meaning."""
+    from kvproxy.journal.sessions.ledger import CAUSES
+
+    for row in report.rows:
+        yield {
+            text("Result"): row.result,
+            "Tokens#": row.tokens,
+            "Share#": percent(row.share),
+            f"{report.currency}#?": money(row.cost),
+            text("Meaning"): CAUSES.get(row.result, "The backend had them."),
+        }

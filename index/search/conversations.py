@@ -1,0 +1,63 @@
+"""Questions of conversations: their earlier user turns and the last turn, joined to one text."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+
+SEPARATOR = "⏎"
+"""Stands between two turns, with a space before and after it. A turn that contains it has exact hits only."""
+_JOIN = f" {SEPARATOR} "
+_MAX_COMPARED = 5
+"""Pairs of reworded turns that a lookup compares; each takes a vector and a run of the verifier."""
+
+
+def join_turns(turns: Sequence[str]) -> str:
+    return _JOIN.join(turns)
+
+
+def last_turn(question: str) -> str:
+    return question.rpartition(_JOIN)[2]
+
+
+def earlier_turns(question: str) -> list[str]:
+    return question.split(_JOIN)[:-1]
+
+
+class EarlierTurns:
+    """Compares the earlier turns of a question with those of its neighbours.
+
+    Args:
+        embed: returns the vector of a text, `[dim]` float32 of length 1; None if the text has none.
+        policy: decides about two turns as about two questions; None requires equal turns.
+    """
+
+    def __init__(
+        self, question: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
+    ) -> None:
+        self._turns = earlier_turns(question)
+        self._policy = policy
+        self._limits = limits
+        self._embed = embed
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def match(self, question: str) -> bool:
+        """Whether each earlier turn of a stored question equals its counterpart, or the policy would serve it for it."""
+        stored = earlier_turns(question)
+        return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
+
+    def _are_alike(self, turn: str, stored: str) -> bool:
+        if turn == stored:
+            return True
+        if (turn, stored) not in self._known:
+            self._known[turn, stored] = len(self._known) < _MAX_COMPARED and self._decide(turn, stored)
+        return self._known[turn, stored]
+
+    def _decide(self, turn: str, stored: str) -> bool:
+        if self._policy is None:
+            return False
+        one, other = self._embed(turn), self._embed(stored)
+        if one is None or other is None:
+            return False
+        return self._policy.decide(turn, [Neighbour(stored, float(one @ other))], self._limits).chosen is not None

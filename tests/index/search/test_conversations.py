@@ -1,0 +1,100 @@
+"""Conversations match if their answers are equal and each question means the same, in order."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.policy import Limits, Policy, meaning_of
+from kvproxy.index.policies.threshold import ThresholdPolicy
+from kvproxy.index.search.conversations import EarlierTurns, earlier_turns, join_turns, last_turn
+from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store import SqliteStore
+from tests.index.doubles import HashEmbedder
+from tests.index.entries import make_entry
+
+SAME = (
+    ("How do I enable 2FA?", "How can I enable 2FA?"),
+    ("Is port 80 open?", "Is port 80 open now?"),
+    ("When does the bank open?", "When does the bank open, please?"),
+    ("Who beat Brazil?", "Who beat Brazil?"),
+)
+OTHER = (
+    ("How do I enable 2FA?", "How do I disable 2FA?"),
+    ("Is port 80 open?", "Is port 443 open?"),
+    ("Does it work on Monday?", "Does it work on Sunday?"),
+    ("What does it cost in Paris?", "What does it cost in Rome?"),
+    ("How do I get from Oslo to Rome?", "How do I get from Rome to Oslo?"),
+    ("Does it work?", "Does it not work?"),
+    ("Explain it in one sentence.", "Explain it step by step."),
+)
+EVERYTHING = ThresholdPolicy(-1.0, GUARDS)
+"""Serves every neighbour that no guard vetoes."""
+
+
+def earlier(turns: Sequence[str], policy: Policy | None = EVERYTHING) -> EarlierTurns:
+    embedder = HashEmbedder()
+    return EarlierTurns(join_turns([*turns, "continue"]), policy, Limits(), lambda text: embedder.embed([text])[0])
+
+
+@given(
+    st.lists(st.sampled_from(SAME), max_size=3),
+    st.sampled_from(OTHER),
+    st.lists(st.sampled_from(SAME), max_size=1),
+    st.booleans(),
+)
+def test_one_earlier_question_that_a_guard_refuses_prevents_a_match(
+    before: list[tuple[str, str]], other: tuple[str, str], after: list[tuple[str, str]], turned: bool
+) -> None:
+    asked, stored = zip(*before, other, *after, strict=True)
+    if turned:
+        asked, stored = stored, asked
+    assert not earlier(asked).match(join_turns([*stored, "continue"]))
+
+
+@given(st.lists(st.sampled_from(SAME), min_size=1, max_size=4))
+def test_reworded_questions_match_in_order_only(turns: list[tuple[str, str]]) -> None:
+    asked, stored = zip(*turns, strict=True)
+    found = earlier(asked)
+    assert found.match(join_turns([*stored, "continue"]))
+    assert not found.match(join_turns([*stored[1:], "continue"]))
+    assert not found.match(join_turns([*stored, stored[0], "continue"]))
+
+
+def test_without_a_policy_or_a_vector_only_equal_turns_match() -> None:
+    one, other = SAME[0]
+    assert earlier([one], None).match(join_turns([one, "continue"]))
+    assert not earlier([one], None).match(join_turns([other, "continue"]))
+    unreadable = EarlierTurns(join_turns([one, "continue"]), EVERYTHING, Limits(), lambda text: None)
+    assert not unreadable.match(join_turns([other, "continue"]))
+
+
+def test_a_lookup_compares_few_pairs() -> None:
+    found = earlier(["Is it open?"])
+    stored = [join_turns([f"Is it{' ' * number}open?", "continue"]) for number in range(2, 9)]
+    assert [found.match(each) for each in stored] == [True] * 5 + [False] * 2
+    assert found.match(stored[0])
+
+
+def test_a_single_turn_has_no_earlier_turns() -> None:
+    assert (last_turn("a"), earlier_turns("a")) == ("a", [])
+    joined = join_turns(["a", "b", "c"])
+    assert (last_turn(joined), earlier_turns(joined)) == ("c", ["a", "b"])
+
+
+@pytest.mark.parametrize(("turn", "served"), [(SAME[0][1], True), (OTHER[0][1], False)])
+async def test_a_lookup_serves_the_answer_and_says_why_not(store: SqliteStore, turn: str, served: bool) -> None:
+    cache = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, GUARDS), threads=1)
+    try:
+        await cache.insert(make_entry(join_turns([SAME[0][0], "And then?"])))
+        found = await cache.lookup("n", join_turns([turn, "And then?"]))
+        assert (found.entry is not None) is served
+        (candidate,) = found.candidates
+        assert candidate.guard == (None if served else "context")
+        assert served or meaning_of(candidate.verdict, candidate.guard) == "an earlier question has another meaning"
+        assert not (await cache.lookup("n", "And then?")).entry
+        assert not (await cache.lookup("other", join_turns([turn, "And then?"]))).entry
+    finally:
+        cache.close()

@@ -59,9 +59,7 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, reach: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `reach` entries, and at least `reach` entries that are fresh enough, with their
-        cosines.
-        """
+        """Return the nearest `reach` entries and `reach` entries that are fresh enough, with their cosines."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._neighbours.search(request.namespace, vector, count, floor)

@@ -84,10 +84,7 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen neighbour, else the neighbour with the highest score, else the nearest.
-
-        Candidates with an ignored verdict are omitted.
-        """
+        """Return the chosen neighbour, else the one with the highest score, else the nearest; omit the `ignored` verdicts."""
         left = [each for each in self.candidates if each.verdict not in ignored]
         # `max` returns the nearest of equal ones.
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)

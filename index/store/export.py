@@ -34,10 +34,7 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries whose keys are not stored yet, and return their number.
-
-    The next start of the proxy embeds them.
-    """
+    """Store the entries with new keys, and return their number. The next start of the proxy embeds them."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

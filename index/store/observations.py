@@ -164,10 +164,7 @@ class Observations:
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
     def last_pruned_number(self, namespace: str) -> int:
-        """Return the number up to which a namespace's observations were deleted.
-
-        Its snapshot has at least this number.
-        """
+        """Return the number up to which a namespace's observations were deleted. Its snapshot includes them."""
         rows = self._database.query("select pruned from learned where namespace = :namespace", {"namespace": namespace})
         return int(rows[0]["pruned"]) if rows else 0
 

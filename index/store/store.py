@@ -173,9 +173,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
-        """Return the filter for clear prompts; None if prompts are not encrypted, so that the database can filter
-        them.
-        """
+        """Return the filter for decrypted prompts; None without encryption, so that the database filters them."""
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search

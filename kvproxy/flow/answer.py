@@ -24,7 +24,6 @@ from kvproxy.flow.keep_warm import KeepWarm
 from kvproxy.flow.revalidate import Revalidator
 from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
-from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
@@ -83,9 +82,6 @@ class Answerer:
     @property
     def stale_counts(self) -> dict[str, int]:
         return dict(self._lookup.stale_counts) | self._revalidator.counts
-
-    def freshness(self, entry: Entry) -> Freshness:
-        return entry.freshness(self.clock())
 
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.

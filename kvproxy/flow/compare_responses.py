@@ -83,7 +83,6 @@ class ResponseComparer:
         self._settings = settings
         self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_WAITING)
         self._task: asyncio.Task[None] | None = None
-        self._is_comparing = False
         self.counts: Counter[str] = Counter()
         """By result: right, wrong, undecided, dropped."""
 
@@ -97,11 +96,8 @@ class ResponseComparer:
             self.counts["dropped"] += 1
 
     async def wait_until_idle(self) -> None:
+        """Wait until all queued comparisons are done."""
         await self._queue.join()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._queue.empty() and not self._is_comparing
 
     async def close(self) -> None:
         """Stop the comparisons, and drop the waiting ones."""
@@ -113,7 +109,6 @@ class ResponseComparer:
     async def _work(self) -> None:
         while True:
             request, fresh, lookup = await self._queue.get()
-            self._is_comparing = True
             try:
                 result = await self._observe(request, fresh, lookup)
                 if lookup.observation is not None:
@@ -125,7 +120,6 @@ class ResponseComparer:
                 _log.error("an answer could not be compared", exc_info=error)
             finally:
                 self._queue.task_done()
-                self._is_comparing = False
 
     async def _observe(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
         learning = self._semantic.learning

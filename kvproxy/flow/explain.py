@@ -57,7 +57,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     key = await answerer.key(request)
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
-    freshness: Freshness = "expired" if kept is None else answerer.freshness(kept)
+    freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
     semantic = await _semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer = "none"

@@ -46,7 +46,7 @@ def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
                 # A comparison takes less time than a person's next question.
-                while comparer is not None and (len(coming) or not comparer.is_idle):
+                while comparer is not None and (len(coming) or comparer._queue._unfinished_tasks):  # type: ignore[attr-defined]
                     time.sleep(0.001)
     return found
 

@@ -29,10 +29,7 @@ _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern 
 
 
 def form_differs(question: str, cached_question: str) -> bool:
-    """Whether one question requires a length, style, or format that the other does not.
-
-    For instance `explain it in one sentence` and `explain it step by step`, or `explain it`.
-    """
+    """Whether only one question asks for a length, style, or format: `explain it step by step` and `explain it`."""
     return _forms(question) != _forms(cached_question)
 
 

@@ -14,10 +14,7 @@ _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def has_hidden_text(text: str) -> bool:
-    """Whether a text has characters that readers cannot see or distinguish.
-
-    These are invisible characters, variation selectors, stacked marks, and words of two alphabets.
-    """
+    """Whether a text has invisible characters, stacked marks, variation selectors, or a word of two alphabets."""
     if text.isascii() and text.isprintable():
         return False
     run = 0

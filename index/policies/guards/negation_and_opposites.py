@@ -12,10 +12,7 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 @cache
 def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
-    """Read the opposites of each word from a file of this folder.
-
-    The file is `opposites.txt`, or `antonyms.txt` with further pairs of WordNet.
-    """
+    """Read the opposites of each word from `opposites.txt`, or from `antonyms.txt` with further pairs of WordNet."""
     table: dict[str, set[str]] = {}
     for line in (Path(__file__).parent / name).read_text().splitlines():
         if not line.startswith("#"):
@@ -31,9 +28,7 @@ def negation_differs(question: str, cached_question: str) -> bool:
 
 
 def are_opposites(question: str, cached_question: str) -> bool:
-    """Whether each text has the opposite of a word in the other: `enable` and `disable`, `regular` and
-    `irregular`.
-    """
+    """Whether each text has the opposite of a word in the other: `enable` and `disable`."""
     ours, theirs = set(words(question)), set(words(cached_question))
     ours, theirs = ours - theirs, theirs - ours
     return (

@@ -39,9 +39,7 @@ def _question_kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached_question: str) -> bool:
-    """Whether the texts name different times: `open on monday` and `open on sunday`, or `open today` and
-    `open`.
-    """
+    """Whether the texts name different times: `open on monday` and `open on sunday`, or `open`."""
     ours, theirs = _times(question), _times(cached_question)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & word_lists.DAYS)
 
@@ -58,9 +56,7 @@ def _times(text: str) -> set[str]:
 
 
 def language_differs(question: str, cached_question: str) -> bool:
-    """Whether answers are asked for in different languages, or the questions are written in different
-    languages.
-    """
+    """Whether the questions, or the answers that they ask for, are in different languages."""
     ours, theirs = set(words(question)), set(words(cached_question))
     if word_lists.LANGUAGES & ours != word_lists.LANGUAGES & theirs:
         return True

@@ -14,10 +14,7 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached_question: str) -> bool:
-    """Whether subject and object are swapped, by word order or by voice.
-
-    For instance `who beat Brazil` and `who did Brazil beat`, or `was Tom hit by Ann` and `did Tom hit Ann`.
-    """
+    """Whether subject and object are swapped, as in `was Tom hit by Ann` and `did Tom hit Ann`."""
     ours, theirs = _align_verbs(_content(question), _content(cached_question))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False

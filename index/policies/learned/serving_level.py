@@ -68,9 +68,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """Return the share of wrong answers that the sum of estimated errors implies, after a number of served
-        answers.
-        """
+        """Return the share of wrong answers among `answers` served ones that the sum of estimated errors implies."""
         risk = self.risk / (1 - self.judge_error)
         least, most = 0, answers
         while least < most:

@@ -69,9 +69,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Lend a connection to one thread; raises a CacheStoreError without a new attempt for some seconds after a
-        failure.
-        """
+        """Lend a connection to one thread. For some seconds after a failure, raise a CacheStoreError without an attempt."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:

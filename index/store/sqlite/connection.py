@@ -120,10 +120,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Move the write-ahead log into the open database.
-
-        Otherwise SQLite would later write the log over a new file at the same path.
-        """
+        """Move the write-ahead log into the open database. Later, SQLite would write it over a new file at this path."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

@@ -57,9 +57,7 @@ class SqliteStore(Store):
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors with higher numbers than `after_number`: rising numbers `[n]` int64, and vectors `[n, dim]`
-        float32.
-        """
+        """Return vectors beyond `after_number`: their numbers `[n]` int64, rising, and vectors `[n, dim]` float32."""
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"

@@ -1,16 +1,12 @@
 """Codecs of the embedded engine: they decode requests and encode responses of each API. `codec.py` is the interface."""
 
-from kvproxy.apis.api import ApiName
-from kvproxy.apis.codecs.chat import ChatCodec
+from kvproxy.apis.codecs import chat, completions, messages, responses
 from kvproxy.apis.codecs.codec import Codec
-from kvproxy.apis.codecs.completions import CompletionsCodec
-from kvproxy.apis.codecs.messages import MessagesCodec
-from kvproxy.apis.codecs.responses import ResponsesCodec
 
-CODECS: dict[ApiName, Codec] = {
-    "chat": ChatCodec(),
-    "completions": CompletionsCodec(),
-    "messages": MessagesCodec(),
-    "responses": ResponsesCodec(),
+CODECS = {
+    "chat": Codec(chat.decode_prompt, chat.decode, chat.ChatEncoder),
+    "completions": Codec(completions.decode_prompt, completions.decode, completions.CompletionsEncoder),
+    "messages": Codec(messages.decode_prompt, messages.decode, messages.MessagesEncoder),
+    "responses": Codec(responses.decode_prompt, responses.decode, responses.ResponsesEncoder),
 }
 """The engine does not compute embeddings."""

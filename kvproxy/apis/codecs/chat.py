@@ -15,36 +15,33 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 
 
-class ChatCodec:
-    def decode_prompt(self, body: JsonMap) -> Conversation:
-        messages = tuple(fields.with_text_content(message) for message in objects(body.get("messages")))
-        return Conversation(messages, tuple(objects(body.get("tools"))))
+def decode_prompt(body: JsonMap) -> Conversation:
+    messages = tuple(fields.with_text_content(message) for message in objects(body.get("messages")))
+    return Conversation(messages, tuple(objects(body.get("tools"))))
 
-    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        fields.check_supported(body)
-        prompt, grammar = self.decode_prompt(body), read_json_format(body.get("response_format"), "response_format")
-        tools = read_tool_use(body, prompt.tools)
-        check_one_format(grammar, tools, "response_format")
-        check_integer(body, "top_logprobs", least=0, most=20)
-        if body.get("echo"):
-            raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")
-        limit = fields.integer(body, "max_completion_tokens")
-        request = fields.choices_request(
-            body,
-            prompt,
-            defaults,
-            max_tokens=fields.integer(body, "max_tokens") if limit is None else limit,
-            logprobs=(fields.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
-            prompt_logprobs=fields.integer(body, "prompt_logprobs"),
-        )
-        return replace(request, grammar=grammar, tools=tools)
 
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ChatEncoder":
-        return ChatEncoder(request, model)
+def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
+    fields.check_supported(body)
+    prompt, grammar = decode_prompt(body), read_json_format(body.get("response_format"), "response_format")
+    tools = read_tool_use(body, prompt.tools)
+    check_one_format(grammar, tools, "response_format")
+    check_integer(body, "top_logprobs", least=0, most=20)
+    if body.get("echo"):
+        raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")
+    limit = fields.integer(body, "max_completion_tokens")
+    request = fields.choices_request(
+        body,
+        prompt,
+        defaults,
+        max_tokens=fields.integer(body, "max_tokens") if limit is None else limit,
+        logprobs=(fields.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
+        prompt_logprobs=fields.integer(body, "prompt_logprobs"),
+    )
+    return replace(request, grammar=grammar, tools=tools)
 
 
 class ChatEncoder(ChoicesEncoder):
-    def __init__(self, request: ApiRequest, model: str) -> None:
+    def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         id = f"chatcmpl-{request.request_id}"
         super().__init__(request, model, id, "chat.completion", "chat.completion.chunk")
 

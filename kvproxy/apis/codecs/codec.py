@@ -1,6 +1,6 @@
 """The interface of codecs between the wire formats and the embedded engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -65,13 +65,16 @@ class ResponseEncoder(Protocol):
         """Return the response as one object, after the last piece."""
 
 
-class Codec(Protocol):
-    """Decodes requests and encodes responses of one API."""
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Decodes requests and encodes responses of one API.
 
-    def decode_prompt(self, body: JsonMap) -> PromptInput:
-        """Return the prompt of a body. Raises InvalidRequest for parts other than text."""
+    Attributes:
+        decode_prompt: returns the prompt of a body. Raises InvalidRequest for parts other than text.
+        decode: converts a body to a request for the engine. Raises InvalidRequest for unsupported fields.
+        encoder: creates an encoder of the response to a request, for the name of the model.
+    """
 
-    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        """Convert a body to a request for the engine. Raises InvalidRequest for unsupported fields."""
-
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> ResponseEncoder: ...
+    decode_prompt: Callable[[JsonMap], PromptInput]
+    decode: Callable[[JsonMap, SamplingParams], DecodedRequest]
+    encoder: Callable[[ApiRequest, str, Echo | None], ResponseEncoder]

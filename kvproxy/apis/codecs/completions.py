@@ -18,36 +18,33 @@ from kvproxy.generation import Delta, SamplingParams, TokenLogprob
 _DEFAULT_TOKENS = 16
 
 
-class CompletionsCodec:
-    def decode_prompt(self, body: JsonMap) -> PromptInput:
-        prompt = body.get("prompt")
-        if isinstance(prompt, str):
-            return prompt
-        ids = [token for token in prompt if type(token) is int] if isinstance(prompt, list) else []
-        if not isinstance(prompt, list) or not ids or len(ids) < len(prompt):
-            raise InvalidRequest("the prompt must be one text, or a list of token ids", param="prompt")
-        return tuple(ids)
+def decode_prompt(body: JsonMap) -> PromptInput:
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return prompt
+    ids = [token for token in prompt if type(token) is int] if isinstance(prompt, list) else []
+    if not isinstance(prompt, list) or not ids or len(ids) < len(prompt):
+        raise InvalidRequest("the prompt must be one text, or a list of token ids", param="prompt")
+    return tuple(ids)
 
-    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        fields.check_supported(body)
-        check_integer(body, "logprobs", least=0, most=20)
-        limit = fields.integer(body, "max_tokens")
-        logprobs = fields.integer(body, "logprobs")
-        # An echo with log-probabilities scores the prompt as well.
-        scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
-        request = fields.choices_request(
-            body,
-            self.decode_prompt(body),
-            defaults,
-            max_tokens=_DEFAULT_TOKENS if limit is None else limit,
-            logprobs=logprobs,
-            prompt_logprobs=max((count for count in scores if count is not None), default=None),
-        )
-        grammar = read_json_format(body.get("response_format"), "response_format")
-        return replace(request, echo=bool(body.get("echo")), grammar=grammar)
 
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "CompletionsEncoder":
-        return CompletionsEncoder(request, model, echo)
+def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
+    fields.check_supported(body)
+    check_integer(body, "logprobs", least=0, most=20)
+    limit = fields.integer(body, "max_tokens")
+    logprobs = fields.integer(body, "logprobs")
+    # An echo with log-probabilities scores the prompt as well.
+    scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
+    request = fields.choices_request(
+        body,
+        decode_prompt(body),
+        defaults,
+        max_tokens=_DEFAULT_TOKENS if limit is None else limit,
+        logprobs=logprobs,
+        prompt_logprobs=max((count for count in scores if count is not None), default=None),
+    )
+    grammar = read_json_format(body.get("response_format"), "response_format")
+    return replace(request, echo=bool(body.get("echo")), grammar=grammar)
 
 
 class CompletionsEncoder(ChoicesEncoder):

@@ -19,42 +19,39 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _IGNORED_IN_TEXT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
 
 
-class MessagesCodec:
-    def decode_prompt(self, body: JsonMap) -> Conversation:
-        source = body.get("system")
-        system = text_of(source) if source is not None else ""
-        if system is None:
-            raise fields.only_text_error("system")
-        first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
-        turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
-        return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
+def decode_prompt(body: JsonMap) -> Conversation:
+    source = body.get("system")
+    system = text_of(source) if source is not None else ""
+    if system is None:
+        raise fields.only_text_error("system")
+    first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
+    turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
+    return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
 
-    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        fields.check_supported(body)
-        fields.reject(body, ("mcp_servers", "container"))
-        prompt, name = self.decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
-        config = body.get("output_config")
-        if isinstance(config, dict) and set(config) - {"format"}:
-            raise InvalidRequest(
-                "the embedded engine supports output_config.format only: remove the other fields", param=name
-            )
-        grammar = read_json_format(body.get("output_format") or field(config, "format"), name)
-        tools = read_tool_use(body, prompt.tools)
-        check_one_format(grammar, tools, name)
-        if field(body.get("thinking"), "type") not in (None, "disabled"):
-            raise InvalidRequest(
-                "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"
-            )
-        numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
-        request = fields.base_request(body, prompt, defaults, stop=fields.texts(body, "stop_sequences"), **numbers)
-        return replace(request, grammar=grammar, tools=tools)
 
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "MessagesEncoder":
-        return MessagesEncoder(request, model)
+def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
+    fields.check_supported(body)
+    fields.reject(body, ("mcp_servers", "container"))
+    prompt, name = decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
+    config = body.get("output_config")
+    if isinstance(config, dict) and set(config) - {"format"}:
+        raise InvalidRequest(
+            "the embedded engine supports output_config.format only: remove the other fields", param=name
+        )
+    grammar = read_json_format(body.get("output_format") or field(config, "format"), name)
+    tools = read_tool_use(body, prompt.tools)
+    check_one_format(grammar, tools, name)
+    if field(body.get("thinking"), "type") not in (None, "disabled"):
+        raise InvalidRequest(
+            "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"
+        )
+    numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
+    request = fields.base_request(body, prompt, defaults, stop=fields.texts(body, "stop_sequences"), **numbers)
+    return replace(request, grammar=grammar, tools=tools)
 
 
 class MessagesEncoder:
-    def __init__(self, request: ApiRequest, model: str) -> None:
+    def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         self._output = CollectedOutput()
         self._blocks = 0
         self._head: JsonObject = {

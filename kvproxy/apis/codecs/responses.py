@@ -19,33 +19,30 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
-class ResponsesCodec:
-    def decode_prompt(self, body: JsonMap) -> Conversation:
-        source, instructions = body.get("input"), body.get("instructions")
-        items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
-        first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-        tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
-        return Conversation((*first, *map(_message, items)), tuple(tools))
+def decode_prompt(body: JsonMap) -> Conversation:
+    source, instructions = body.get("input"), body.get("instructions")
+    items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
+    first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
+    return Conversation((*first, *map(_message, items)), tuple(tools))
 
-    def decode(self, body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
-        fields.check_supported(body)
-        fields.reject(body, _STATEFUL)
-        prompt, grammar = self.decode_prompt(body), read_json_format(field(body.get("text"), "format"), "text.format")
-        if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
-            raise InvalidRequest(
-                f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
-            )
-        tools = read_tool_use(body, prompt.tools)
-        check_one_format(grammar, tools, "text.format")
-        request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
-        return replace(request, grammar=grammar, tools=tools)
 
-    def encoder(self, request: ApiRequest, model: str, echo: Echo | None) -> "ResponsesEncoder":
-        return ResponsesEncoder(request, model)
+def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
+    fields.check_supported(body)
+    fields.reject(body, _STATEFUL)
+    prompt, grammar = decode_prompt(body), read_json_format(field(body.get("text"), "format"), "text.format")
+    if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
+        raise InvalidRequest(
+            f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
+        )
+    tools = read_tool_use(body, prompt.tools)
+    check_one_format(grammar, tools, "text.format")
+    request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
+    return replace(request, grammar=grammar, tools=tools)
 
 
 class ResponsesEncoder:
-    def __init__(self, request: ApiRequest, model: str) -> None:
+    def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         self._output = CollectedOutput()
         self._sequence_number = 0
         self._has_text = False

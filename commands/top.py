@@ -93,7 +93,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Show the requests by layer and both caches; `figures` is a result of `snapshot.rates`."""
+    """Show the requests by layer and both caches; `figures` is a result of `proxy_statistics.rates`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +115,7 @@ def live_page(
     """Show the live page.
 
     Args:
-        figures: result of `snapshot.rates`.
+        figures: result of `proxy_statistics.rates`.
         upstreams: rows of `/admin/upstreams`.
         requests: rows of `/admin/log`, newest first.
         width: columns of the terminal.
@@ -142,7 +142,7 @@ def _layer_table(figures: Mapping[str, Any]) -> "Table":
         table.add_column(column, justify="left" if column == "Layer" else "right")
     for layer in LAYERS:
         rate, total = figures["per_second"][layer], figures["requests"][layer]
-        # The metrics count reused prefixes among them; the journal lists those as `prefix`.
+        # The metrics count reused prefixes as `forward`; the journal lists them as `prefix`.
         name = "backend" if layer == "forward" else layer
         table.add_row(name, f"{rate:,.1f}", milliseconds(figures["first_byte_ms"][layer]), f"{total:,}")
     share = figures["from_cache"]

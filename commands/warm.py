@@ -204,22 +204,11 @@ def _send(
 
 
 def _print(report: "WarmReport") -> None:
-    pinned = [] if report.pinned is None else [("Tokens pinned", report.pinned), ("Not pinned", report.not_pinned)]
-    print_facts(
-        [
-            ("Requests", report.document()["requests"]),
-            ("Computed and stored", report.outcomes["stored"]),
-            ("Computed, not stored", report.outcomes["forwarded"]),
-            ("Exact hits", report.outcomes["exact"]),
-            ("Semantic hits", report.outcomes["semantic"]),
-            ("Prompt tokens", report.prompt_tokens),
-            ("Reused prompt tokens", report.reused_tokens),
-            *pinned,
-            ("Duplicates", report.duplicates),
-            ("Skipped lines", report.skipped),
-            ("Failed", report.failed),
-        ]
-    )
+    values = report.document().items()
+    facts = {
+        name.replace("_not_stored", ", not stored").replace("_", " ").capitalize(): value for name, value in values
+    }
+    print_facts((name, value) for name, value in facts.items() if name != "Failures")
     lines: dict[str, list[int]] = {}
     for error in report.errors:
         lines.setdefault(error.message, []).append(error.line)

@@ -129,24 +129,18 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
 
 
 def _document(found: "LintReport") -> dict[str, Any]:
-    families = []
-    for report in found.families:
-        spans = [
-            asdict(saving.span)
-            | {"changed": saving.changed, "stripped": saving.stripped, "moved": saving.moved}
-            | {"edit": saving.edit.model_dump(exclude_defaults=True)}
-            for saving in report.savings
-        ]
-        families.append(
-            {
-                "model": report.family.model,
-                "head": report.family.head[:_HEAD_CHARACTERS],
-                "requests": len(report.family.members),
-                "shared_blocks": report.shared_blocks,
-                "share": report.share,
-                "prompt_tokens": report.prompt_tokens,
-                "reused": report.reused,
-                "spans": spans,
-            }
-        )
+    families = [
+        {
+            "model": report.family.model,
+            "head": report.family.head[:_HEAD_CHARACTERS],
+            "requests": len(report.family.members),
+            **{name: getattr(report, name) for name in ("shared_blocks", "share", "prompt_tokens", "reused")},
+            "spans": [
+                {**asdict(saving.span), "changed": saving.changed, "stripped": saving.stripped, "moved": saving.moved}
+                | {"edit": saving.edit.model_dump(exclude_defaults=True)}
+                for saving in report.savings
+            ],
+        }
+        for report in found.families
+    ]
     return {"block_size": found.block_size, "unread": found.unread, "families": families}

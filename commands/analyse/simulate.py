@@ -208,17 +208,10 @@ def _print(plan: "CapacityPlan") -> None:
 
 
 def _document(plan: "CapacityPlan") -> dict[str, Any]:
-    sweep = plan.sweep
     return {
-        "requests": sweep.requests,
-        "blocks": sweep.blocks,
-        "block_tokens": sweep.block_tokens,
+        **asdict(plan.sweep),
         "bytes_per_token": plan.speed.token_bytes if plan.speed else None,
-        "unlimited": sweep.unlimited,
-        "sizes": list(sweep.sizes),
-        "rates": {name: list(rates) for name, rates in sweep.rates.items()},
-        "errors": {name: list(errors) for name, errors in sweep.errors.items()},
-        "sufficient_size": {name: sweep.sufficient_size(name) for name in sweep.rates},
+        "sufficient_size": {name: plan.sweep.sufficient_size(name) for name in plan.sweep.rates},
         "costs": [asdict(cost) for cost in plan.costs],
         "recommendation": plan.recommendation(),
         "assumptions": plan.assumptions(),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
 from kvproxy.blocks.divergence import common_prefix
@@ -69,19 +69,15 @@ class MissExplanation:
     earlier: Record | None
     differences: tuple[Difference, ...]
     divergence: PromptDivergence | None
-    turn: Turn | None = None
+    turn: Turn | None
 
 
 def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
     """Explain why a request was a miss."""
-    found = _explain(reader, record, texts)
-    return replace(found, turn=SessionReader(reader, {}).turn(record.number))
-
-
-def _explain(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
+    turn = SessionReader(reader, {}).turn(record.number)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
-        return MissExplanation(record, _cause(record, ()), None, (), None)
+        return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _LOOKED_THROUGH)
     against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
@@ -92,9 +88,8 @@ def _explain(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
         names = own.differing_regions(known)
         differences = _differences(names, texts(against), texts(record.prompt))
     closest = None if against is None else reader.last_before(record.number, against)
-    return MissExplanation(
-        record, _cause(record, differences), closest, differences, _divergence(reader, record, own, earlier)
-    )
+    divergence = _divergence(reader, record, own, earlier)
+    return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
 
 
 def _cause(record: Record, differences: tuple[Difference, ...]) -> str:

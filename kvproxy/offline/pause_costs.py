@@ -36,7 +36,7 @@ Session = list[Step]
 Requests = Callable[[int, int], float]
 """Number of keep-warm requests in a pause, from the tokens of the prompt and those kept for one hour."""
 LongWrite = Callable[[int, int], bool]
-"""Whether to write for one hour, from the new tokens and those that are not kept for one hour."""
+"""Whether to write for one hour, from the number of new tokens and the number of tokens without a one-hour write."""
 
 
 def price(session: Session, requests: Requests, long_write: LongWrite, prices: CachePrices) -> float:

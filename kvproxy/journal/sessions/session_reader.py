@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvproxy.errors import NotFound
@@ -84,7 +84,7 @@ class TreeRow:
     turn: Turn
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Session:
     """The turns of a conversation.
 
@@ -104,13 +104,13 @@ class Session:
     parent: int | None
     first: float
     last: float
-    turns: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    completion_tokens: int = 0
-    longest_pause: float = 0.0
-    cost: float | None = None
-    lost: dict[str, int] = field(default_factory=dict)
+    turns: int
+    prompt_tokens: int
+    reused_tokens: int
+    completion_tokens: int
+    longest_pause: float
+    cost: float | None
+    lost: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,11 @@ def ledger_of(
 def session_of(turns: Sequence[Turn]) -> Session:
     """Sum the turns of a session, in their order."""
     first, last = turns[0], turns[-1]
-    found = Session(
+    lost = Counter[str]()
+    for turn in turns:
+        lost.update(turn.lost)
+    costs = [turn.cost for turn in turns if turn.cost is not None]
+    return Session(
         id=first.session,
         name=first.name,
         client=last.client,
@@ -310,12 +314,7 @@ def session_of(turns: Sequence[Turn]) -> Session:
         prompt_tokens=sum(turn.prompt_tokens for turn in turns),
         reused_tokens=sum(turn.reused_tokens or 0 for turn in turns),
         completion_tokens=sum(turn.completion_tokens or 0 for turn in turns),
-        longest_pause=max((turn.pause or 0.0 for turn in turns), default=0.0),
+        longest_pause=max(turn.pause or 0.0 for turn in turns),
+        cost=sum(costs) if costs else None,
+        lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
     )
-    lost: Counter[str] = Counter()
-    for turn in turns:
-        lost.update(turn.lost)
-        if turn.cost is not None:
-            found.cost = (found.cost or 0.0) + turn.cost
-    found.lost = {cause: lost[cause] for cause in CAUSES if lost[cause]}
-    return found

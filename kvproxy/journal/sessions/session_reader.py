@@ -25,7 +25,11 @@ _PAUSES = (
     " order by 3 desc limit ?"
 )
 _MAX_PAUSES = 100_000
-_MAX_AGENTS = 64
+# A session and its sub-agents, whose first turns have a turn of the session as their parent.
+_WITH_AGENTS = (
+    "with recursive family(id) as (select ? union select t.number from family, turns t where t.session = t.number"
+    " and t.parent in (select number from turns where session = family.id)) select id from family limit 1000"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +187,7 @@ class SessionReader:
             rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
         if not rows:
             raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
-        found: list[Turn] = []
-        ids = [rows[0][0]]
-        while ids and len(found) < _MAX_AGENTS * 1_000:
-            marks = ", ".join("?" * len(ids))
-            found += self._turns(f"t.session in ({marks})", ids)
-            known = {turn.session for turn in found}
-            sql = (
-                "select number from turns where session = number and parent in"
-                f" (select number from turns where session in ({marks}))"
-            )
-            ids = [row[0] for row in self._reader.rows(sql, ids) if row[0] not in known][:_MAX_AGENTS]
-        return sorted(found, key=lambda turn: turn.number)
+        return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
 
     def all_turns(self) -> list[Turn]:
         """Return the turns of all sessions."""

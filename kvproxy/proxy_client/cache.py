@@ -97,7 +97,6 @@ def open_cache(
         ProxyUnreachable: no proxy answers at an explicit URL.
         NotFound: neither a proxy nor a store exists.
     """
-
     is_named = store is not None or data is not None
     if not is_named:
         client = ProxyClient(url, token)

@@ -123,6 +123,7 @@ POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads",
 
 
 def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
+    """Return a function that chooses the engine of a request."""
     ring = Ring({engine.name: 1.0 for engine in engines})
     turns, generator = itertools.cycle(engines), random.Random(0)
 

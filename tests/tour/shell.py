@@ -27,14 +27,14 @@ kvproxy() {
 
 
 @contextlib.contextmanager
-def kvproxy_function(url: str, **environment: str) -> Iterator[str]:
+def kvproxy_function(url: str, width: int = WIDTH, **environment: str) -> Iterator[str]:
     """Yield the definition of the shell function; its proxy is at a URL."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             folder, terminal, *arguments = base64.b64decode(self.rfile.readline()).decode().split("\0")[:-1]
             with contextlib.chdir(folder):
-                done = kvproxy(*arguments, url=url, columns=WIDTH if terminal == "1" else None, **environment)
+                done = kvproxy(*arguments, url=url, columns=width if terminal == "1" else None, **environment)
             error = base64.b64encode(done.stderr.encode()).decode()
             self.wfile.write(f"{done.returncode} {error}\n{done.stdout}".encode())
 

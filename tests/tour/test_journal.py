@@ -33,7 +33,7 @@ def told(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tour() -> list[Step]:
-    return run_tour(PAGE.read_text())
+    return run_tour(PAGE.read_text(), width=100)
 
 
 def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:

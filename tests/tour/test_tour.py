@@ -61,10 +61,10 @@ def commands(text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def terminal() -> Iterator[tuple[int, list[bytes]]]:
+def terminal(width: int) -> Iterator[tuple[int, list[bytes]]]:
     """A pseudo-terminal to write to, and what was written; complete when the block has ended."""
     reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     parts: list[bytes] = []
 
     def collect() -> None:
@@ -83,13 +83,17 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
         os.close(reader)
 
 
-def run_tour(text: str, more: tuple[str, ...] = ()) -> list[Step]:
+def run_tour(text: str, more: tuple[str, ...] = (), width: int = WIDTH) -> list[Step]:
     """Run each command of a page, and some more, in one shell at a terminal, against a proxy of its own."""
     todo = [*commands(text), *more]
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
         settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
-        with run_proxy(settings) as (url, _), kvproxy_function(url) as function, terminal() as (screen, parts):
+        with (
+            run_proxy(settings) as (url, _),
+            kvproxy_function(url, width) as function,
+            terminal(width) as (screen, parts),
+        ):
             lines = [f"{line.replace('http://127.0.0.1:8484', url)}\necho '{MARK}'" for line in todo]
             text = "\n".join([function, *lines]).encode()
             done = subprocess.run(

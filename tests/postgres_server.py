@@ -27,7 +27,8 @@ class PostgresServer:
 
     def restart(self) -> None:
         # The killed process may remain as a zombie, which pgserver takes for a running server.
-        (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)
+        for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):
+            (self._server.pgdata / name).unlink(missing_ok=True)
 
         def started() -> bool:
             # The processes of the killed server may still use its memory.

@@ -21,6 +21,8 @@ def log_to_stderr(settings: LogSettings) -> None:
     root, own = logging.getLogger(), logging.getLogger("kvproxy")
     if not root.handlers:
         root.addHandler(handler)
+    # The store logs a failure once; the pool, each attempt.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     own.setLevel(settings.level.upper())
     _access.setLevel(logging.NOTSET if settings.access else logging.CRITICAL)
 

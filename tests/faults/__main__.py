@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.faults import damage, disks, fuzz, kills, outage, overload, smuggling, soak
+from tests.faults import damage, disks, fleet, fuzz, kills, outage, overload, smuggling, soak
 from tests.faults.harness import Finding, passed
 
 HARNESSES = {
@@ -16,6 +16,7 @@ HARNESSES = {
     "damage": (damage.run, 3000),
     "outage": (outage.run, 60),
     "overload": (overload.run, 120),
+    "fleet": (fleet.run, 50),
     "fuzz": (fuzz.run, 100_000),
     "smuggling": (smuggling.run, 20_000),
     "soak": (soak.run, 1_000_000),

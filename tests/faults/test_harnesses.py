@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import fuzz, kills, outage, smuggling
+from tests.faults import fleet, fuzz, kills, outage, smuggling
 from tests.faults.harness import passed
 from tests.faults.mutants import Sent, mutant
 from tests.faults.victims import READY, VICTIMS, Report, Victim
@@ -18,6 +18,14 @@ def test_kill_9_loses_no_acknowledged_write(victim: Victim) -> None:
     findings = kills.run(4, 1, lambda: None, [victim])
     assert passed(findings)
     assert sum(finding.rounds for finding in findings) == 4
+
+
+def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_LOAD_SECONDS", 1.0)
+    monkeypatch.setattr(fleet, "_WORKERS", 2)
+    findings = fleet.run(2, 1, lambda: None)
+    assert passed(findings)
+    assert all(finding.counts["acknowledged"] for finding in findings)
 
 
 class Careless(Victim):

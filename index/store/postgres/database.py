@@ -48,6 +48,8 @@ class PostgresDatabase:
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
+            # The pool makes no other attempt meanwhile, and doubles its pauses: after a long outage, for minutes.
+            reconnect_timeout=_POOL_TIMEOUT,
             kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
             configure=_configure,
             open=False,

@@ -1,0 +1,78 @@
+"""Semantic search in PostgreSQL with pgvector: recall, latency, build time, and size of one namespace's graph.
+
+python -m tests.benchmarks.postgres_vectors [--sizes 10000 100000] [--queries 500] [--folder FOLDER]
+
+The server runs without fsync on the same machine. `recall@5` compares with all vectors, which numpy searches.
+"""
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvproxy.index.store import NewEntry, open_store
+from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+from tests.benchmarks.stored_questions import DIM, EMBEDDER, FOLDER, NAMESPACE, QuestionVectors
+from tests.index.entries import make_entry
+from tests.postgres_server import empty, run_postgres
+
+NEAREST, BATCH = 5, 1_000
+
+
+def measure(url: str, folder: Path, size: int, count: int) -> None:
+    """Print the row of one size."""
+    empty(url)
+    generator = QuestionVectors(folder, size)
+    vectors = generator.rows(size)
+    queries = generator.moved(vectors[:: max(1, size // count)][:count])
+    with contextlib.closing(open_store(url)) as store:
+        began = time.perf_counter()
+        names = np.empty(size, object)
+        for start in range(0, size, BATCH):
+            entries = [make_entry(f"question {number}") for number in range(start, min(size, start + BATCH))]
+            names[start : start + BATCH] = [entry.id for entry in entries]
+            rows = zip(entries, vectors[start : start + BATCH], strict=True)
+            store.put_many([NewEntry(entry, vector, EMBEDDER) for entry, vector in rows])
+        inserted = time.perf_counter() - began
+        neighbours = PostgresNeighbours(store, EMBEDDER, DIM)
+        began = time.perf_counter()
+        neighbours.maintain()
+        built = time.perf_counter() - began
+        store.database.query("analyze vectors")
+        found, times = 0, []
+        for query in queries:
+            nearest = set(names[np.argpartition(-(vectors @ query), NEAREST)[:NEAREST]])
+            began = time.perf_counter()
+            rows = neighbours.search(NAMESPACE, query, NEAREST)
+            times.append(time.perf_counter() - began)
+            found += len(nearest & {question.id for question, _ in rows})
+        sql = (
+            "select pg_table_size('vectors') as rows, (select coalesce(sum(pg_relation_size(indexrelid)), 0) from pg_index"
+            " where indrelid = 'vectors'::regclass and pg_get_indexdef(indexrelid) like '%%hnsw%%') as graph"
+        )
+        bytes = store.database.query(sql)[0]
+    p50, p99 = np.percentile(times, (50, 99)) * 1e3
+    print(
+        f"| {size:,} | {found / (NEAREST * len(queries)):.3f} | {p50:.1f} | {p99:.1f} | {built:.0f} | {inserted:.0f}"
+        f" | {bytes['rows'] / size:,.0f} + {bytes['graph'] / size:,.0f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the vectors of real questions")
+    options = parser.parse_args()
+    print("| entries | recall@5 | p50, ms | p99, ms | build, s | inserts, s | bytes per entry: row + graph |")
+    print("|---|---|---|---|---|---|---|")
+    with run_postgres() as server:
+        for size in options.sizes:
+            measure(server.url, options.folder, size, options.queries)
+
+
+if __name__ == "__main__":
+    main()

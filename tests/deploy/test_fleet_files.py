@@ -1,0 +1,62 @@
+"""The files for several proxies: valid for docker-compose, nginx, and kubectl. Images cannot be pulled everywhere."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.settings import load_settings
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+def output(*command: object) -> str:
+    """Run a program, which must be installed and succeed."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_compose_starts_three_proxies_behind_nginx(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    file = tmp_path / "fleet.yaml"
+    # Debian's version does not know the name of a project.
+    file.write_text((DEPLOY / "compose/fleet.yaml").read_text().replace("name: kvproxy-fleet\n", 'version: "3.8"\n'))
+    folder = DEPLOY / "compose"
+    command = ("docker-compose", "--env-file", folder / "example.env", "--file", file, "--project-directory", folder)
+    services: dict[str, Any] = yaml.safe_load(output(*command, "config"))["services"]
+    assert services["kvproxy"]["deploy"]["replicas"] == 3
+    assert [service.get("ports") for service in services.values() if service.get("ports")] == [
+        ["127.0.0.1:8484:80/tcp"]
+    ]
+    (mount,) = (volume.split(":")[0] for volume in services["nginx"]["volumes"])
+    assert Path(mount).is_file()
+
+
+def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
+    site = (DEPLOY / "compose/fleet-nginx.conf").read_text().replace("kvproxy:8484", "127.0.0.1:8484")
+    own = f"pid {tmp_path}/pid;\nerror_log {tmp_path}/log;\nevents {{}}\nhttp {{\naccess_log off;\n"
+    (tmp_path / "nginx.conf").write_text(f"{own}{site.replace('listen 80', 'listen 127.0.0.1:8080')}}}\n")
+    output("nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf")
+
+
+def test_kustomize_renders_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = pytest.importorskip("yaml")
+    found = {each["kind"]: each for each in yaml.safe_load_all(output("kubectl", "kustomize", DEPLOY / "kubernetes"))}
+    assert set(found) == {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
+    pod = found["Deployment"]["spec"]["template"]
+    assert pod["metadata"]["labels"] == found["Service"]["spec"]["selector"]
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
+    (container,) = pod["spec"]["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+    config = tmp_path / "kvproxy.toml"
+    config.write_text(found["ConfigMap"]["data"]["kvproxy.toml"])
+    monkeypatch.setenv("KVPROXY_CONFIG", str(config))
+    settings = load_settings()
+    assert settings.upstream == "http://model-server:8000"
+    assert pod["spec"]["terminationGracePeriodSeconds"] > settings.limits.drain_seconds + 5

@@ -1,0 +1,181 @@
+"""Three proxies on one PostgreSQL under load, while proxies and the server are killed: no stored response is lost, no tenant
+receives another's response, and every request ends in time.
+"""
+
+import contextlib
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from kvproxy.client_keys import add_client
+from kvproxy.settings import load_settings
+from tests.faults.harness import Advance, Finding
+from tests.faults.proxies import CHAT, chat, hit, proxy_process, stored
+from tests.faults.upstream import answer
+from tests.polling import until
+from tests.ports import free_port
+from tests.postgres_server import PostgresServer, run_postgres
+from tests.processes import serve
+
+_PROXIES = 3
+_WORKERS = 6
+_TIMEOUT = 30.0
+_LOAD_SECONDS = 3.0
+_RECOVERY_SECONDS = 60.0
+"""Limit until a proxy uses a restarted server again."""
+_QUESTION = "In which drawer of the archive is the map number {} kept?"
+_DOCUMENTED = (502, 503, 504)
+
+
+class Fleet:
+    """Proxies that can be killed, each with its data folder."""
+
+    def __init__(self, folder: Path, upstream: str, store: str) -> None:
+        self.urls = [""] * _PROXIES
+        self._folder, self._upstream, self._store = folder, upstream, store
+        self._running = [contextlib.ExitStack() for _ in range(_PROXIES)]
+        for place in range(_PROXIES):
+            self.start(place)
+
+    def start(self, place: int) -> None:
+        data, log = self._folder / f"p{place}", self._folder / f"log{place}-{time.monotonic_ns()}"
+        flags = ("--store", self._store, "--no-semantic")
+        serving = self._running[place].enter_context(proxy_process(self._upstream, data, log, *flags))
+        self.urls[place] = serving.url
+
+    def kill(self, place: int) -> None:
+        self._running[place].close()
+
+    def close(self) -> None:
+        for running in self._running:
+            running.close()
+
+
+class Worker(threading.Thread):
+    """Asks new and earlier questions as one of two tenants, and remembers which answers were stored."""
+
+    def __init__(self, number: int, seed: int, fleet: Fleet, keys: list[str], finding: Finding) -> None:
+        super().__init__()
+        self.stored: set[tuple[str, int]] = set()
+        self.stopped = threading.Event()
+        self._asked: set[tuple[str, int]] = set()
+        self._next = number * 1_000_000
+        self._random = random.Random(f"{seed} {number}")
+        self._fleet, self._keys, self._finding = fleet, keys, finding
+
+    def run(self) -> None:
+        with httpx.Client(timeout=_TIMEOUT) as client:
+            while not self.stopped.is_set():
+                with self._finding.catch(f"a request to {self._fleet.urls}"):
+                    self._ask(client)
+
+    def _ask(self, client: httpx.Client) -> None:
+        key = self._random.choice(self._keys)
+        if self._asked and self._random.random() < 0.6:
+            number = self._random.choice(sorted(self._asked))[1]
+        else:
+            self._next += 1
+            number = self._next
+        url = self._random.choice(self._fleet.urls)
+        is_new = (key, number) not in self._asked
+        try:
+            found = ask(client, url, key, number)
+        except httpx.ReadTimeout:
+            raise
+        except httpx.TransportError:
+            # The proxy was killed; nginx would select another.
+            self._finding.counts["disconnected"] += 1
+            self._asked.add((key, number))
+            return
+        self._asked.add((key, number))
+        self._finding.counts[str(found.status_code)] += 1
+        if found.status_code != 200:
+            assert found.status_code in _DOCUMENTED, found.text
+            assert found.json()["error"]["code"], found.text
+            return
+        assert found.json()["choices"][0]["message"]["content"] == answer(str(number)), found.text
+        assert not (is_new and hit(found)), f"a tenant received another's response {number}"
+        self._finding.counts["hit"] += hit(found)
+        if stored(found) or hit(found):
+            self.stored.add((key, number))
+
+
+def ask(client: httpx.Client, url: str, key: str, number: int) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}", "cache-control": "confirm"}
+    return client.post(url + CHAT, json=chat(_QUESTION.format(number)), headers=headers)
+
+
+@contextlib.contextmanager
+def _fleet(folder: Path, upstream: str, server: PostgresServer) -> Iterator[tuple[Fleet, list[str]]]:
+    settings = load_settings(data=folder / "operator", store=server.url)
+    keys = [add_client(settings, name, requests_per_minute=10**6, tokens_per_minute=10**8) for name in ("one", "two")]
+    fleet = Fleet(folder, upstream, server.url)
+    try:
+        yield fleet, keys
+    finally:
+        fleet.close()
+
+
+def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
+    """Kill a proxy or PostgreSQL in each round."""
+    generator, port = random.Random(seed), free_port()
+    findings = {kind: Finding(f"kill -9 of {kind} among three proxies") for kind in ("a proxy", "PostgreSQL")}
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet") as name,
+        run_postgres() as server,
+        serve([sys.executable, "-m", "tests.faults.upstream", str(port)], port, Path(name) / "upstream") as upstream,
+        _fleet(Path(name), upstream.url, server) as (fleet, keys),
+    ):
+        for number in range(rounds):
+            kind = list(findings)[number % len(findings)]
+            finding = findings[kind]
+            finding.rounds += 1
+            with finding.timed(), finding.catch(f"round {number}"):
+                _round(kind, seed + number, generator, fleet, keys, server, finding)
+            advance()
+    return [finding for finding in findings.values() if finding.rounds]
+
+
+def _round(
+    kind: str,
+    seed: int,
+    generator: random.Random,
+    fleet: Fleet,
+    keys: list[str],
+    server: PostgresServer,
+    finding: Finding,
+) -> None:
+    workers = [Worker(seed * _WORKERS + place, seed, fleet, keys, finding) for place in range(_WORKERS)]
+    for worker in workers:
+        worker.start()
+    try:
+        time.sleep(generator.uniform(0.5, _LOAD_SECONDS))
+        place = generator.randrange(_PROXIES)
+        if kind == "PostgreSQL":
+            server.kill()
+            time.sleep(generator.uniform(0.5, _LOAD_SECONDS))
+            server.restart()
+        else:
+            fleet.kill(place)
+            fleet.start(place)
+        time.sleep(_LOAD_SECONDS)
+    finally:
+        for worker in workers:
+            worker.stopped.set()
+        for worker in workers:
+            worker.join()
+    acknowledged = [each for worker in workers for each in worker.stored]
+    finding.counts["acknowledged"] += len(acknowledged)
+    with httpx.Client(timeout=_TIMEOUT) as client:
+        for url in fleet.urls:
+            # A proxy makes no new attempt to reach the server for five seconds.
+            until(lambda url=url: stored(ask(client, url, keys[0], time.time_ns())), _RECOVERY_SECONDS, interval=0.5)
+        for key, number in acknowledged:
+            found = ask(client, generator.choice(fleet.urls), key, number)
+            assert hit(found), f"the stored response {number} is lost: {found.status_code} {found.headers}"

@@ -109,7 +109,9 @@ class EmbeddedBackend:
         if generation.sampling.n == 1:
             tokens = [token for piece in answer for token in piece.tokens]
             text = "".join(piece.text for piece in answer)
-            await self.worker.async_tokenizer.keep_answer(generation.tokens, tokens, text, generation.salt or "")
+            await self.worker.async_tokenizer.run(
+                lambda tokenizer: tokenizer.keep_answer(generation.tokens, tokens, text, generation.salt or "")
+            )
 
     def _decode(self, request: ApiRequest) -> DecodedRequest:
         return self._codec(request).decode(request.body, self.worker.default_sampling_params)
@@ -147,7 +149,7 @@ class EmbeddedBackend:
     async def _tool_call_format(self, decoded: DecodedRequest) -> ToolCallFormat | None:
         if decoded.tools is None:
             return None
-        form = await self.worker.async_tokenizer.tool_call_format()
+        form = await self.worker.async_tokenizer.run(lambda tokenizer: tokenizer.tool_call_format)
         if form is None:
             raise InvalidRequest(
                 "kvproxy cannot parse the tool calls of this model's chat template: remove tools, or use --upstream",
@@ -183,6 +185,5 @@ class EmbeddedBackend:
 
     async def _echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
-        (first,) = await tokenizer.token_texts(list(tokens[:1]))
-        text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.decode(list(tokens))
-        return Echo(text, first)
+        text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.run(lambda it: it.decode(tokens))
+        return Echo(text, await tokenizer.text(tokens[:1]))

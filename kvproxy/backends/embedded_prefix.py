@@ -119,7 +119,7 @@ class EmbeddedPrefix(PrefixCache):
         return await self._worker.clear_tier(name, cast("ModelScope", models))
 
     async def _text(self, tokens: Sequence[int] | None) -> str:
-        return "".join(await self._worker.async_tokenizer.token_texts(list(tokens))) if tokens else ""
+        return await self._worker.async_tokenizer.text(tokens) if tokens else ""
 
 
 def _reset(manager: KVCacheManager) -> ResetReport:

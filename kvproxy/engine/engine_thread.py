@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.event_publisher import create_publisher
+from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.engine.health import EngineHealth, StepFailed, client_error, first_line, is_device_error
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest
@@ -36,7 +36,15 @@ class EngineThread:
         self._live: dict[str, Send] = {}
         if engine.tiers is not None:
             engine.tiers.wake = lambda: self._jobs.put(_wake)
-        self.publisher = create_publisher(settings, lambda: self._jobs.put(self._publish_snapshot))
+        self.publisher: KVEventPublisher | None = None
+        if settings.kv_events is not None:
+            self.publisher = KVEventPublisher(
+                settings.kv_events,
+                settings.kv_replay,
+                topic=settings.kv_topic,
+                buffer=settings.kv_buffer,
+                request_snapshot=lambda: self._jobs.put(self._publish_snapshot),
+            )
 
     def start(self) -> None:
         self._thread.start()

@@ -19,22 +19,9 @@ import zmq
 
 from kvproxy.blocks.events import AllBlocksCleared, KVEvent
 from kvproxy.errors import SettingsError
-from kvproxy.settings import EngineSettings
 
 _END = b"\xff" * 8
 _BIND_HOSTS = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
-
-
-def create_publisher(settings: EngineSettings, request_snapshot: Callable[[], None]) -> "KVEventPublisher | None":
-    if settings.kv_events is None:
-        return None
-    return KVEventPublisher(
-        settings.kv_events,
-        settings.kv_replay,
-        topic=settings.kv_topic,
-        buffer=settings.kv_buffer,
-        request_snapshot=request_snapshot,
-    )
 
 
 class KVEventPublisher:

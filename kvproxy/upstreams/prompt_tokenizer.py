@@ -102,7 +102,7 @@ class LocalTokenizer:
         return ids[begin : len(ids) - (len(special) - begin)]
 
     async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
-        return "".join(await self._tokenizer.token_texts(list(tokens)))
+        return await self._tokenizer.text(tokens)
 
 
 PromptTokenizer: TypeAlias = UpstreamTokenizer | LocalTokenizer

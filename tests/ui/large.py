@@ -53,8 +53,8 @@ class Worker:
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
         return await asyncio.to_thread(read, self.manager)
 
-    async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return [f"{WORDS[id % len(WORDS)]} " for id in ids]
+    async def text(self, ids: Sequence[int]) -> str:
+        return "".join(f"{WORDS[id % len(WORDS)]} " for id in ids)
 
     def tier_figures(self) -> list[object]:
         return []

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kvproxy.engine.text.tokenizer import ChatTokenizer, CheckLength, accept_any_length
-from kvproxy.engine.text.tool_calls import ToolCallFormat
 from kvproxy.errors import Overloaded
 
 T = TypeVar("T")
@@ -27,29 +26,22 @@ class AsyncTokenizer:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kvproxy-tokenize")
 
     async def encode(self, text: str, param: str = "prompt") -> list[int]:
-        return await self._run(lambda: self._tokenizer.encode(text, param, self._validate_length))
+        return await self.run(lambda tokenizer: tokenizer.encode(text, param, self._validate_length))
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, scope: str = ""
     ) -> list[int]:
-        return await self._run(lambda: self._tokenizer.chat(messages, tools, self._validate_length, scope))
+        return await self.run(lambda tokenizer: tokenizer.chat(messages, tools, self._validate_length, scope))
 
-    async def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str) -> None:
-        await self._run(lambda: self._tokenizer.keep_answer(prompt, answer, text, scope))
+    async def text(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, including special ones, each decoded alone."""
+        return await self.run(lambda tokenizer: "".join(map(tokenizer.token_text, ids)))
 
-    async def tool_call_format(self) -> ToolCallFormat | None:
-        return await self._run(lambda: self._tokenizer.tool_call_format)
-
-    async def decode(self, ids: Sequence[int]) -> str:
-        return await self._run(lambda: self._tokenizer.decode(ids))
-
-    async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        return await self._run(lambda: [self._tokenizer.token_text(token) for token in ids])
-
-    async def _run(self, function: Callable[[], T]) -> T:
+    async def run(self, call: Callable[[ChatTokenizer], T]) -> T:
+        """Call a function with the tokenizer on a thread."""
         if self._closed:
             raise Overloaded("the server is shutting down")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._tokenizer)
 
     def close(self) -> None:
         self._closed = True

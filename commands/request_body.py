@@ -11,7 +11,7 @@ from kvproxy.errors import InvalidRequest
 
 
 def read_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
-    """Return the body of the request.
+    """Return a chat request with a prompt, or the request in a file.
 
     Raises:
         BadParameter: both a prompt and a file are given, or neither.

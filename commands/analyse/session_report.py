@@ -52,7 +52,7 @@ def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "Sess
 
 
 def print_losses(report: "SessionReport", top: int) -> None:
-    """Print where the sessions lost their cache."""
+    """Print the prompt tokens that were not reused by cause, the first changes, and the sessions."""
     from kvproxy.journal.sessions.ledger import main_cause
 
     _print_sums(report)

@@ -103,7 +103,7 @@ class History:
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the last record of each prompt: numbers of records, by the numbers of their prompts."""
+        """Set the last record of prompts; `records` has numbers of records by the numbers of their prompts."""
         sql = "update prompts set last = ? where number = ?"
         self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 

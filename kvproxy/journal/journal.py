@@ -62,7 +62,7 @@ class Journal:
         return {}
 
     def question(self, number: int) -> str | None:
-        """Return the question of a recent record, if it is still in memory."""
+        """Return the question of a recent record by its number; None if it is not in memory."""
         return None
 
     def close(self) -> None: ...
@@ -176,7 +176,7 @@ class FileJournal(Journal):
                     _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
 
     def _check_file(self) -> None:
-        """Open the file again if it was deleted or replaced, because writes to it would be lost."""
+        """Raise sqlite3.OperationalError if the file was deleted or replaced, because writes to it would be lost."""
         if self._files.were_replaced():
             self._files.checkpoint()
             raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")

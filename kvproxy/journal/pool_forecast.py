@@ -14,7 +14,7 @@ _TIER_BYTES_PER_SECOND = 20 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class ForecastPoint:
-    """A pool and its forecast.
+    """A pool size, or a tier, and its forecast.
 
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.

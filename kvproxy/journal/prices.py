@@ -13,12 +13,12 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
 
 
 def storage_price(price: PriceSettings, token_hours: float) -> float:
-    """Price of stored prompt tokens times their hours."""
+    """Return the price of the storage of prompt tokens; `token_hours` are tokens times hours."""
     return token_hours * price.storage / MILLION
 
 
 def lost_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the price of one token that was not reused, minus the price of its reuse."""
+    """Return the mean price of a computed prompt token, minus the price of its reuse; 0 if all tokens were reused."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

@@ -57,8 +57,8 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The requests of a group, for example of a tenant.
+class RequestGroup:
+    """Sums over the requests of a group, for example of a tenant.
 
     Attributes:
         name: the common value; for a prompt, the beginning of its text, or its number.
@@ -175,7 +175,9 @@ class Reader:
                 return Record(*rows[0])
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
 
-    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+    def groups(
+        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+    ) -> list[RequestGroup]:
         """Sum the matching requests by group, the largest number of requests or backend time first."""
         condition, values = _where(query)
         backend = f"layer in {BACKEND}"
@@ -194,7 +196,7 @@ class Reader:
             f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
-        return [Share(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
+        return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def counts(self, query: Query) -> LayerCounts:
         """Count the requests by layer in at most 60 equal spans of time."""
@@ -285,7 +287,7 @@ class Reader:
         return dict(self.rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
-        """Return the cost of the prefill by model, for models with enough measured requests."""
+        """Return the prefill cost of models with enough measured requests, by model."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
             " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"

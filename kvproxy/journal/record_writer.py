@@ -38,7 +38,7 @@ _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """A stored entry, and the reason why no entry had been stored before."""
+    """A stored entry, and the removal of the entry that it replaced, as `History.removal` returns it."""
 
     stored: ResponseStored
     absence: tuple[str, float | None] | None
@@ -69,7 +69,7 @@ class Writer:
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
-        """Write all records in one transaction."""
+        """Write events in one transaction: a record for each exchange, and changes of entries."""
         try:
             with self._connection:
                 self._connection.execute("begin immediate")

@@ -86,7 +86,7 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 
 
 def regions_of(whole: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None) -> Regions:
-    """Split the parts of an exact key; `collect` receives the digest and the JSON of each region."""
+    """Return the regions of the parts of an exact key; `collect` receives the digest and the JSON of each region."""
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(parts_of(whole)):
         content = _canonical(value)
@@ -108,5 +108,5 @@ def _canonical(value: Json) -> bytes:
 
 
 def regions_as_json(whole: JsonObject) -> bytes:
-    """Return the contents of a body's regions (tools, system, messages, ...) by name, as JSON text."""
+    """Return the contents of all regions by name as JSON text, from the parts of an exact key."""
     return dumps(dict(parts_of(whole)))

@@ -96,7 +96,7 @@ def _stored(name: str, value: Any, strings: StringIds) -> object:
 
 
 def short_key(key: str) -> bytes:
-    """Return half of a key's digits, or a digest if it has other characters, as imported keys may have."""
+    """Return the first 16 bytes of an exact key; a digest of an imported key that is not hexadecimal."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:

@@ -69,7 +69,7 @@ class RequestLog:
 
 
 class _Skip(Exception):
-    """The line is not a request to a cached API."""
+    """The line is not a successful request to a cached API."""
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, Share
+from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, RequestGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
@@ -53,7 +53,7 @@ class JournalFile:
         self._reader = Reader(data / FILE)
 
     def records(self, query: Query) -> list[RecordWithTexts]:
-        """List matches, newest first."""
+        """List matching records, newest first."""
         records = self._reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
 
@@ -72,7 +72,9 @@ class JournalFile:
             found = explain_record(self._reader, record, texts(self._reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
-    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+    def groups(
+        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+    ) -> list[RequestGroup]:
         """List groups, largest first; prompts are named by their question."""
         rows = self._reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
@@ -166,7 +168,9 @@ class RemoteJournal:
         answer = self._client.get(f"/admin/log/{path_segment(request)}")
         return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
-    def groups(self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int) -> list[Share]:
+    def groups(
+        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+    ) -> list[RequestGroup]:
         raise self._unsupported("log top")
 
     def counts(self, query: Query) -> LayerCounts:
@@ -224,7 +228,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Convert the options of a command. Raises InvalidRequest."""
+    """Return the filters of a command's options; `since` is a duration in seconds. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     check_reason(reason)

@@ -17,7 +17,7 @@ _ELEMENT_BYTES = {"float32": 4, "fp8": 1, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True)
 class KVSize:
-    """The KV cache of a model.
+    """The size of a model's KV cache.
 
     Attributes:
         token: bytes of a token in the layers that keep all tokens.
@@ -89,7 +89,7 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Memory beyond the pool; all blocks are written to it, too.
+    """Memory beyond the pool, to which all blocks are written.
 
     Attributes:
         gib: size.

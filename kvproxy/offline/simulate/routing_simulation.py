@@ -93,7 +93,7 @@ class SimulatedEngine:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
 
     def advance(self, now: float) -> None:
-        """Start requests and end steps up to a time."""
+        """Start queued requests, and end prefills and responses, up to a time in seconds."""
         while self._queue and max(self._free_at, self._queue[0][0].seconds) <= now:
             self._start(*self._queue.popleft())
         while self._events and self._events[0][0] <= now:

@@ -39,4 +39,3 @@ def test_sessions_hit_at_least_as_much_as_lru_with_the_same_tokens(seed: int) ->
     assert before.queries == after.queries
     assert before.evictions > 100
     assert after.hits >= before.hits
-    print(before.hits, after.hits, before.queries)

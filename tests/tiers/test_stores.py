@@ -183,7 +183,7 @@ def test_the_limit_holds_while_a_chunk_is_written(tmp_path: Path) -> None:
 
 def test_redis_is_not_called_while_it_is_down(redis_server: RedisServer) -> None:
     now = [0.0]
-    store = RedisStore(redis_server.url, timeout=0.2, clock=lambda: now[0])
+    store = RedisStore(redis_server.url, timeout=1.0, clock=lambda: now[0])
     store.put("a-00", b"data")
     redis_server.kill()
     for _ in range(3):
@@ -209,7 +209,7 @@ def test_redis_is_not_called_while_it_is_down(redis_server: RedisServer) -> None
 
 
 def test_redis_deletes_chunks_after_their_ttl_and_a_frozen_redis_costs_a_timeout(redis_server: RedisServer) -> None:
-    store = RedisStore(redis_server.url, timeout=0.2, ttl=1)
+    store = RedisStore(redis_server.url, timeout=1.0, ttl=3)
     store.put("a-00", b"data")
     assert store.contains("a-00")
     until(lambda: not store.contains("a-00"))
@@ -217,7 +217,7 @@ def test_redis_deletes_chunks_after_their_ttl_and_a_frozen_redis_costs_a_timeout
     began = time.monotonic()
     with pytest.raises(TierError):
         store.get("a-00")
-    assert 0.15 < time.monotonic() - began < 30
+    assert 0.9 < time.monotonic() - began < 30
     redis_server.thaw()
     store.close()
 

@@ -58,7 +58,7 @@ class Engine:
 
     async def health(self, request: Request) -> Response:
         if self.mood == "stuck":
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(5.0)
         return Response(status_code=500 if self.mood == "sick" else 200)
 
     async def reset(self, request: Request) -> Response:

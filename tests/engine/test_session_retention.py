@@ -25,12 +25,14 @@ def conversations(seed: int, driven: Driven) -> Iterator[list[int]]:
         history = histories.get(user, SYSTEM)
         prompt = [*(SYSTEM if len(history) > 90 else history), *words]
         driven.submit(f"{number}", prompt, ANSWER, tenant=f"user {user}")
-        driven.run()
+        # Without the checks of `Driven.run` after each step, which take most of the time.
+        while driven.engine.has_work:
+            driven.engine.step()
         histories[user] = [*prompt, *driven.tokens[f"{number}#0"]]
         yield driven.tokens[f"{number}#0"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sessions_hit_at_least_as_much_as_lru_with_the_same_tokens(seed: int) -> None:
     lru, sessions = (Driven(num_blocks=65, eviction_policy=name) for name in ("lru", "sessions"))
     for one, other in zip(conversations(seed, lru), conversations(seed, sessions), strict=True):

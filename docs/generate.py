@@ -109,7 +109,7 @@ def commands() -> str:
         lines += [
             f"\nAs in `{other}`: {', '.join(f'`{_name(rows[row])}`' for row in repeated)}." for other, repeated in first
         ]
-        described |= {row: path for row in own}
+        described |= dict.fromkeys(own, path)
     return "\n".join(lines) + "\n"
 
 

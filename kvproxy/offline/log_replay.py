@@ -3,7 +3,6 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import random
@@ -74,17 +73,6 @@ async def replay(
     Entries age by the times of the log. The policy learns from the logged responses.
     """
     found: list[ReplayedRequest] = []
-    async with _open_replayer(settings, has_responses(requests), random_number) as replayer:
-        for number, logged in enumerate(requests, 1):
-            found.append(await replayer.replay(logged))
-            progress(number / len(requests))
-    return found
-
-
-@asynccontextmanager
-async def _open_replayer(
-    settings: Settings, learns: bool, random_number: Callable[[], float]
-) -> AsyncIterator["_Replayer"]:
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
         # No client waits for a response.
@@ -99,51 +87,42 @@ async def _open_replayer(
             random_number=random_number,
         )
         comparer = None
-        if learns and cache.semantic is not None and caching.judge != "none":
+        if has_responses(requests) and cache.semantic is not None and caching.judge != "none":
             comparer = ResponseComparer(cache.semantic, backend, caching)
-        answerer = Answerer(backend, cache, caching, lambda: backend.now, comparer)
+        answerer, rules = Answerer(backend, cache, caching, lambda: backend.now, comparer), Rules(settings)
         try:
-            yield _Replayer(settings, Rules(settings), answerer, backend)
+            for number, logged in enumerate(requests, 1):
+                request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
+                backend.set_request(logged)
+                found.append(await _replay_request(logged, request, answerer))
+                progress(number / len(requests))
         finally:
             await answerer.close()
             if comparer is not None:
                 await comparer.close()
             await asyncio.to_thread(cache.close)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Replayer:
-    settings: Settings
-    rules: Rules
-    answerer: Answerer
-    backend: "LoggedBackend"
-
-    async def replay(self, logged: LoggedRequest) -> ReplayedRequest:
-        request = self.rules.apply_edits(self.rules.apply(to_api_request(logged, self.settings)))
-        if logged.time is not None:
-            self.backend.now = logged.time
-        self.backend.response = logged.response
-        if isinstance(logged.response, dict) and _OUTPUT_FIELDS.isdisjoint(logged.response):
-            # Some logs record the usage without the output.
-            self.backend.response = None
-        exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
-        try:
-            answer = await self.answerer.answer(exchange)
-        except KvproxyError:
-            return ReplayedRequest(logged, request, None)
-        content = answer.body
-        body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
-        answer.close()
-        await self.answerer.cache.pending_writes.wait()
-        if self.answerer.comparer is not None:
-            # In a live proxy, requests are farther apart than a comparison takes.
-            await self.answerer.comparer.wait_until_idle()
-        expected = response_text(logged)
-        served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
-        comparer, is_right = self.answerer.comparer, None
-        if comparer is not None and expected is not None and served is not None:
-            is_right = await comparer.have_same_meaning(request, "", served, expected)
-        return ReplayedRequest(logged, request, exchange, is_right)
+async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: Answerer) -> ReplayedRequest:
+    exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
+    try:
+        answer = await answerer.answer(exchange)
+    except KvproxyError:
+        return ReplayedRequest(logged, request, None)
+    content = answer.body
+    body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
+    answer.close()
+    await answerer.cache.pending_writes.wait()
+    comparer, is_right = answerer.comparer, None
+    if comparer is not None:
+        # In a live proxy, requests are farther apart than a comparison takes.
+        await comparer.wait_until_idle()
+    expected = response_text(logged)
+    served = answer_text(body, request.api.name) if exchange.layer == "semantic" else None
+    if comparer is not None and expected is not None and served is not None:
+        is_right = await comparer.have_same_meaning(request, "", served, expected)
+    return ReplayedRequest(logged, request, exchange, is_right)
 
 
 class LoggedBackend:
@@ -155,6 +134,13 @@ class LoggedBackend:
     def __init__(self) -> None:
         self.response: JsonObject | str | None = None
         self.now = time()
+
+    def set_request(self, logged: LoggedRequest) -> None:
+        if logged.time is not None:
+            self.now = logged.time
+        # Some logs record the usage without the output.
+        is_usage = isinstance(logged.response, dict) and _OUTPUT_FIELDS.isdisjoint(logged.response)
+        self.response = None if is_usage else logged.response
 
     async def start(self) -> None:
         pass

@@ -5,7 +5,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
@@ -68,16 +67,13 @@ class Answerer:
         self.finish = finish or journal.add
         self.clock = clock
         self._lookup = CacheLookup(cache, settings, clock)
+        self.lookup_counts = self._lookup.lookup_counts
         self.history = HistoryRepair()
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
         self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
-
-    @property
-    def lookup_counts(self) -> Counter[str]:
-        return self._lookup.lookup_counts
 
     @property
     def stale_counts(self) -> dict[str, int]:

@@ -1,10 +1,9 @@
 """Token costs of a request: first an estimate, then the reported usage."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, field, loads
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, RelayedResponse
@@ -15,23 +14,18 @@ from kvproxy.quotas import Account
 _IMAGE_TOKENS = 1000
 """Estimate for an image or another file."""
 _FILE = "data:"
-_SLOW_BYTES = 64 * 1024
 _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 async def send_charged(request: ApiRequest, account: Account, backend: Backend, max_bytes: int) -> BackendResponse:
-    """Send a request to the backend and charge a client for it.
+    """Send a request to the backend, and charge a client for it. An error of the backend is raised and not charged.
 
     Args:
         max_bytes: a response with more bytes is not collected for storage.
-
-    Raises:
-        KvproxyError: an error of the backend, which is not charged.
     """
-    is_large = len(request.raw) > _SLOW_BYTES
-    estimated = await asyncio.to_thread(estimate, request.body) if is_large else estimate(request.body)
+    estimated = await in_thread_if_large(len(request.raw), lambda: estimate(request.body))
     await account.reserve(estimated)
     try:
         response = open_response(request, await backend.send(request), max_bytes)

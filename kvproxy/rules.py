@@ -52,18 +52,14 @@ class Rules:
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:
+    client = request.tenant.partition("/")[0]
     return (
         _matches_pattern(rule.path, request.api.path)
         and _matches_pattern(rule.model, request.model)
-        and any(_matches_pattern(rule.tenant, name) for name in _tenant_names(request.tenant))
+        and any(_matches_pattern(rule.tenant, name) for name in (request.tenant, client, client.removeprefix(CLIENT)))
         and all(_matches_pattern(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
         and (rule.tag is None or any(_matches_pattern(rule.tag, tag) for tag in request.control.tags))
     )
-
-
-def _tenant_names(tenant: str) -> tuple[str, ...]:
-    client = tenant.partition("/")[0]
-    return tenant, client, client.removeprefix(CLIENT)
 
 
 def _matches_pattern(pattern: str | None, text: str | None) -> bool:

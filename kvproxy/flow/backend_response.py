@@ -134,15 +134,17 @@ def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> Bac
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
     prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
-    if request.stream:
-        headers = [EVENTS, ("cache-control", "no-cache")]
-        response = BackendResponse(200, headers, reader.events(reply), reader, reply.close, streams=True, prefix=prefix)
-    else:
-        response = BackendResponse(
-            200, [JSON], reader.body(reply), reader, reply.close, single_chunk=True, prefix=prefix
-        )
-    response.block_size = reply.block_size
-    return response
+    return BackendResponse(
+        200,
+        [EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON],
+        reader.events(reply) if request.stream else reader.body(reply),
+        reader,
+        reply.close,
+        single_chunk=not request.stream,
+        streams=request.stream,
+        prefix=prefix,
+        block_size=reply.block_size,
+    )
 
 
 class _GeneratedReader:

@@ -25,19 +25,14 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
     exchange.ended = perf_counter()
 
 
-class Finisher:
-    """Calls `reports` in order for each finished exchange. An error in one of them does not affect the rest."""
-
-    def __init__(self, reports: Sequence[Callable[[Exchange], None]]) -> None:
-        self._reports = reports
-
-    def __call__(self, exchange: Exchange) -> None:
-        # A stored response can be large, and the journal keeps the exchange for up to a second.
-        exchange.stale_entry = None
-        if not exchange.ended and exchange.layer not in ("exact", "semantic"):
-            exchange.ended = perf_counter()
-        for report in self._reports:
-            try:
-                report(exchange)
-            except Exception:
-                _log.exception("a finished request could not be reported")
+def finish(reports: Sequence[Callable[[Exchange], None]], exchange: Exchange) -> None:
+    """Call `reports` in order for a finished exchange. An error in one of them does not affect the rest."""
+    # A stored response can be large, and the journal keeps the exchange for up to a second.
+    exchange.stale_entry = None
+    if not exchange.ended and exchange.layer not in ("exact", "semantic"):
+        exchange.ended = perf_counter()
+    for report in reports:
+        try:
+            report(exchange)
+        except Exception:
+            _log.exception("a finished request could not be reported")

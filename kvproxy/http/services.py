@@ -5,6 +5,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
-from kvproxy.flow.finish import Finisher
+from kvproxy.flow.finish import finish
 from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.body_budget import BodyBudget
@@ -71,7 +72,8 @@ class Services:
         self.clients = clients
         self.telemetry = telemetry
         self.shared = shared
-        self.finish = Finisher([metrics.count_exchange, answerer.finish, answerer.keep_warm.finished, log_access])
+        reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.finished, log_access
+        self.finish = partial(finish, reports)
         self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
         self.bodies = BodyBudget(settings.limits)
         self.rules = Rules(settings)
@@ -215,7 +217,7 @@ def build(settings: Settings) -> Services:
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
     journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
     telemetry = _open_telemetry(settings.telemetry)
-    finish = Finisher([journal.add, *([telemetry.add] if telemetry is not None else [])])
+    report = partial(finish, [journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
     shared = SharedState(cache.store.database) if cache.store.remote else None
     if shared is not None:
@@ -226,7 +228,7 @@ def build(settings: Settings) -> Services:
         settings.cache,
         comparer=comparer,
         journal=journal,
-        finish=finish,
+        finish=report,
         prices=prices,
         shared=shared,
     )

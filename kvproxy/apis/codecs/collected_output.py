@@ -9,15 +9,11 @@ from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall
 class CollectedChoice:
     """One completion of a prompt."""
 
-    texts: list[str] = field(default_factory=list)
+    text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     completion_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
 
 
 class CollectedOutput:
@@ -41,7 +37,7 @@ class CollectedOutput:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens
             self.prompt_logprobs = piece.prompt_logprobs
         choice = self.choices.setdefault(piece.index, CollectedChoice())
-        choice.texts.append(piece.text)
+        choice.text += piece.text
         choice.logprobs += piece.logprobs
         choice.calls += piece.calls
         choice.finish_reason = piece.finish_reason or choice.finish_reason

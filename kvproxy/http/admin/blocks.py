@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat_content, flat_fields, number, page, read_request, reply, seconds
+from kvproxy.http.admin.replies import flat_fields, number, page, read_request, reply, seconds
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
@@ -78,7 +78,7 @@ async def show(request: Request) -> Response:
     content = await services(request).prefix.show(name)
     if content is None:
         raise NotFound(f"no block {name[:80]}: blocks ls lists them")
-    return reply(flat_content(content))
+    return reply({**flat_fields(content.block), "tokens": content.tokens, "text": content.text})
 
 
 async def reset(request: Request) -> Response:

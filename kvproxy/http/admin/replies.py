@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow
+from kvproxy.blocks.row_types import BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.request_bodies import read_api_request, read_body
 from kvproxy.http.services import services
@@ -42,10 +42,6 @@ def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
     found = fields_of(row)
     del found["place"]
     return found if row.place is None else found | fields_of(row.place)
-
-
-def flat_content(content: BlockContent) -> dict[str, object]:
-    return {**flat_fields(content.block), "tokens": content.tokens, "text": content.text}
 
 
 async def read_request(request: Request) -> ApiRequest:

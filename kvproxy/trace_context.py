@@ -7,7 +7,7 @@ from typing import Self
 
 TRACE_HEADER = "traceparent"
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
-_NOBODY = ("0" * 32, "0" * 16)
+_INVALID_IDS = ("0" * 32, "0" * 16)
 _SAMPLED = 1
 
 
@@ -36,7 +36,7 @@ class Trace:
         """
         span, call = os.urandom(8).hex(), os.urandom(8).hex()
         found = None if traceparent is None else _FORM.fullmatch(traceparent.strip())
-        if found is not None and found[1] != "ff" and found[2] != _NOBODY[0] and found[3] != _NOBODY[1]:
+        if found is not None and found[1] != "ff" and found[2] != _INVALID_IDS[0] and found[3] != _INVALID_IDS[1]:
             return cls(found[2], found[3], span, call, bool(int(found[4], 16) & _SAMPLED))
         id = os.urandom(16)
         # As OpenTelemetry's TraceIdRatioBased, whose decision is equal in all services.

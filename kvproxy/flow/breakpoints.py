@@ -16,7 +16,7 @@ from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.flow.conversation_digests import MARKER, content_blocks
 
 Lifetime = Literal["5m", "1h"]
-MOST = 4
+_MAX_BREAKPOINTS = 4
 _EVERY_MESSAGE = 2**31
 _SECTIONS = ("tools", "system", "messages")
 _MINIMUMS = (
@@ -106,7 +106,7 @@ def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: in
         *tools[-1:],
     ]
     # A breakpoint for the whole body is one of the four.
-    most = MOST - 1 if isinstance(body.get(MARKER), dict) else MOST
+    most = _MAX_BREAKPOINTS - 1 if isinstance(body.get(MARKER), dict) else _MAX_BREAKPOINTS
     long_enough = dict.fromkeys(place for place in wanted if place.end >= minimum)
     return set(list(long_enough)[:most])
 

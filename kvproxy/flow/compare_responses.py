@@ -29,8 +29,8 @@ _INSTRUCTION = (
 # Credentials, and API versions.
 _PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
 _MOST_TOKENS = 200
-_LARGEST = 2**20
-_WAITING = 64
+_MAX_BYTES = 2**20
+_MAX_QUEUED = 64
 _log = logging.getLogger("kvproxy")
 
 
@@ -38,7 +38,7 @@ async def ask_model(backend: Backend, request: ApiRequest, question: str, cached
     """Ask the model whether two answers are equivalent; None if it gives no verdict."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
-        whole = await ask(backend, _judge_request(request, asked), _LARGEST)
+        whole = await ask(backend, _judge_request(request, asked), _MAX_BYTES)
     except KvproxyError:
         return None
     said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
@@ -81,7 +81,7 @@ class ResponseComparer:
         self._semantic = semantic
         self._backend = backend
         self._settings = settings
-        self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_WAITING)
+        self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_MAX_QUEUED)
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
         """By result: right, wrong, undecided, dropped."""
@@ -141,7 +141,7 @@ class ResponseComparer:
         return "right" if learned.right else "wrong"
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Compare two answers as `cache.judge` says: by text, by embedding, or by the model; None without a verdict."""
+        """Whether two answers are equivalent, by their text, embedding, or the model (setting `cache.judge`); None if unknown."""
         judge = self._settings.judge
         if digest(cached) == digest(fresh):
             return True

@@ -35,9 +35,9 @@ class _Session:
     Attributes:
         request: without its parsed body, which needs several times the memory.
         used, ended: seconds since the epoch of the prefix's last use, and of the end of the response.
-        tokens: of the prompt.
-        hour_until: the last message of the prefix that is kept for one hour; -1 without one.
-        hour_tokens: of this prefix.
+        tokens: tokens of the prompt.
+        hour_until: index of the last message of the prefix that the provider keeps for one hour; -1 without such a prefix.
+        hour_tokens: tokens of this prefix.
     """
 
     request: ApiRequest
@@ -84,8 +84,9 @@ class KeepWarm:
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
         self._digests: dict[str, list[bytes]] = {}
-        """By the id of requests in flight."""
+        """Digests of the conversations of requests in flight, by request id."""
         self._fixed_models: set[str] = set()
+        """Models whose provider writes a prefix again if its lifetime changes."""
 
     def learn(self, pauses: Iterable[tuple[float, str, float]]) -> None:
         """Count earlier pauses: their seconds, tenants, and starts."""

@@ -87,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes that the client has not read, as of the time `_unread_since`."""
         self._unread_since = 0.0
         self._offered_upgrade = False
-        self._deaf = False
+        self._ignores_input = False
         self._running: RequestResponseCycle | None = None
 
     @property
@@ -105,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             # A closing connection discards what still arrives.
             return
         steps = self._steps
@@ -175,7 +175,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
         else:
             method, version = self.parser.get_method(), self.parser.get_http_version()
-            self._refusal = framing.refuse(method, version, self.url, self.headers)
+            self._refusal = framing.head_error(method, version, self.url, self.headers)
         if self._refusal is not None:
             # Ends the parsing.
             raise self._refusal
@@ -215,7 +215,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
-        self._deaf = True
+        self._ignores_input = True
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
         last = self.pipeline[0][0] if self.pipeline else running
@@ -256,14 +256,14 @@ class LimitedProtocol(HttpToolsProtocol):
         # Writing is paused, so the buffer can only shrink.
         still = self.flow.write_paused or not self._is_answering or self.transport.is_closing()
         unsent = self.transport.get_write_buffer_size() if still else 0
-        waiting = unsent + self._in_kernel() if unsent else 0
+        waiting = unsent + self._unsent_bytes_in_kernel() if unsent else 0
         if not self._unread_bytes or waiting < self._unread_bytes:
             self._unread_bytes, self._unread_since = waiting, now
         elif now - self._unread_since > self._limits.stalled_seconds:
             self._limited("stalled_seconds")
             self.transport.abort()
 
-    def _in_kernel(self) -> int:
+    def _unsent_bytes_in_kernel(self) -> int:
         held = array("i", [0])
         try:
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)

@@ -12,7 +12,7 @@ _NO_HOST = re.compile(rb"[\s/?#@\\]")
 _UPGRADE = (b"upgrade", b"http2-settings")
 
 
-def refuse(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
+def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
     """Return the error for a head that is not supported, or that two servers could read differently; else None.
 
     The parser rejects a repeated Content-Length, a Content-Length beside a Transfer-Encoding, and bad line ends.

@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+from kvproxy.errors import ModelUnsupported
 from kvproxy.settings import Settings
 
 _SECONDS = 3.0
@@ -12,16 +13,37 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use only the local cache if the Hub is unreachable. Otherwise, each file of a model would wait for a timeout."""
+    """Use only the local cache if the Hub is unreachable; raise ModelUnsupported for a model that is not in it.
+
+    `huggingface_hub` reads the environment at its import.
+    """
+    names = _hub_ids(settings)
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    if not names or os.environ.get("HF_HUB_OFFLINE") or _is_reachable(endpoint):
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in names:
+        if not _is_cached(name):
+            raise ModelUnsupported(
+                f"cannot load {name!r}: it is not in the local cache, and {endpoint} cannot be reached;"
+                " connect to the network, or name a local folder"
+            )
+
+
+def _is_cached(name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    # sentence-transformers adds its own name to short ids.
+    ids = (name,) if "/" in name else (name, f"sentence-transformers/{name}")
+    return any((cache / f"models--{id.replace('/', '--')}" / "snapshots").is_dir() for id in ids)
+
+
+def _hub_ids(settings: Settings) -> list[str]:
     names = [settings.forward.tokenizer if settings.servers else settings.model]
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]
-    ids = [name for name in names if name not in _BUILT_IN and not name.endswith(".gguf")]
-    ids = [name for name in ids if not (name.startswith(("/", ".", "~")) or Path(name).exists())]
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if ids and not os.environ.get("HF_HUB_OFFLINE") and not _is_reachable(endpoint):
-        # `huggingface_hub` reads the environment at its import.
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    others = [name for name in names if name not in _BUILT_IN and not name.endswith(".gguf")]
+    return [name for name in others if not (name.startswith(("/", ".", "~")) or Path(name).exists())]
 
 
 def _is_reachable(endpoint: str) -> bool:

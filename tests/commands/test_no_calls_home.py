@@ -1,5 +1,6 @@
 """No command calls a vendor: no connection, no name look-up, and no file except in kvproxy's own folders."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.errors import ModelUnsupported
 from kvproxy.http.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE
@@ -78,9 +80,28 @@ def test_a_server_connects_to_its_upstream_only(
     assert strange_files(home) == []
 
 
-def test_without_a_network_models_come_from_the_local_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("HF_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HOME", ".cache/huggingface/hub"),
+    ],
+)
+def test_without_a_network_models_come_from_the_local_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, folder: str
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
-    for embedder, offline in (("default", None), ("./folder", None), ("org/model", "1")):
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        prefer_cached_models(load_settings(upstream=NOWHERE, embedder=embedder))
-        assert os.environ.get("HF_HUB_OFFLINE") == offline
+    settings = load_settings(upstream=NOWHERE, embedder="org/model", cache={"verifier": "short"})
+    # sentence-transformers adds its name to short ids.
+    for cached, missing in ((None, "org/model"), ("org--model", "short"), ("sentence-transformers--short", None)):
+        if cached is not None:
+            (tmp_path / folder / f"models--{cached}" / "snapshots").mkdir(parents=True)
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        with contextlib.nullcontext() if missing is None else pytest.raises(ModelUnsupported, match=missing):
+            prefer_cached_models(settings)
+        assert os.environ["HF_HUB_OFFLINE"] == "1"

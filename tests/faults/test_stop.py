@@ -109,7 +109,7 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
         httpx.Client(timeout=60) as client,
     ):
         assert stored(ask(proxy.url, "kept"))
-        for value, status in (("maybe", "; hit"), ("false", "fwd=request")):
+        for value, status in (("maybe", "; hit"), ("false", "fwd=bypass")):
             (data / "kvproxy.toml").write_text(f"[[rules]]\nname = 'off'\ncache = {value}\n")
             proxy.process.send_signal(signal.SIGHUP)
             until(lambda status=status: status in ask(proxy.url, "kept").headers["cache-status"])  # type: ignore[misc]

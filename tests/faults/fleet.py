@@ -27,6 +27,8 @@ _PROXIES = 3
 _WORKERS = 6
 _TIMEOUT = 30.0
 _LOAD_SECONDS = 3.0
+_ACKNOWLEDGED = 20
+"""Least number of stored responses before and after a fault."""
 _RECOVERY_SECONDS = 60.0
 """Limit until a proxy uses a restarted server again."""
 _QUESTION = "In which drawer of the archive is the map number {} kept?"
@@ -154,8 +156,14 @@ def _round(
     workers = [Worker(seed * _WORKERS + place, seed, fleet, keys, finding) for place in range(_WORKERS)]
     for worker in workers:
         worker.start()
+
+    def load(seconds: float) -> None:
+        before = sum(len(worker.stored) for worker in workers)
+        time.sleep(seconds)
+        until(lambda: sum(len(worker.stored) for worker in workers) >= before + _ACKNOWLEDGED, _RECOVERY_SECONDS)
+
     try:
-        time.sleep(generator.uniform(0.5, _LOAD_SECONDS))
+        load(generator.uniform(0.5, _LOAD_SECONDS))
         place = generator.randrange(_PROXIES)
         if kind == "PostgreSQL":
             server.kill()
@@ -164,7 +172,7 @@ def _round(
         else:
             fleet.kill(place)
             fleet.start(place)
-        time.sleep(_LOAD_SECONDS)
+        load(_LOAD_SECONDS)
     finally:
         for worker in workers:
             worker.stopped.set()

@@ -117,8 +117,10 @@ def test_a_question_appears_when_its_response_is_committed(
     page.open(url, "journal")
     rows = ".grid .row[id] > :last-child"
     page.until(lambda: page.texts(rows))
+    count = page.find("[aria-rowcount]").get_attribute("aria-rowcount")
     ask(url, "dora", "Is it committed late?")
-    page.until(lambda: page.texts(rows)[0] == "–")
+    page.until(lambda: page.find("[aria-rowcount]").get_attribute("aria-rowcount") != count)
+    assert page.texts(rows)[0] == "–"
     go.set()
     page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
 

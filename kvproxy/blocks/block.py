@@ -10,7 +10,7 @@ class KVCacheBlock:
     """Metadata of one physical block.
 
     Attributes:
-        ref_count: number of block tables and pins that hold the block. Zero means free, or cached and evictable.
+        ref_count: number of block tables and pins that hold the block. Zero means free or evictable.
         hash: None if the block is not cached.
         parent: hash of the previous block in the chain; None at the start of a prompt.
         group: index of the KV cache group that cached the block; None if there is one group.

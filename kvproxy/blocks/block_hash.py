@@ -62,7 +62,7 @@ def _encode_token(token: int) -> bytes:
 
 
 def _head(major: int, value: int) -> bytes:
-    """Encode the shortest CBOR head of a major type with an argument (RFC 8949, section 3)."""
+    """Encode a CBOR head (RFC 8949, section 3)."""
     if value < 24:
         return bytes((major | value,))
     for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):

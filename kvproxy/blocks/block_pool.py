@@ -42,7 +42,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return the number of blocks that can be allocated, including cached blocks that no request uses."""
+        """Count the free blocks, including cached blocks that no request uses."""
         return self.free_queue.num_free_blocks
 
     @property
@@ -80,10 +80,7 @@ class BlockPool:
         return blocks
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove a holder of each block; `blocks` is in eviction order.
-
-        Idle blocks are appended to the free queue if they are cached, and prepended otherwise.
-        """
+        """Remove a holder of each block; `blocks` is in eviction order."""
         uncached: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         for block in blocks:
@@ -106,7 +103,7 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` is block `first + i` of the request, `hashes` has all blocks of the request.
+        """Cache full blocks: `blocks[i]` is block `first + i` of the request; `hashes` has all of them.
 
         The null block and cached blocks are skipped.
         """

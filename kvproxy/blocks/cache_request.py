@@ -8,7 +8,7 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
 
 @dataclass(frozen=True, slots=True)
 class MMItem:
-    """A multimodal item: `length` placeholder tokens from `offset`, identified by a hash of its content."""
+    """A multimodal item: `length` placeholder tokens from `offset`; `identifier` is a hash of its content."""
 
     identifier: str
     offset: int
@@ -21,7 +21,7 @@ class CacheRequest:
     Args:
         salt: separates the caches of tenants; part of the first block's hash.
         lora: name and path of the adapter; part of every block's hash.
-        mm: multimodal items by offset; part of the hash of every block that they overlap.
+        mm: multimodal items by offset; part of the hashes of their blocks.
         skip_read: never reuse blocks, because prompt log-probabilities need every position.
         client: name of the client, for the eviction policy `sessions`; None if unknown.
 
@@ -30,7 +30,6 @@ class CacheRequest:
         num_computed_tokens: tokens whose keys and values are in blocks.
         shared_prefix_end: end of a longer prefix, in tokens, that only the groups with full attention have cached; 0 if there
             is none.
-        awaits_user: see `Use`.
         is_recorded: the request counts in the statistics already.
     """
 

@@ -1,4 +1,4 @@
-"""The first difference between a prompt and the cached chains, for the embedded pool and for mirrored pools."""
+"""The first difference between a prompt and the cached chains."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ _NUM_CONTEXT_TOKENS = 12
 
 
 def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the number of equal items at the beginning of two sequences."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 

@@ -14,7 +14,6 @@ class BlockStored:
 
     Attributes:
         parent: digest of the previous block; None at the start of a chain.
-        lora: name of the LoRA adapter.
         extra_keys: the extra keys of each block (adapter, salt, (item, offset)).
         kind: the attention type in vLLM's spelling; None for a single group with full attention.
         window: sliding window in tokens.
@@ -56,7 +55,7 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return the map that vLLM encodes with msgpack; defaults are omitted."""
+        """Return vLLM's map; defaults are omitted."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],

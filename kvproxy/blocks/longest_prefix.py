@@ -21,7 +21,7 @@ class SearchableGroup(Protocol[Hash, Block]):
 def find_longest_cache_hit(
     groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
 ) -> tuple[tuple[Sequence[Block], ...], int]:
-    """Return each group's blocks of the longest common prefix, and its length in tokens.
+    """Return each group's blocks of the longest prefix, and its length in tokens.
 
     The length is a multiple of `alignment_tokens` and all block sizes.
     """

@@ -25,9 +25,7 @@ class ComputedBlocks:
     """The cached blocks of a prompt.
 
     Attributes:
-        groups: the blocks of each KV cache group.
-        num_tokens: length of the cached prefix.
-        shared_prefix_end: end of a longer prefix that only groups with full attention have; 0 if there is none.
+        shared_prefix_end: end of a longer prefix that only the full-attention groups have; 0 without one.
     """
 
     groups: tuple[Sequence[KVCacheBlock], ...]
@@ -191,7 +189,7 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
-        """Free a request's blocks, the last block first; cached blocks stay until eviction."""
+        """Free a request's blocks; cached blocks stay until eviction."""
         if self.requests.pop(request.id, None) is not None:
             self._follow_session(request, ended=True)
         for group in self.groups:
@@ -220,7 +218,7 @@ class KVCacheManager:
         return [(source, destination) for destination, source in copies.items()]
 
     def _shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
-        """Return the blocks that the request writes to next and shares with a forked request, as (group, index)."""
+        """Return the shared blocks that the request writes to next, as (group, index)."""
         return [
             (group, index)
             for group in self.groups

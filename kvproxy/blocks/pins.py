@@ -24,8 +24,6 @@ class Pins:
     """Named pins. Pinned blocks count as used, and the cache cannot be reset while a pin exists.
 
     The caller calls `expire` before it allocates blocks or reads statistics.
-
-    `max_blocks` limits the blocks of all pins together.
     """
 
     def __init__(

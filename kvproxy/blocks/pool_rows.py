@@ -117,7 +117,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the state of each block of a pool, one list for each property.
+    """Return the state of each block of a pool.
 
     This must be fast, because it blocks the engine's thread.
     """

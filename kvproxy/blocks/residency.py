@@ -28,8 +28,6 @@ class ResidencyStats:
 
 
 class ResidencyTracker:
-    """Records when cached blocks are stored, hit, and evicted."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 4096) -> None:
         self._clock = clock
         self._cached_at: dict[int, float] = {}
@@ -68,7 +66,7 @@ class ResidencyTracker:
         self._num_evicted += len(blocks)
 
     def on_reset(self) -> None:
-        """Remove all blocks from the records; a reset is not an eviction."""
+        """Forget all blocks; a reset is not an eviction."""
         self._cached_at.clear()
         self._used_at.clear()
         self._hit.clear()

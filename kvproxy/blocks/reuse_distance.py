@@ -1,8 +1,7 @@
 """LRU hits of every pool size in one pass (stack distances; Mattson et al., 1970).
 
-Requests run one at a time, as in `KVCacheManager`: the cached beginning of a prompt leaves the free queue, the missing blocks
-are taken from its head, and all blocks are freed from the last to the first. A pool of any size then holds the top of one
-stack, on which each prompt moves to the top with its first block first.
+Requests run one at a time, as in `KVCacheManager`, and free their blocks from the last to the first. A pool of any size then
+holds the top of one stack, on which each prompt moves to the top with its first block first.
 """
 
 import math
@@ -34,8 +33,7 @@ class Run(NamedTuple):
 class ReuseStack:
     """The stack of all prompts. A request costs a logarithm of their number for each run, and O(1) for each id.
 
-    A segment has the units that one request was the last to use. They are the end of its prompt, because requests share
-    beginnings only.
+    A segment has the units that one request was the last to use: the end of its prompt, because requests share beginnings only.
 
     Args:
         max_ids: forget the least recently used ids beyond this number; None keeps all.
@@ -94,7 +92,6 @@ class ReuseStack:
             segment += segment & -segment
 
     def _compact(self) -> None:
-        """Remove empty segments, number the others again, and double the space."""
         cut = 0
         if self._max_ids is not None and len(self._segments) > self._max_ids:
             cut = sorted(self._segments.values())[len(self._segments) - self._max_ids // 2]
@@ -151,9 +148,7 @@ class LRUCurve:
 class LiveCurve:
     """The hits of a grid of pool sizes, in bounded memory. Between two sizes, hits are interpolated.
 
-    Attributes:
-        requests, tokens, units: of all prompts.
-        longest: tokens of the longest prompt. A smaller pool would refuse this prompt.
+    `longest` is the length of the longest prompt in tokens. A smaller pool would refuse this prompt.
     """
 
     def __init__(self) -> None:
@@ -165,7 +160,7 @@ class LiveCurve:
         self._requests = [0] * (len(_GRID) + 1)
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
-        """Add a prompt of a number of tokens; see `ReuseStack.add`."""
+        """Add a prompt; see `ReuseStack.add`."""
         self.requests += 1
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
@@ -180,10 +175,7 @@ class LiveCurve:
             self._whole[end] += run.stop - run.start
 
     def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
-        """Return the share of the prompts that a pool of this size reuses.
-
-        Engines reuse whole blocks: a hit loses half a block on average.
-        """
+        """Return the share of the prompts that a pool reuses; a hit loses half a block on average."""
         scale = self.units / max(1, self.tokens)
         size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale
         place = min(bisect_left(_GRID, size), len(_GRID) - 1)

@@ -24,9 +24,7 @@ class BlockRow:
     """A block of a pool, or the content of a llama.cpp slot or file; hashes are hexadecimal.
 
     Attributes:
-        computed: the block holds cached tokens.
         last_accessed: ordinal of the last use.
-        requests: ids of the requests that use the block.
         group: index of the KV cache group; None if there is one group.
         copies: number of physical blocks with this content, in all groups.
     """
@@ -66,7 +64,6 @@ class ChainRow:
 
     Attributes:
         complete: the first block is the start of a prompt.
-        in_use: number of blocks in use.
     """
 
     leaf: str | None
@@ -86,7 +83,6 @@ class GroupStats:
     """A KV cache group's share of the pool.
 
     Attributes:
-        kind: attention type.
         reach: sliding window or chunk in tokens; 0 for full attention.
         cached: number of cached blocks that are not in use.
     """
@@ -161,8 +157,6 @@ class PoolReport:
 class PoolMap:
     """A pool in columns with one item for each block, for pictures: much smaller than a list of rows.
 
-    A column is None if the cache does not provide it.
-
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.
         states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
@@ -184,7 +178,7 @@ class Divergence:
     """The first difference between a prompt and the closest cached chain.
 
     Attributes:
-        position: index of the first different token.
+        position: index of the difference.
         cached, prompt: tokens from `position` to the end of the block.
         before: the last common tokens.
     """

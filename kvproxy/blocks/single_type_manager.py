@@ -78,7 +78,7 @@ class SingleTypeKVCacheManager:
         return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Select the hashes of this group's blocks: each has the hash of the last small block in it."""
+        """Select the hashes of this group's blocks, each the hash of its last small block."""
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
@@ -92,7 +92,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the blocks that a request takes from the free queue: new blocks, and cached blocks that were idle."""
+        """Count the new and the idle cached blocks that a request takes."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -101,7 +101,7 @@ class SingleTypeKVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
-        """Start the table of a new request with the cached blocks of its prompt, which it holds already."""
+        """Start the table of a new request with its cached blocks."""
         self.tables[request_id] = list(computed)
         self.num_cached[request_id] = len(computed)
 
@@ -208,7 +208,7 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         if self.spec.cached_windows == "all":
             return blocks
         window, null = blocks_in_window(self.spec.reach, self.block_size), self.pool.null_block
-        # The prompt's last token is always computed again, for its logits.
+        # The prompt's last token is always computed.
         ends = [
             tokens // self._alignment_tokens * self._alignment_tokens // self.block_size
             for tokens in (request.num_prompt - 1, request.shared_prefix_end)

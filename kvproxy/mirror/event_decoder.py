@@ -1,6 +1,6 @@
 """Decodes KV events of vLLM and SGLang from msgpack: maps, or the positional arrays of older versions.
 
-The bytes are untrusted: every field is checked, so the decoded events have the declared types.
+The bytes are untrusted, so every field is checked.
 """
 
 import math

@@ -37,7 +37,7 @@ def expand_endpoint(endpoint: str) -> list[str]:
 
 
 class Mirror:
-    """Follows the KV events of an engine, and rebuilds its pools.
+    """Rebuilds an engine's pools from its KV events.
 
     Args:
         endpoint: the PUB sockets, see `expand_endpoint`; `replay` has one socket for each of them.
@@ -65,7 +65,7 @@ class Mirror:
         ]
 
     async def start(self) -> None:
-        """Start all subscribers, or none. Raises zmq.ZMQError if an endpoint is invalid or in use."""
+        """Start all subscribers. Raises zmq.ZMQError if an endpoint is invalid or in use."""
         try:
             for subscriber in self.subscribers:
                 await subscriber.start()
@@ -91,7 +91,7 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return for each rank how often its engine has reported that it cleared all blocks."""
+        """Return the number of published resets of each rank."""
         return [subscriber.state.resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
@@ -127,7 +127,7 @@ class Mirror:
         return None
 
     def hash_schemes(self) -> list[tuple[BlockHasher, int]]:
-        """Return the hasher and the tokens per hash of every rank, to hash prompts before a lookup."""
+        """Return the hasher and the tokens per hash of every rank."""
         sizes = {hash_block_size(pools) for pools in self.state().ranks().values()}
         return [(self.hasher, size) for size in sorted(sizes)]
 
@@ -138,12 +138,12 @@ class Mirror:
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
     def tokens_after(self, prompt: HashedPrompt) -> tuple[int, list[list[int]], int] | None:
-        """Return the cached tokens after the longest cached prefix of a prompt; see `prefix_match.tokens_after`."""
+        """Return the cached tokens after a prompt's cached prefix; see `prefix_match.tokens_after`."""
         ranks = self.state().ranks().values()
         found = [after for pools in ranks if (after := tokens_after(pools, prompt, self.hasher)) is not None]
         return max(found, default=None, key=lambda after: after[0])
 
     def matched_tokens(self, prompt: HashedPrompt) -> int:
-        """Return the length of the longest cached prefix of a prompt in any rank."""
+        """Return the length of the longest cached prefix in any rank."""
         ranks = self.state().ranks().values()
         return max((matched_tokens(pools, prompt, self.hasher) for pools in ranks), default=0)

@@ -89,8 +89,7 @@ def make_groups(
 ) -> tuple[list[MirroredGroup], PromptHashes]:
     """Return the groups of one rank, those with full attention first.
 
-    Unknown attention types and chunked local attention count as full attention, so the lookup never finds more than the engine
-    reuses.
+    Unknown attention types count as full attention, so the lookup never finds more than the engine reuses.
     """
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
     windows = [(pool, attention_window(pool)) for pool in pools]
@@ -100,7 +99,7 @@ def make_groups(
 
 
 def attention_window(pool: MirroredPool) -> int | None:
-    """Return the number of last tokens that the layers of a pool's group attend to; None for all."""
+    """Return the attention window in tokens; None if unlimited."""
     if pool.kind == "mamba":
         return _MAMBA_WINDOW
     return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None

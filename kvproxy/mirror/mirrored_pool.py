@@ -33,7 +33,6 @@ class MirroredPool:
     Attributes:
         block_size: tokens in a block; 0 before the first event.
         window: sliding window in tokens.
-        num_stored, num_removed: blocks stored and removed since the start.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,6 @@ class MirroredPool:
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
 
     def store(self, event: StoredEvent) -> None:
-        """Add a copy of each block."""
         # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, event.block_size)
         self.kind, self.window = event.kind, event.window
@@ -103,9 +101,7 @@ class MirroredPool:
         self.num_copies = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
-        """Return the cached blocks that follow the block `parent`, the oldest first; None stands for the start of a
-        chain.
-        """
+        """Return the cached blocks after `parent`, the oldest first; None is the start of a chain."""
         return [self.blocks[digest] for digest in self._children.get(parent, ())]
 
     def find_child(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
@@ -125,7 +121,6 @@ class MirrorState:
 
     Attributes:
         unknown: number of removals of unknown blocks, which indicate lost events.
-        resets: number of published resets of the cache.
     """
 
     def __init__(self) -> None:

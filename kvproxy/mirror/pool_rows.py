@@ -74,16 +74,15 @@ def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
 
 
 def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[BlockContent]:
-    """Return the blocks whose hash starts with `prefix`, without their texts."""
+    """Return blocks by the start of their hash, without their texts."""
     contents = (content for snapshot in snapshots for content in snapshot.blocks())
     return [content for content in contents if (content.block.hash or "").startswith(prefix)]
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """Return the cached chains of the first group of each location, most recently stored first, without their texts."""
+    """Return the chains of each location's first group, newest first, without their texts."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
-        # The first group shows the chains.
         pool = next(iter(snapshot.pools.values()))
         groups = tuple(group for group in snapshot.pools if group is not None)
         location = replace(snapshot.location, groups=groups[:1])

@@ -30,7 +30,6 @@ class MirrorMatch:
     Attributes:
         blocks: cached blocks of the first KV cache group.
         hashes_match: whether the engine's hashes equal ours; None if nothing matched.
-        divergence: the first difference from the closest cached chain.
     """
 
     matched_tokens: int
@@ -65,8 +64,7 @@ def tokens_after(
 ) -> tuple[int, list[list[int]], int] | None:
     """Return the length of the cached prefix, the tokens of the cached chains after it, and the block size.
 
-    Each chain continues with its newest blocks. Returns None if no chain follows the prefix, or the first chain has the whole
-    rest of the prompt.
+    Returns None if no chain follows the prefix, or the first chain has the whole rest of the prompt.
     """
     groups, _ = make_groups(pools, prompt, hasher)
     if isinstance(groups[0], MirroredWindowGroup):

@@ -26,7 +26,6 @@ class Replay:
     Attributes:
         from_start: all batches were requested.
         is_verified: the batches belong to the process whose batches were applied before.
-        has_batches: at least one batch has arrived.
         is_skipped: its remaining batches are ignored, because another replay was requested meanwhile.
     """
 
@@ -59,16 +58,16 @@ class Sequencer:
         self.counts = StreamCounts()
         self._timestamp = float("-inf")
         self._fingerprints: dict[int, int] = {}
-        """Hashes of the last applied batches by their numbers."""
+        """Hashes of the last applied batches by number."""
         self._held: dict[int, bytes] = {}
         self._replayed_all = False
         self._replay: Replay | None = None
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Request a replay of all batches, or without a replay endpoint forget the state if there was a connection before.
+        """Request a replay of all batches, because the publisher may be another process.
 
-        The publisher may be another process, or may have published before.
+        Without a replay endpoint, a second connection clears the state.
         """
         if self._has_replay:
             self.is_unverified = self.next > 0
@@ -79,7 +78,7 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Handle a stream without recent batches: its last batch may be lost, and no later one shows the gap."""
+        """Handle a stream without recent batches, because its last batch may be lost."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
@@ -100,7 +99,7 @@ class Sequencer:
             self.on_batch(number, payload)
 
     def _is_repeated(self, number: int, payload: bytes) -> bool | None:
-        """Whether the applied batch with this number had this content; None if its fingerprint is unknown."""
+        """Whether an applied batch had this content; None if that is unknown."""
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
@@ -171,7 +170,7 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """Handle the end of a replay, and apply the live batches that were held meanwhile."""
+        """Handle the end of a replay, and apply the held batches."""
         replay = self._replay
         if replay is None:
             return
@@ -187,7 +186,7 @@ class Sequencer:
         self._resume()
 
     def fail_replay(self) -> None:
-        """Handle a replay without an answer, or with an incomplete one."""
+        """Handle a missing or incomplete replay."""
         self._num_failures += 1
         if self._num_failures < MAX_REPLAY_ATTEMPTS:
             self._request_replay(self._last_applied() if self.complete else 0)
@@ -233,7 +232,7 @@ class Sequencer:
         self.counts.batches += 1
 
     def discard_state(self) -> None:
-        """Continue after an unexpected error in a batch with an empty state."""
+        """Clear the state after an unexpected error, and continue."""
         self._replay = None
         self.replay_from = None
         self._held.clear()

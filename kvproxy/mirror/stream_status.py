@@ -9,8 +9,7 @@ class StreamCounts:
 
     Attributes:
         gaps: gaps in the sequence numbers.
-        restarts: restarts of the publisher.
-        losses: number of times that the mirror was emptied, because lost batches could not be replayed.
+        losses: how often the mirror was emptied, because a replay failed.
         malformed: messages that could not be decoded.
     """
 
@@ -31,7 +30,6 @@ class StreamStatus(StreamCounts):
         next: number of the next batch.
         complete: whether all batches since the publisher's start were applied.
         silent_seconds: seconds since the last message; None before the first.
-        replay_fails: whether the last replay request failed.
     """
 
     endpoint: str

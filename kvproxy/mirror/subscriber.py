@@ -31,7 +31,7 @@ class EventSubscriber:
 
     Args:
         endpoint: the PUB socket, `tcp://host:port`; with `*` as the host, kvproxy binds and engines connect.
-        idle: seconds of silence before a replay request checks for lost batches.
+        idle: seconds of silence before a check for lost batches.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:

@@ -25,7 +25,6 @@ def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> Fr
 
 
 def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[KVCacheBlock]], FreeQueue]:
-    """Return a function that creates a free queue from the blocks of a pool."""
     if priorities:
         return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
     return lambda blocks: make_queue(policy, blocks, capacity)

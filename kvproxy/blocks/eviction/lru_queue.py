@@ -12,14 +12,13 @@ class FreeQueue(Protocol):
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """Take the first blocks off the queue; raises RuntimeError if fewer are free."""
 
-    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove blocks from the queue because a request reuses them."""
+    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add cached blocks in this order. They are evicted after the present ones."""
+        """Add cached blocks in this order. They are evicted last."""
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add uncached blocks in this order. They are evicted before the present ones."""
+        """Add uncached blocks in this order. They are evicted first."""
 
     def __iter__(self) -> Iterator[KVCacheBlock]: ...
 
@@ -30,7 +29,6 @@ class FreeKVCacheBlockQueue:
     __slots__ = ("_head", "_tail", "num_free_blocks")
 
     def __init__(self, blocks: Iterable[KVCacheBlock] = ()) -> None:
-        # Sentinels at both ends avoid a test for an empty list in every operation.
         self._head = KVCacheBlock(-1)
         self._tail = KVCacheBlock(-1)
         self._head.next = self._tail

@@ -79,7 +79,7 @@ class PolicyQueue:
         return block
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        """Yield blocks in eviction order, as if no block were added or hit meanwhile. Copies the policy's state."""
+        """Yield blocks in eviction order; copies the policy's state."""
         yield from list(self._unordered.values())
         policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):

@@ -7,7 +7,7 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 
 
 class PriorityQueue:
-    """A `FreeQueue` with a queue for each priority of cached blocks, and a queue for uncached blocks.
+    """A `FreeQueue` with a queue for each priority of cached blocks.
 
     A request gives its priority to its whole chain, so a parent's priority is never below its children's.
     """

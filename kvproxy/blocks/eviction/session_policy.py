@@ -77,7 +77,7 @@ class SessionPolicy(Generic[Key]):
         self._now = 0.0
 
     def begin(self, chain: Sequence[Key], use: Use) -> None:
-        """Note that a request reads a prompt, before blocks are evicted for it."""
+        """Note that a request reads a prompt; call it before its blocks are allocated."""
         self._now = max(self._now, use.seconds)
         session, shared = self._find_session(chain, use.client)
         last = self._current.get(use.client) if use.client is not None else None
@@ -103,7 +103,7 @@ class SessionPolicy(Generic[Key]):
         self._extend(session, chain)
 
     def end(self, chain: Sequence[Key], use: Use) -> None:
-        """Note that a request ended, before its blocks are added. `chain` includes the blocks of the response."""
+        """Note that a request ended; call it before its blocks are added. `chain` includes the response."""
         self._now = max(self._now, use.seconds)
         session = self._latest_session(chain)
         if session is not None:
@@ -111,7 +111,7 @@ class SessionPolicy(Generic[Key]):
             self._extend(session, chain)
 
     def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
-        """Return the session that a chain continues, and the number of blocks that they share."""
+        """Return the session that a chain continues, and the number of shared blocks."""
         # The client's last session is known even if its blocks were evicted.
         for session in (self._current.get(client) if client is not None else None, self._latest_session(chain)):
             if session is not None:

@@ -1,1 +1,1 @@
-"""Backends that compute responses: `protocol.py` is the interface, `embedded.py` the embedded engine."""
+"""Backends that compute responses; `protocol.py` is the interface."""

@@ -1,4 +1,4 @@
-"""Limits on the concurrent and waiting requests of one backend."""
+"""Limits on the requests of one backend."""
 
 import asyncio
 

@@ -25,7 +25,6 @@ class BuiltBackend:
 
 
 def build_backend(settings: Settings) -> BuiltBackend:
-    """Build the backend of the settings. Raises SettingsError or ModelUnsupported."""
     if not settings.servers:
         return _build_embedded(settings)
     if settings.tiers.enabled:

@@ -23,7 +23,7 @@ class EmbeddedBackend:
     """Serves requests from the embedded engine.
 
     Args:
-        shared_blocks: share cached blocks between tenants; otherwise no tenant can detect another tenant's prompts.
+        shared_blocks: share cached blocks between tenants, who can then detect each other's prompts.
         global_priorities: compare priorities of requests across tenants, not only within a tenant.
     """
 
@@ -105,7 +105,6 @@ class EmbeddedBackend:
         return GeneratedResponse(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
 
     async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
-        """Keep the tokens of a single answer, so that the next turn has the same tokens."""
         if generation.sampling.n == 1:
             tokens = [token for piece in answer for token in piece.tokens]
             text = "".join(piece.text for piece in answer)
@@ -165,7 +164,7 @@ class EmbeddedBackend:
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """Return the block cache's view of a request whose prompt is followed by the tokens `more`."""
+        """Return the block cache's view of a request; `more` are tokens after its prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 

@@ -41,7 +41,7 @@ class EmbeddedPrefix(PrefixCache):
 
     async def map(self) -> PoolMap:
         found = await self._worker.inspect(pool_rows.map_pool)
-        # The salt of a tenant's blocks begins with the tenant's name.
+        # A salt begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
@@ -100,7 +100,7 @@ class EmbeddedPrefix(PrefixCache):
     async def _chain(self, request: ApiRequest | None, leaf: str | None) -> CacheRequest:
         if request is not None:
             generation = await self._backend.generation(request)
-            # A lookup leaves the last token to compute, so one token is added.
+            # A lookup never matches the last token, so add one.
             return self._backend.cache_request("pin", generation, 0)
         found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None
         if found is None:

@@ -31,7 +31,6 @@ class EngineMetrics:
         usage: used share of the pool, 0 to 1.
         queries, hits: prompt tokens looked up and found since the engine's start.
         age: seconds since the report.
-        engine: URL of the upstream.
     """
 
     kind: Literal["vllm", "sglang", "llama.cpp"]
@@ -53,10 +52,9 @@ class PrefixFigures:
     """Statistics of a prefix cache.
 
     Attributes:
-        pool: the pool, or the sum over all upstreams.
         complete: the mirrors missed no event; None without mirrors.
         reported: metrics of the engines that report them.
-        slots: the blocks are slots of llama.cpp, which differ in length.
+        slots: the blocks are slots of llama.cpp.
     """
 
     pool: PoolReport
@@ -72,9 +70,8 @@ class DivergenceText:
     """A `blocks.row_types.Divergence` as text.
 
     Attributes:
-        position: index of the first different token.
-        cached, prompt: the cached and the requested text from there on.
-        context: the equal text before.
+        cached, prompt: the texts after the difference.
+        context: the equal text before it.
     """
 
     position: int
@@ -92,11 +89,11 @@ class PrefixReport:
         blocks: numbers of the blocks, or hashes of mirrored blocks.
         tiers: further cached tokens in each tier.
         reason: cause of a missing report, or a note.
-        engine, rank: engine with the longest prefix, and its data-parallel rank.
+        engine, rank: the engine with the longest prefix, and its rank.
         engines: cached tokens in each engine.
         complete: the mirror missed no event.
-        hashes_match: the engine's block hashes follow the configured algorithm and seed.
-        groups: reuse by attention group of the embedded engine; empty if all layers have full attention.
+        hashes_match: the engine hashes blocks as configured.
+        groups: reuse by attention group; empty if all layers have full attention.
         slots: the engine caches prefixes in slots and files.
     """
 
@@ -117,7 +114,7 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Return the number of cached tokens in the pool and the tiers together."""
+        """Return the cached tokens of pool and tiers."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -133,7 +130,7 @@ class ResetReport:
     """The result of a reset.
 
     Attributes:
-        pinned, used: numbers of the pinned and used blocks that prevented the reset.
+        pinned, used: numbers of blocks that prevented the reset.
     """
 
     reset: bool
@@ -156,7 +153,7 @@ class PrefixCache:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """List the branches after a block, or the roots; and return their total count."""
+        """Return a page of the branches after a block (None: the roots), and their total number."""
         raise no_events_error()
 
     async def chains(self) -> list[ChainRow]:
@@ -180,7 +177,7 @@ class PrefixCache:
         raise _no_pins_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the blocks of a prompt, or the chain that ends in `leaf`; return the number of pinned tokens."""
+        """Pin a prompt, or the chain that ends in `leaf`; return the pinned tokens."""
         raise _no_pins_error()
 
     async def unpin(self, name: str) -> bool:
@@ -191,7 +188,7 @@ class PrefixCache:
         raise _no_tiers_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete chunks of a tier and return their number; None if the tier does not exist.
+        """Delete chunks of a tier; return their number, or None for an unknown tier.
 
         Args:
             models: `own` for the running model, `others`, or `all`.

@@ -28,9 +28,9 @@ class GeneratedResponse:
 
     Attributes:
         pieces: raises a KvproxyError if the engine fails.
-        usage: token counts of the first piece, including the reused tokens of the prompt.
+        usage: token counts, including the prompt's reused tokens.
         block_size: tokens of the engine's blocks.
-        echo: the prompt, if the client requested that each completion begins with it.
+        echo: the prompt, if completions must begin with it.
         close: stops the generation; may be called again.
     """
 
@@ -51,7 +51,7 @@ class ServingUpstream:
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
         is_engine: an engine that keeps prompts and outputs until it evicts them, and no paid API.
         block_size: tokens of its blocks; 0 if it is unknown.
-        restores_tokens: the prompt has the tokens that the engine generated for earlier answers.
+        restores_tokens: the prompt has the engine's own tokens of earlier answers.
     """
 
     url: str
@@ -70,7 +70,7 @@ class RelayedResponse:
         headers: names in lower case, possibly repeated.
         chunks: raises a KvproxyError if the upstream breaks off.
         close: may be called again.
-        on_end: functions that are called once, at the end of the body, its failure, or `close`.
+        on_end: called once, at the end of the body, its failure, or `close`.
         served_by: None if no fleet chose an upstream.
     """
 
@@ -87,9 +87,9 @@ class RelayedResponse:
         return is_stream(self.headers)
 
     async def wait_for_first_chunk(self) -> None:
-        """Wait for the first chunk: an engine sends the head of a stream long before its first token.
+        """Wait for the first chunk; on failure, close the response and raise a KvproxyError.
 
-        If the upstream fails first, close the response and raise a KvproxyError.
+        An engine sends the head of a stream long before its first token.
         """
         chunks = self.chunks
         try:
@@ -131,12 +131,12 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Return a reply with the head of the response, or raise a KvproxyError."""
+        """Return once the response's head is known, or raise a KvproxyError."""
 
     async def models(self) -> JsonObject:
         """Return the models in the format of OpenAI's list."""
 
     def failure(self) -> str | None:
-        """Return the reason why no request can be served; None if requests can be served."""
+        """Return why no request can be served; None if healthy."""
 
     async def close(self) -> None: ...

@@ -81,8 +81,8 @@ class AsyncLLM:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)
 
-        # OpenMP keeps worker threads for each thread that computed, until that thread exits. With more threads than cores,
-        # GNU OpenMP stops spinning between parallel regions, and a step takes 1.5 times as long.
+        # OpenMP keeps worker threads until the computing thread exits. With more threads than cores, GNU OpenMP stops
+        # spinning between parallel regions, and a step takes 1.5 times as long.
         with ThreadPoolExecutor(1, "kvproxy-load") as thread:
             return thread.submit(create).result()
 
@@ -96,7 +96,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Return why the engine does not answer; None if it works. Any thread may call it."""
+        """Return why the engine failed; None if it works. Any thread may call it."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -109,7 +109,7 @@ class AsyncLLM:
         """
         self._engine.limits.validate(request)
         if request.grammar is not None:
-            # Compiling a large schema takes a second. The engine's thread then finds it in the compiler's cache.
+            # Compiling a large schema takes a second: do not block the engine's thread.
             await asyncio.to_thread(self._engine.grammars.matcher, request.grammar)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()

@@ -81,7 +81,7 @@ class EngineCore:
             self.manager.max_request_tokens(max_step_tokens),
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
-        # Pins leave enough blocks for the longest request, so that no request waits forever.
+        # Pins leave enough blocks for the longest request.
         max_request_blocks = self.manager.max_blocks_in_use(self.limits.capacity, max_step_tokens)
         self.pins = Pins(self.manager, max_blocks=num_blocks - 1 - max_request_blocks)
         pool = KVPool(shape, num_blocks, block_size, loaded.dtype, loaded.device)
@@ -115,7 +115,7 @@ class EngineCore:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether every sequence waits for a tier that makes no progress."""
+        """Whether every sequence waits for a stalled tier."""
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(
@@ -150,7 +150,7 @@ class EngineCore:
 
         Raises:
             StepFailed: the forward pass failed. Its requests are aborted and their new blocks are forgotten.
-            Exception: the engine is in an unknown state until `fail_all`.
+            Exception: the caller must call `fail_all`.
         """
         self.pins.expire()
         scheduled = self._scheduler.schedule()

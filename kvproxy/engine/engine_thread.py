@@ -1,4 +1,4 @@
-"""The engine's thread: every call of the engine core runs on it, between steps."""
+"""The thread on which all calls of the engine core run."""
 
 import contextlib
 import logging
@@ -64,7 +64,7 @@ class EngineThread:
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. The callback `send` receives its deltas or one error, and must not block."""
+        """Enqueue a request. `send` receives its deltas or one error, and must not block."""
         self.put(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:
@@ -84,7 +84,7 @@ class EngineThread:
         self._jobs.put(lambda: self._abort(request.id, send))
 
     def _abort(self, request_id: str, send: Send) -> None:
-        # A refused request with the same id must not abort the live one.
+        # A refused request may have the same id.
         if self._live.get(request_id) is send:
             del self._live[request_id]
             self._engine.abort(request_id)

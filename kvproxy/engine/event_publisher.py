@@ -3,7 +3,7 @@
 PUB frames are `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of `[time, events, rank]`. A
 ROUTER socket answers `[b"", first number]` with every buffered batch from that number on, then `[b"", b"", ff x 8, b""]`.
 
-If a replay request reaches back beyond the buffer, the engine publishes a snapshot: an ordinary batch that begins with
+If a replay request exceeds the buffer, the engine publishes a snapshot: a batch that begins with
 AllBlocksCleared.
 """
 
@@ -31,7 +31,7 @@ class KVEventPublisher:
         endpoint: PUB address; bound if its host is `*` or this machine, otherwise connected.
         replay: ROUTER address; None disables replays.
         buffer: number of batches kept for replay.
-        request_snapshot: called on the publisher's thread; the owner must call `publish_snapshot` soon.
+        request_snapshot: called on the publisher's thread, to request `publish_snapshot`.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class KVEventPublisher:
         try:
             self._pub = self._open(zmq.PUB, endpoint)
             self._router = self._open(zmq.ROUTER, replay) if replay else None
-            # This pair wakes the poll that also waits for replay requests.
             self._wake_sender, self._wake_receiver = (
                 self._open(zmq.PAIR, "inproc://wake"),
                 self._context.socket(zmq.PAIR),
@@ -115,7 +114,7 @@ class KVEventPublisher:
         number = self._next_number.to_bytes(8, "big")
         if isinstance(events[0], AllBlocksCleared):
             self._complete_from, self._snapshot_requested = self._next_number, False
-        # Buffered before it is sent: a subscriber may request a replay as soon as it receives the batch.
+        # Buffer before sending: a subscriber may request a replay immediately.
         self._buffer.append((number, payload))
         self._pub.send_multipart([self._topic, number, payload])
         self._next_number += 1
@@ -128,7 +127,6 @@ class KVEventPublisher:
         client, _, start = frames
         first = int.from_bytes(self._buffer[0][0], "big") if self._buffer else 0
         if first > max(self._complete_from, int.from_bytes(start, "big")) and not self._snapshot_requested:
-            # One snapshot serves all subscribers that request it in the meantime.
             self._snapshot_requested = True
             self._request_snapshot()
         for number, payload in self._buffer:

@@ -21,7 +21,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether only a restart helps against an error. Out of memory is not such an error."""
+    """Whether an error requires a restart. Out of memory does not."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -42,7 +42,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """The failures of the engine, which its thread writes and any thread reads.
 
-    `fatal_error` is permanent. Failed steps, in contrast, do not count any more after a successful step.
+    `fatal_error` is permanent. A successful step resets the count of failed steps.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from kvproxy.engine.worker.model_runner import SequenceLogits
 
 
 class OutputProcessor:
-    """Samples tokens from the logits of a step, and sends them to the sequences' callbacks.
+    """Samples tokens, and sends them to the sequences' callbacks.
 
     Args:
         on_finished: receives each finished sequence before its blocks are freed.

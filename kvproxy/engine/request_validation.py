@@ -30,7 +30,7 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Return the length of the longest sequence that fits the model and the pool."""
+        """Return the longest sequence that fits model and pool, in tokens."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:

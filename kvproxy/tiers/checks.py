@@ -35,7 +35,7 @@ def check_host(limit: int) -> str:
 
 
 def check_disk(folder: Path, limit: int) -> str:
-    """Check that the folder is private, writable, and large enough; count its chunks."""
+    """Check that the folder is private, writable, and large enough."""
     found = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def check_disk(folder: Path, limit: int) -> str:
 
 
 def check_redis(settings: TierSettings) -> str:
-    """Check that the server answers and evicts chunks when it is full, and count its chunks."""
+    """Check that the server answers and evicts chunks when it is full."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:

@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The identity of a chunk: see `fingerprint` and `digest` above. `tokens` are the ids in the chunk itself."""
+    """The identity of a chunk; see this module's docstring. `tokens` excludes earlier chunks."""
 
     fingerprint: bytes
     digest: bytes
@@ -49,7 +49,7 @@ def header_bytes(name: ChunkName) -> int:
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write header and checksum into a buffer whose payload is complete. The payload begins at `header_bytes`."""
+    """Write header and checksum into a buffer with the payload at `header_bytes`."""
     start = header_bytes(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)

@@ -63,7 +63,7 @@ class ChunkStore(Protocol):
         """Store a chunk; the caller does not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Whether the store has a chunk; does not count as a use."""
+        """Whether the store has a chunk, without counting a use."""
 
     def should_put(self, key: str) -> bool:
         """Whether a chunk should be stored; uses local information only."""
@@ -71,7 +71,7 @@ class ChunkStore(Protocol):
     def delete(self, key: str) -> None: ...
 
     def clear(self, matches: Callable[[str], bool]) -> int:
-        """Delete the chunks whose keys match, and return their number."""
+        """Delete the chunks with matching keys; return their number."""
 
     def stats(self) -> StoreStats: ...
 
@@ -79,7 +79,7 @@ class ChunkStore(Protocol):
 
 
 class LocalStore:
-    """Base class of stores that only one process uses: an LRU index with a limit in bytes."""
+    """Base class of stores of one process: an LRU index with a limit in bytes."""
 
     name: str
     remote = False
@@ -124,7 +124,6 @@ class LocalStore:
                 self._sizes.move_to_end(key)
 
     def _shrink(self, limit: int) -> int:
-        """Evict chunks until at most `limit` bytes remain; return the number of evicted chunks."""
         evicted = 0
         while self._bytes > limit:
             with self._lock:

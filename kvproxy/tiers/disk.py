@@ -17,7 +17,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore(LocalStore):
-    """A folder of chunks, which one process uses. A full disk limits the store like its own limit.
+    """A folder of chunks, which one process uses. On a full disk, it evicts chunks.
 
     Only the owner may read the folder, because chunks contain prompts.
     """

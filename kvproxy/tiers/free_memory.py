@@ -9,7 +9,6 @@ _ROOT = Path("/")
 def free_memory(root: Path = _ROOT) -> int:
     """Return the available bytes, including reclaimable page cache, within the container's limit."""
     found = [_available_memory(root), _container_memory(root / "sys/fs/cgroup")]
-    # Without /proc, use all physical memory.
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min((free for free in found if free is not None), default=physical)
 

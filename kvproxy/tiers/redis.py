@@ -56,7 +56,7 @@ class RedisStore:
         self._clock = clock
         self._failures = 0
         self._next_try = 0.0
-        # Keys in Redis, so that a chunk is not sent again at each use.
+        # Keys in Redis, to send each chunk only once.
         self._known: OrderedDict[str, int] = OrderedDict()
         self._lock = Lock()
 
@@ -100,7 +100,7 @@ class RedisStore:
         return num_deleted
 
     def keys(self) -> Iterator[str]:
-        """Return the keys of all chunks, of every model and machine."""
+        """Return the keys of all models' chunks."""
         return chain.from_iterable(self._scan())
 
     def _scan(self) -> Iterator[list[str]]:
@@ -125,7 +125,7 @@ class RedisStore:
         except self._errors as error:
             self._count_failure()
             raise TierError(f"redis: {error}") from None
-        # redis-py's timeout applies to each read, so a slow server could exceed it many times.
+        # redis-py's timeout applies to each read, not to the whole call.
         if time.monotonic() - start > self._timeout:
             self._count_failure()
         else:

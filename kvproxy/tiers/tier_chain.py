@@ -1,7 +1,7 @@
 """The tiers from fastest to slowest, with write-through to all of them.
 
-A chunk is written when its last token is computed, not when its blocks are evicted: eviction takes single blocks and
-overwrites them in the same step, and a killed process would lose all chunks that were never evicted.
+A chunk is written when its last token is computed, not when its blocks are evicted: a killed process would lose the chunks
+that were never evicted, and eviction overwrites single blocks in the same step.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class TierChain:
-    """The configured stores, from the fastest to the slowest.
+    """The configured stores, the fastest first.
 
     Args:
         pending: maximum bytes of chunks that wait to be written.
@@ -51,7 +51,7 @@ class TierChain:
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
-        """Load a chunk from the first tier that holds a valid one, and copy it to the faster tiers.
+        """Load a chunk from the fastest tier that has a valid one, and copy it to the faster tiers.
 
         `accept` converts the chunk, or returns None if it is invalid; then the chunk is deleted.
         """
@@ -85,10 +85,7 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Whether a chunk of this size would be accepted now.
-
-        Nothing is reserved. An empty queue accepts any size.
-        """
+        """Whether `save` would accept a chunk of this size now; nothing is reserved."""
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
@@ -155,7 +152,7 @@ class TierChain:
             return self._counts[store.name][name]
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all accepted chunks are written; return False after a timeout."""
+        """Wait until all chunks are written; return False after a timeout."""
         return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:

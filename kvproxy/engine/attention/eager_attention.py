@@ -19,7 +19,6 @@ def eager_attention(
         mask: added to the scores of the last keys, `[.., rows, last keys]`.
     """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
-    # The heads of a group become rows of one product.
     weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)
     weights = weights.view(*query.shape[:-1], key.shape[-2])
     if scores.softcap is not None:

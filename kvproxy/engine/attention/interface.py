@@ -18,7 +18,7 @@ class ScoreOptions:
     """Options of a layer's attention scores.
 
     Attributes:
-        softcap: limits scores to ±softcap by tanh.
+        softcap: limits scores to ±softcap.
         sinks: `[heads]`, extra scores in the softmax that have no value.
     """
 
@@ -54,7 +54,7 @@ class DecodeBackend(Protocol):
 
     name: str
     supports_capture: bool
-    """Whether it reads tables and lengths only on the device, at a cost that does not depend on the table's width."""
+    """Whether tables and lengths are read only on the device, at a cost independent of the table's width."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION

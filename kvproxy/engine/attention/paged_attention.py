@@ -37,7 +37,7 @@ class QueryTemperature(torch.nn.Module):
 def use_batch_positions(model: Any) -> None:
     """Replace the attention temperature tuning of Llama 4, whose queries grow with their position.
 
-    transformers takes the position from the index in the row, but a row holds several sequences.
+    transformers takes the index in the row as the position, but a row holds several sequences.
     """
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):

@@ -15,13 +15,13 @@ from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _MAX_RUN = 256
-"""Most rows of a run if attention is limited."""
+"""Rows of a run with limited attention."""
 _MIN_PRODUCT_SCORES = 4096
 """From this number of scores on, matrix products use a CPU's bfloat16 instructions, unlike SDPA: three times as fast."""
 
 
 class SdpaPrefill:
-    """Computes a span in one call, or in several runs of tokens if the attention is limited."""
+    """Computes a span in one call, or in several runs if attention is limited."""
 
     name = "sdpa"
 
@@ -61,7 +61,7 @@ class _Run:
     """Consecutive tokens of one sequence that one call computes.
 
     Attributes:
-        keys: slice of the step's own keys if the sequence has no earlier tokens, otherwise of the tokens in `blocks`.
+        keys: slice of the tokens in `blocks`, or of the step's keys if `blocks` is None.
         mask: added to the scores; None for causal attention.
     """
 
@@ -151,7 +151,6 @@ class _DecodeRows:
         key, value = (
             part.index_select(0, blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2) for part in cached
         )
-        # Query heads that share a key head become rows of one product.
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
         if scores.is_plain:
             output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)

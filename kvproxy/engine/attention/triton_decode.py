@@ -25,7 +25,7 @@ class TritonDecode:
     Args:
         max_splits: most splits of a sequence, a power of two.
         min_split: fewest keys of a split, a power of two from 128. Splits are multiples of it.
-        num_programs: about this many programs are launched, so that few are idle.
+        num_programs: approximate number of launched programs.
     """
 
     name = "triton"
@@ -51,8 +51,8 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def launch_options(padded_group: int, *, double_buffer: bool) -> dict[str, int]:
-    # Groups of 64 and more use large matrix instructions, which are double-buffered already. Four warps have enough
-    # registers for the smallest groups only.
+    # Groups of 64 and more use large matrix instructions, which are double-buffered already.
+    # Four warps have enough registers for the smallest groups only.
     return {
         "num_warps": 8 if padded_group > 16 else 4,
         "num_stages": _DOUBLE_BUFFER_STAGES if double_buffer and padded_group < 64 else 2,
@@ -101,7 +101,6 @@ class _TritonRows:
         options = launch_options(padded_group, double_buffer=self.double_buffer)
         split_programs = min(num_splits, -(-self.backend.num_programs // (rows * kv_heads)))
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
-        # Compile-time constants: features that the model lacks cost nothing.
         visibility = {"KIND": self.group.kind, "REACH": self.group.reach}
         split_kv_attention[(rows, kv_heads, split_programs)](
             query,

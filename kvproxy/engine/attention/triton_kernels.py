@@ -1,7 +1,7 @@
 """Triton kernels for paged decoding: split-KV attention, as in FlashDecoding.
 
 The first kernel computes splits of each sequence's keys, for all query heads of one key head. The second kernel merges the splits
-by their log-sum-exp. The splits of a sequence depend only on its length, so its result does not depend on the batch.
+by their log-sum-exp. Splits depend only on the sequence's length, so results do not depend on the batch.
 
 With `TRITON_INTERPRET=1`, set before the import, the kernels run on a CPU.
 """

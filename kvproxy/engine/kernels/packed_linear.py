@@ -1,6 +1,6 @@
 """Linear layers with weights packed for oneDNN.
 
-torch repacks the weights of a layer in every call. Packing them once makes answers about twice as fast.
+torch repacks weights in every call. Packing them once is about twice as fast.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class PackedSlice(PackedModule):
 
 
 class _MergedLinear:
-    """Several linear layers with the same input as one layer. It keeps its output until the last of them is called."""
+    """Several linear layers with the same input as one layer."""
 
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]

@@ -84,8 +84,8 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If a tier has no room for a chunk, this chunk and all later ones are offered again after the next step: a chain
-        can be read only up to its first missing chunk.
+        If a tier has no room for a chunk, it and all later ones are offered again after the next step: a chain ends at its first
+        missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):
@@ -127,6 +127,6 @@ class ChunkSaver:
 
         accepted = self._chain.save(name.key, buffer, finish)
         if not accepted:
-            # Another thread filled the tier. The buffer may be reused, so the copy must end first.
+            # The buffer may be reused, so the copy must end first.
             wait()
         return accepted

@@ -18,7 +18,7 @@ _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "to
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
     """Return 32 bytes that identify a model's configuration, weights, dtype, device, KV cache shape, and block hashing.
 
-    Reads all weights once, at about 10 GB/s. With `batch_invariant` it also covers everything that may change the last bits.
+    Reads all weights at about 10 GB/s. With `batch_invariant`, it covers everything that may change the last bits.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

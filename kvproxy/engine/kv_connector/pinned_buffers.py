@@ -40,7 +40,7 @@ class PinnedBufferPool:
             if not free:
                 free += self._new_slab(size)
             base = free.pop()
-        # A new view, because its finalizer runs when all objects that share its memory are gone.
+        # A new view: its finalizer runs when no object shares its memory.
         buffer = base[:]
         weakref.finalize(buffer, free.append, base).atexit = False
         return memoryview(buffer)

@@ -72,7 +72,6 @@ class TierLoad:
         start, end: range of the loaded tokens in the sequence.
         loaded_until: end of the tokens that are in the GPU pool already.
         deadline: when the load times out; progress extends it.
-        count_as_cached: the tokens count as cached in the sequence's usage.
         payloads: fetched chunks that are not in the pool yet.
     """
 
@@ -117,10 +116,7 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the length of the prefix that pool and tiers together may have.
-
-        Remote stores are not asked, so that a load may find less.
-        """
+        """Return the prefix length of pool and tiers. Remote stores are not asked, so a load may find less."""
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
             return num_pool_tokens
@@ -133,7 +129,7 @@ class TierConnector:
         return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks beyond the pool's hit as pairs (key of the chunk, number of added tokens)."""
+        """Return the chunks beyond the pool's hit as (key, number of tokens)."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
@@ -182,7 +178,7 @@ class TierConnector:
         """Write fetched chunks to the pool; return the sequences whose loads have ended."""
         finished = []
         for load in list(self._loads.values()):
-            # Read before the payloads: the reader appends the last payload before it sets the flag.
+            # Read before the payloads: the reader sets the flag last.
             is_done = load.is_done
             while load.payloads:
                 self._write(load, load.payloads.popleft())

@@ -22,7 +22,7 @@ from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""Weights of the smallest model that a CPU computes faster in bfloat16, for one client and for several."""
+"""Smallest number of weights for which a CPU is faster in bfloat16."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 

@@ -54,7 +54,7 @@ def sample(
 
     Args:
         logits: `[rows, vocabulary]`.
-        uniforms: a random number in [0, 1) for each row, independent of the batch.
+        uniforms: a random number in [0, 1) for each row.
         allowed: mask of the allowed tokens on the host, `[rows, vocabulary]`. Log-probabilities ignore it.
     """
     plain = logits
@@ -94,7 +94,7 @@ def _with_logprobs(
     logprobs = logits[at].float().log_softmax(dim=-1)
     values, ids = logprobs.topk(most)
     chosen = logprobs.gather(1, tokens[at][:, None])
-    # One copy to the host: float64 holds token ids and float32 exactly.
+    # float64 holds token ids and float32 exactly.
     found = torch.cat([part.double().flatten() for part in (tokens, chosen, values, ids)]).tolist()
     count, start = len(num_logprobs), len(num_logprobs) + len(rows)
     samples = [SampledToken(int(token)) for token in found[:count]]
@@ -129,7 +129,7 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     places = torch.arange(vocabulary, device=device)
     probabilities = logits.masked_fill(places >= counts[:, None], float("-inf")).softmax(dim=-1)
     top_p = upload([each.top_p if each.top_p < 1.0 else 2.0 for each in params], device, np.float32)[:, None]
-    # Keep a token if those before it sum to less than top_p. Always keep the first.
+    # Always keep the first token.
     before = probabilities.cumsum(dim=-1) - probabilities
     return probabilities.masked_fill((before >= top_p) & (places > 0), 0.0)
 

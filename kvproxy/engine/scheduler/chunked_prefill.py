@@ -1,10 +1,10 @@
-"""How many tokens of a sequence one step computes, and which may be cached."""
+"""How many tokens of a sequence one step computes."""
 
 from kvproxy.engine.scheduler.sequence import SequenceState
 
 
 class ChunkedPrefill:
-    """Decides how many tokens of a sequence one step computes.
+    """Limits the tokens of a step.
 
     By default a step takes as many tokens as the budget allows. Rounding depends on the batch size, so a hit can differ
     from a miss in the last bits. In strict mode they are equal: prompts are computed in aligned chunks, output tokens

@@ -10,7 +10,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """Waiting sequences. Within one priority, the tenant with the fewest computed tokens comes first."""
+    """Within one priority, the tenant with the fewest computed tokens comes first."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}
@@ -39,7 +39,7 @@ class RequestQueue:
         """Count a new sequence as live until `unregister`."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
-            # An idle tenant gains no credit: it starts with the least service of the live tenants.
+            # An idle tenant gains no credit.
             if not self._num_live:
                 self._service.clear()
             least = min((self._service.get(name, 0) for name in self._num_live), default=0)

@@ -69,7 +69,7 @@ class Scheduler:
         for sequence in self._tiers.get_finished() if self._tiers else ():
             self.loading.remove(sequence)
             self.running.append(sequence)
-        # The sort is stable, so the youngest sequence of the last priority is preempted first.
+        # A stable sort: the youngest sequence of the last priority is preempted first.
         self.running.sort(key=lambda item: item.request.queue_priority)
         order = list(self.running)
         for place, sequence in enumerate(order):
@@ -91,7 +91,7 @@ class Scheduler:
             computed = self.manager.get_computed_blocks(sequence.cache_request)
             if self._tiers and self._tiers.is_loading_prefix(sequence, computed.num_tokens):
                 continue
-            # Admitting a prompt that fits only in part would preempt running sequences again and again.
+            # A prompt that fits only in part would preempt running sequences repeatedly.
             if not self.manager.can_fit_full_sequence(
                 sequence.cache_request, computed, self._chunked_prefill.max_step_tokens
             ):
@@ -111,7 +111,7 @@ class Scheduler:
         cache_request = sequence.cache_request
         count = self._chunked_prefill.num_new_tokens(sequence, cache_request.num_computed_tokens, budget)
         while self.manager.allocate_slots(cache_request, count, delay_cache_blocks=True) is None:
-            # Sequences at the end of the list are not part of this step yet, so none of their blocks is pending.
+            # Later sequences are not part of this step yet, so none of their blocks is pending.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:

@@ -48,10 +48,8 @@ class SequenceState:
 
     Args:
         index: number of the sequence in its request, from 0.
-        max_tokens: most tokens to generate.
-        matcher: restricts the output to a grammar.
         on_output: receives each delta on the engine's thread.
-        on_error: receives the error that ends the request.
+        on_error: receives the final error.
 
     Attributes:
         num_cached_tokens: prompt tokens that were not computed, in the pool or loaded from a tier.
@@ -145,7 +143,7 @@ class SequenceState:
 
     def propose_drafts(self, limit: int) -> list[int]:
         if self.matcher is not None:
-            # The grammar's mask depends on the sampled token before.
+            # The mask depends on the previous token.
             return []
         return self._proposer.propose(
             self.cache_request.tokens, min(limit, self.max_tokens - self.num_output_tokens - 1)

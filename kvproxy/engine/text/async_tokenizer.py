@@ -16,7 +16,7 @@ class AsyncTokenizer:
     """Runs a tokenizer on its own threads; see `ChatTokenizer`. After `close`, calls raise `Overloaded`.
 
     Args:
-        validate_length: receives the fewest tokens that a prompt can have, and raises an error if they cannot fit.
+        validate_length: raises an error if a prompt of at least this many tokens cannot fit.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:

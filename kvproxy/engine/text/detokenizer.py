@@ -12,7 +12,7 @@ class Detokenizer:
         self._decode = decode
         self._stop = tuple(text for text in stop if text)
         self._ids: list[int] = []
-        # Decoding starts before the unsent tokens, because a token's text may depend on the tokens before it.
+        # A token's text may depend on the tokens before it.
         self._prefix_offset = 0
         self._read_offset = 0
         self._pending_text = ""

@@ -1,4 +1,4 @@
-"""Token ids of the parts of a chat, so that a continued chat is not tokenized from its beginning.
+"""Token ids of the parts of a chat, to tokenize only the new parts of a continued chat.
 
 A chat template separates messages with added tokens, such as `<|im_start|>`. A fast tokenizer splits the text at these tokens
 first, and normalizes, splits, and merges the text between them independently. So the ids of a text are the ids of its
@@ -41,7 +41,7 @@ class SegmentCache:
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def ids(self, text: str, scope: str = "") -> list[int]:
-        """Return the token ids of a text. Scopes share no entries, so that no tenant can time another tenant's texts."""
+        """Return the token ids of a text. Scopes share no entries, which prevents timing attacks between tenants."""
         if self._boundary is None:
             return self._encode(text)
         ids: list[int] = []
@@ -69,7 +69,7 @@ class SegmentCache:
                 self._bytes -= _size(*self._ids.popitem(last=False))
 
     def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
-        """Keep the generated tokens of an answer, which may differ from the tokens of its text.
+        """Keep an answer's generated tokens, which may differ from its text's tokens.
 
         Args:
             answer: tokens without the end of the output.

@@ -34,7 +34,7 @@ class ChatTokenizer:
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a raw prompt, with the model's special tokens.
 
-        `param` is the request's field, for errors. `check` is called before tokenization.
+        `param` is the request's field, for errors.
         """
         self._check_text(text, param, check)
         return self._ids(text)
@@ -51,12 +51,12 @@ class ChatTokenizer:
         Raises InvalidRequest if there is no chat template, or if it rejects the messages.
         """
         text = self._render(messages, tools)
-        # Checked after rendering, because the template may drop text.
+        # The template may drop text, so check it after rendering.
         self._check_text(text, "messages", check)
         return self._segments.ids(text, scope)
 
     def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
-        """Use the generated tokens of an answer if a later conversation contains its text at the same place."""
+        """Use an answer's generated tokens in later conversations with its text at the same place."""
         end = len(answer)
         while end and answer[end - 1] in self.eos_ids:
             end -= 1
@@ -113,7 +113,7 @@ class ChatTokenizer:
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:
-        """Return how the chat template writes tool calls; None if it does not support them."""
+        """Return the template's tool call format; None if it does not support tools."""
         if self._tokenizer.chat_template is None:
             return None
 

@@ -1,6 +1,6 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
-Each row of a captured step is one token. The step writes all keys and values before any row reads them, so several rows
+Each row of a captured step is one token. All keys and values are written before any row reads them, so several rows
 may belong to one sequence. A step is padded to the next capture size; padding rows use block 0.
 """
 
@@ -47,7 +47,6 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            # Warm up: compile kernels, allocate workspaces of libraries.
             step()
             with _forbid_synchronization():
                 step()

@@ -62,10 +62,9 @@ def build_input_batch(
     decodes: Sequence[TokenSpan],
     backends: AttentionBackends,
 ) -> InputBatch:
-    """Build the input of a step. Each span in `decodes` has exactly one token."""
+    """Build a step's input. Each span in `decodes` has one token."""
     device, block_size = pool.data.device, pool.block_size
     spans = [*prefills, *decodes]
-    # One upload for all integers of the row.
     row = upload(
         [
             [token for span in spans for token in span.tokens],

@@ -43,7 +43,7 @@ class KVPool:
             raise SettingsError(
                 f"a pool of {num_blocks} blocks needs {size:.1f} GiB, more than {device} has: lower num_blocks"
             ) from None
-        # Views are made once, because every layer of every step reads them.
+        # Every layer of every step reads these views.
         self._layers = [(layer[0], layer[1]) for layer in self.data]
         self._read_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._uploads: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
@@ -75,11 +75,11 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write `content[:, :, first:]`, of the same form as in `read_blocks`, to blocks."""
+        """Write `content[:, :, first:]`, shaped as in `read_blocks`, to blocks."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":
-            # torch keeps only pinned memory that it allocated; the content may be a view of a foreign buffer.
+            # torch does not keep pinned memory alive that it did not allocate.
             while self._uploads and self._uploads[0][0].query():
                 self._uploads.popleft()
             read = torch.cuda.Event()

@@ -54,7 +54,7 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
-    """Raise an error for a pool beyond the free memory, because the system would kill the process later."""
+    """Raise an error for a pool beyond the free memory, because the system would kill the process."""
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:

@@ -1,4 +1,4 @@
-"""Words that can change an answer, in languages that neither the verifier nor the lists of the guards know.
+"""Words that can change an answer, in languages unknown to the verifier and the guards.
 
 A stored answer may serve a question if each of these words occurs in stored questions with the same answer.
 """
@@ -45,18 +45,18 @@ _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
 def new_words_test(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
-    """Return the test of a question for the policy `learned`; None for embedders of other names than `NAME`."""
+    """Return the test of the policy `learned`; None for other embedders than `NAME`."""
     return has_new_words if embedder.startswith(NAME) else None
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has words that no stored question has, unless it and the first stored one are English."""
+    """Whether a question has new words; False if it and the first stored one are English."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 
 @lru_cache(maxsize=4096)
 def is_surely_english(text: str) -> bool:
-    """Whether a text has English words. `language_of` also returns English for texts without any known word."""
+    """Whether a text has English words, unlike `language_of`, which defaults to English."""
     return language_of(text) == ENGLISH and is_english(text, _english_vocabulary())
 
 
@@ -66,7 +66,7 @@ def _english_vocabulary() -> frozenset[str]:
 
 
 def new_words(question: str, stored: Sequence[str]) -> list[str]:
-    """Return the words of a question that no stored question has. Another inflection counts as the same word."""
+    """Return the words that no stored question has; inflections count as the same word."""
     known = frozenset[str]().union(*map(content_words, stored))
     unknown = content_words(question) - known
     return [word for word in unknown if not any(_is_inflected(word, other) for other in known)]
@@ -79,7 +79,7 @@ def _is_inflected(word: str, other: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def content_words(text: str) -> frozenset[str]:
-    """Return the lower-case words of a text that can change its answer.
+    """Return the lower-case words that can change an answer.
 
     A Chinese character is a word, and so is a run of kana.
     """

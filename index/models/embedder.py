@@ -24,23 +24,20 @@ class Embedder(Protocol):
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """Return the words of a tokenizer that was trained on English only; None for any other tokenizer.
-
-        A text with few of these words is not English.
-        """
+        """Return the words of a tokenizer trained on English only, to recognise other languages; None for other tokenizers."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of texts: `[len(texts), dim]` float32, each row of length 1."""
 
     def can_read(self, text: str) -> bool:
-        """Whether the vector depends on all of a text: it is short enough and has no unknown characters."""
+        """Whether a text is short enough and has no unknown characters."""
 
 
 class ThreadedEmbedder:
-    """Computes one text on the calling thread, and several on a thread pool.
+    """Computes several texts on a thread pool, and one text on the calling thread.
 
     Args:
-        threads: one for each core by default.
+        threads: None uses one for each core.
     """
 
     dim: int
@@ -53,7 +50,7 @@ class ThreadedEmbedder:
         raise NotImplementedError
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, `[len(texts), dim]` float32. A vector does not depend on the other texts."""
+        """Return vectors `[len(texts), dim]` float32, independent of each other."""
         if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, self.dim)
         return np.stack(list(self._pool.map(self._one, texts)))
@@ -66,7 +63,7 @@ class SentenceEmbedder:
         # The model in a folder may change.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
-        # The model changes the settings of its tokenizer while it embeds.
+        # Embedding changes the settings of the model's tokenizer.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         self.vocabulary: Container[str] | None = None
@@ -119,9 +116,9 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """Load an embedder by name.
 
     Args:
-        name: `default` for the packaged all-MiniLM-L6-v2 in ONNX Runtime, `multilingual` for multilingual-e5-small of
-            the extra, else a folder or a sentence-transformers id.
-        data: data folder, which caches the built graph if the user's cache folder is not writable.
+        name: `default` for the packaged all-MiniLM-L6-v2, `multilingual` for multilingual-e5-small of the extra, else a folder or
+            a sentence-transformers id.
+        data: folder for the built graph if the user's cache folder is not writable.
 
     Raises:
         EmbedderError: the message names the fix.
@@ -169,7 +166,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return the vectors of texts like `embed_or_none`; only texts that are not in the cache are embedded."""
+        """Return vectors like `embed_or_none`, from the cache if possible."""
         with self._model_lock:
             found = {text: self.get_cached(text) for text in texts}
             missing = [text for text, vector in found.items() if vector is None]
@@ -184,9 +181,7 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError if the text has no
-        usable vector.
-        """
+        """Return a text's vector, `[dim]` float32 of length 1; raises an EmbedderError if it has none."""
         vector = self.get_cached(text)
         if vector is None:
             (vector,) = self.vectors([text])

@@ -1,4 +1,4 @@
-"""Language detection of questions, by the script of the letters and by function words.
+"""Language detection of questions, by script and function words.
 
 Short questions, names, and code count as English unless there is evidence against it.
 """
@@ -17,7 +17,7 @@ ENGLISH = "en"
 EVERY = "*"
 OTHER = "other"
 
-# Words that are rare in English. A question with more words of one list than English ones is in that language.
+# Words that are rare in English.
 _WORDS = {
     "de": "der das ist sind ein eine einen einem einer eines und ich nicht wie wo wann warum wer welche welcher welches"
     " kann können könnte mein meine meinen meinem meiner mir mich dir dich sie wir ihr ihre auf für mit von zu zum zur"
@@ -63,7 +63,7 @@ _ENGLISH = FUNCTION_WORDS | frozenset(
     " only does did get got become use used using good best better make makes made".split()
 )
 _SHARED = frozenset("a an in on me do to no so as or he her will for at is has are was be by of us i".split())
-# Scripts of one language or of a few similar ones.
+# Scripts of one or a few languages.
 _SCRIPTS = {
     "CJK": "zh",
     "HIRAGANA": "ja",
@@ -89,7 +89,7 @@ _LEAST_KNOWN = 0.3
 def language_of(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, or `other`.
 
-    A text with a word in another script has the language of that script, because its answer depends on that word.
+    A word in another script decides, because the answer depends on it.
     """
     script = _script(text)
     if script is not None:
@@ -99,10 +99,10 @@ def language_of(text: str) -> str:
     language = max(_WORDS, key=lambda each: counts[each])
     most = counts[language]
     english = sum(word in _ENGLISH for word in tokens)
-    # In a tie, English words that other languages share do not count.
+    # In a tie, ignore English words that other languages share.
     if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in tokens)):
         return language
-    # Accents without any English function word indicate another language.
+    # Accents without English function words indicate another language.
     accented = sum(not word.isascii() for word in tokens)
     return OTHER if accented and not english else ENGLISH
 
@@ -126,7 +126,7 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
+    """Whether a text is in one of the languages, and the embedder reads all of it."""
     return not has_hidden_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.can_read(text)
 
 
@@ -135,7 +135,7 @@ def is_known(text: str, language_codes: Sequence[str], vocabulary: Container[str
 
     Args:
         language_codes: ISO 639-1 codes, or `*` for all languages.
-        vocabulary: words of a tokenizer trained on English, which splits most words of other languages.
+        vocabulary: words of a tokenizer trained on English; None if there is none.
     """
     if EVERY in language_codes:
         return True

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Transaction(Protocol):
-    """Runs statements inside a transaction. Statements name their values `:name`."""
+    """Runs statements, which name their values `:name`."""
 
     def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
@@ -24,8 +24,6 @@ class Transaction(Protocol):
 
 
 class StoreHealth:
-    """The current failures of a store."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._failures: dict[Operation, str] = {}
@@ -51,7 +49,7 @@ class StoreHealth:
 
 
 class Database(Protocol):
-    """A database with the store's schema. Thread-safe. Methods may raise a CacheStoreError."""
+    """A database with the store's schema. Thread-safe. Methods raise CacheStoreError."""
 
     name: str
     """Path or URL, without the password."""
@@ -62,14 +60,14 @@ class Database(Protocol):
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open a transaction, which is committed at the end of the `with` block. Only one can be open at a time.
+        """Open a transaction, committed at the end of the `with` block. Only one can be open.
 
         Args:
-            durable: False skips the flush to disk. A power failure may lose the commit.
+            durable: False skips the flush to disk; a power failure may lose the commit.
         """
 
     def is_in(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`, a value made by `array`."""
+        """Return the SQL condition that a column is in the list `:name`, made by `array`."""
 
     def array(self, values: Sequence[str]) -> Any: ...
 

@@ -4,8 +4,8 @@ GreedyDual-Size-Frequency (Cherkasova 1998), as used by web caches. The priority
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` is the number of tokens of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry at the
-time when the entry was stored or last hit. So an entry without hits falls behind newer ones: recency counts without a clock.
+`tokens` are those of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry when the entry was
+stored or last hit, so entries without hits fall behind newer ones.
 
 The tenants `NAME` and `NAME/PART` have the owner `NAME` and share its limit.
 """
@@ -42,10 +42,7 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
 def make_room(
     run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
 ) -> float:
-    """Remove entries until a new entry of `entry_bytes` bytes fits, and return its eviction priority.
-
-    Entries with the lowest priority are evicted first. It grows with time, hits, and tokens for each stored byte.
-    """
+    """Evict the lowest priorities until `entry_bytes` more bytes fit; return the priority of `entry`."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:
@@ -77,7 +74,7 @@ def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, ent
         total = sum(int(row["bytes"]) for row in tenants) + entry_bytes
         if total <= limit:
             return
-        # With the names in the statement, the index of tenants returns the candidates in their order.
+        # With names in the statement, the index of tenants returns candidates in order.
         names = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
         victims = _choose_victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)

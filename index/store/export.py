@@ -19,7 +19,7 @@ def export_lines(store: Store) -> Iterator[bytes]:
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export. If several entries have one key, only the last is returned. Raises ImportFailed."""
+    """Parse an export; of entries with equal keys, keep the last. Raises ImportFailed."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
@@ -34,7 +34,7 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries with new keys, and return their number. The next start of the proxy embeds them."""
+    """Store the entries with new keys; return their number. The next start of the proxy embeds them."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

@@ -13,7 +13,7 @@ class WriteBatcher:
     """Collects entries while a transaction runs; they form the next transaction.
 
     Args:
-        write: stores entries durably. Only one thread at a time calls it.
+        write: stores entries durably; called by one thread at a time.
     """
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
@@ -22,10 +22,10 @@ class WriteBatcher:
         self._running: asyncio.Task[None] | None = None
 
     async def put(self, entry: NewEntry) -> bool:
-        """Write an entry, which is durable when this returns; raises a CacheStoreError.
+        """Write an entry durably; raises a CacheStoreError.
 
         Returns:
-            False if the entry exceeds the capacity, or if an entry of the same transaction evicts it.
+            False if the entry exceeds the capacity, or was evicted in the same transaction.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
@@ -66,5 +66,5 @@ class WriteBatcher:
 def _fail(future: "asyncio.Future[bool]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # asyncio logs an exception that is never retrieved, for instance after a cancellation.
+        # asyncio logs exceptions that are never retrieved.
         future.exception()

@@ -1,4 +1,4 @@
-"""The log of whether cached answers were right for other questions. All proxies on a store share it.
+"""The log of whether cached answers were right for other questions.
 
 The learned policy's state is a fold over its namespace's log (`learned.learner`), with snapshots for a quick start.
 """
@@ -16,20 +16,19 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The comparison of a cached answer with a fresh one, or a number of answers served without a comparison.
+    """A comparison of a cached answer with a fresh one, or a count of answers served without one.
 
     Attributes:
         entry: id of the cached answer; empty without a comparison.
-        right: the answers are equal.
         source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (counts only).
-        accepted: the policy would have served the cached answer.
+        accepted: the policy would have served the answer.
         created: seconds since the epoch.
         answer: class of the cached answer.
-        features, error: inputs and result of the error model before the comparison.
-        chance: probability that such a request is compared instead of served.
-        vetoes: guards that vetoed the match of the two questions.
+        features, error: inputs and result of the error model.
+        chance: probability that such a request is compared.
+        vetoes: guards that vetoed the match.
         joined: class of the fresh answer.
-        checked: the policy `checked` accepted the cached answer.
+        checked: the policy `checked` accepted the answer.
         repeat: the questions are equal, so a difference measures the judge and the model.
         served, risk: answers served since the last observation, and the sum of their estimated errors.
         number: position in the log, set by the store.
@@ -58,7 +57,7 @@ class Observation:
         return cls(entry, right, "user", False, time.time(), namespace)
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of the observation. Floats in the JSON column keep their exact value."""
+        """Return the columns; floats in JSON keep their exact value."""
         details = json.dumps({name: getattr(self, name) for name in _DETAILS})
         return {name: getattr(self, name) for name in _COLUMNS} | {"details": details}
 
@@ -124,7 +123,7 @@ class Observations:
             run.executemany(_INSERT, [each.row() for each in observations])
 
     def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        """Return the observations of a namespace with higher numbers than `number`, oldest first."""
+        """Return a namespace's observations after `number`, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"
@@ -133,7 +132,7 @@ class Observations:
         return [Observation.from_row(row) for row in rows]
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids of entries whose last verdict by a person is negative."""
+        """Return the entries whose last verdict by a person is negative."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
@@ -145,7 +144,7 @@ class Observations:
         return str(rows[0]["state"]) if rows else None
 
     def save_snapshot(self, namespace: str, number: int, state: str) -> None:
-        """Save the state after the observation with a number, unless a later state is saved."""
+        """Save the state after observation `number`, unless a later state is saved."""
         with self._database.transaction(durable=False) as run:
             run(_SAVE, {"namespace": namespace, "number": number, "state": state})
 
@@ -155,8 +154,8 @@ class Observations:
     def prune(self, keep: int) -> int:
         """Delete old observations, add them to the totals, and return their number.
 
-        An observation is old if its namespace's snapshot includes it. Without a snapshot, it is old unless it is among
-        the newest `keep`. People's verdicts and the newest observation stay.
+        An observation is old if its namespace's snapshot includes it, or without a snapshot, if it is not
+        among the newest `keep`. People's verdicts and the newest observation stay.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})
@@ -164,7 +163,7 @@ class Observations:
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
     def last_pruned_number(self, namespace: str) -> int:
-        """Return the number up to which a namespace's observations were deleted. Its snapshot includes them."""
+        """Return the number of a namespace's last deleted observation."""
         rows = self._database.query("select pruned from learned where namespace = :namespace", {"namespace": namespace})
         return int(rows[0]["pruned"]) if rows else 0
 

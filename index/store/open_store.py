@@ -31,7 +31,7 @@ def open_store(
 
     Args:
         where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        cipher: None stores the texts without encryption.
+        cipher: None disables encryption.
     """
     if is_url(str(where)):
         return Store(open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
@@ -43,7 +43,7 @@ def open_observations(where: str | Path) -> Observations:
 
 
 def open_postgres(url: str) -> Database:
-    """Open a database, and create the store's schema in an empty one; raises a CacheStoreError."""
+    """Open a database, and create its schema if it is empty; raises a CacheStoreError."""
     try:
         from kvproxy.index.store.postgres.database import PostgresDatabase
     except ImportError:

@@ -1,4 +1,4 @@
-"""Rows as the database stores them: with a checksum, and with encrypted texts if a key is set."""
+"""Rows as the database stores them, with a checksum and optional encryption."""
 
 import base64
 from operator import itemgetter
@@ -29,12 +29,12 @@ class EntryCipher(Protocol):
 
 
 class RowCodec:
-    """Converts rows of clear texts into stored rows, and back.
+    """Converts clear rows to stored rows, and back.
 
-    The column `sealed` of a stored row names its encryption key; it is empty without encryption.
+    The column `sealed` names the encryption key; empty without encryption.
 
     Args:
-        cipher: None stores texts without encryption.
+        cipher: None disables encryption.
     """
 
     def __init__(self, cipher: EntryCipher | None) -> None:
@@ -54,7 +54,7 @@ class RowCodec:
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
-        """Decrypt the texts of a stored row, which may lack some of them; raises a CacheStoreError."""
+        """Decrypt the texts of a stored row; raises a CacheStoreError."""
         if not row["sealed"]:
             return row
         clear: Row = {name: self._decrypt(row, name) for name in ("request", "response") if name in row}
@@ -111,7 +111,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _associated_data(row: Row, column: str) -> bytes:
-    """Return data that binds a text to its entry and column, so that two texts in the database cannot be exchanged."""
+    """Return data that binds a text to its entry and column, so that texts cannot be exchanged."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 
 

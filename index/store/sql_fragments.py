@@ -10,7 +10,7 @@ from kvproxy.index.store.store_types import StoredQuestion
 
 CLOCK_SKEW = 60.0
 """Seconds."""
-# An entry from the future was stored before the clock was set back. It would outlive its lifetime.
+# An entry stored before the clock was set back would outlive its lifetime.
 _HAS_VALID_TIME = "created <= :soon"
 SERVABLE_UNTIL = (
     "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
@@ -32,7 +32,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
-    """Return rows with their questions. A question that cannot be decrypted is logged and skipped."""
+    """Return rows with their questions; log and skip those that cannot be decrypted."""
     for row in rows:
         try:
             prompt = codec.decrypt(row)["prompt"]

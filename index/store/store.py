@@ -62,11 +62,11 @@ class Store(StoreWriter):
             raise
 
     def failure(self) -> str | None:
-        """Return why the store does not work at the moment; None if it works."""
+        """Return why the store fails; None if it works."""
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry is small enough for the store's capacity and for its tenant's limit."""
+        """Whether an entry fits the capacity and its tenant's limit."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
@@ -103,7 +103,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of a stored answer with this text. `text` is a digest, see `answer_classes.digest`."""
+        """Return the class of a stored answer; `text` is its `answer_classes.digest`."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -132,7 +132,6 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, values | bounds)))
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
-        """Return entries in the order of their eviction."""
         self.flush()
         # Expired entries first. The inner query sorts ids alone, not whole responses.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
@@ -154,7 +153,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Return the storage by tenant, model, endpoint, or tag, most bytes first."""
+        """Return the storage of each value of `by`, most bytes first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -173,7 +172,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
-        """Return the filter for decrypted prompts; None without encryption, so that the database filters them."""
+        """Return the filter for decrypted prompts; None if the database filters them."""
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search
@@ -222,7 +221,7 @@ class Store(StoreWriter):
         }
 
     def entries(self) -> Iterator[Entry]:
-        """Return every entry, oldest first. They are read in pages."""
+        """Read every entry in pages, oldest first."""
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
@@ -261,7 +260,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Return the number of entries by encryption key; the empty name counts unencrypted entries."""
+        """Return the number of entries by encryption key; an empty name is unencrypted."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
@@ -273,7 +272,7 @@ class Store(StoreWriter):
         names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
         sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
         last = ""
-        # Reads each distinct name with one step in the index.
+        # One index step per distinct name.
         while last := self.database.query(sql, {"last": last})[0]["name"] or "":
             if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
                 # A damaged entry. Entries of unknown keys are not served.

@@ -30,7 +30,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """Return one line for the log, without the words of `prompt` and `search`."""
+        """Return a log line without the words of `prompt` and `search`."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
@@ -42,7 +42,7 @@ class EvictionCandidate:
     """An entry in the order of eviction.
 
     Attributes:
-        reason: why it has this place; `low priority` if the eviction policy decides.
+        reason: `low priority` if the eviction policy decides.
     """
 
     entry: Entry
@@ -83,7 +83,7 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that decides whether it answers a similar question."""
+    """The part of an entry that semantic search needs."""
 
     id: str
     namespace: str
@@ -116,8 +116,8 @@ class WriteResult:
     """The effect of a write.
 
     Attributes:
-        numbers: of the new vectors, one for each entry; None without a vector. Numbers rise and are never reused.
-        removed: the replaced and evicted entries, and new entries that are not stored.
+        numbers: of each entry's vector; None without one. Numbers rise and are never reused.
+        removed: replaced and evicted entries, and new entries that are not stored.
     """
 
     numbers: tuple[int | None, ...]
@@ -130,7 +130,7 @@ class Capacity:
 
     Attributes:
         bytes: see `NewEntry.size`.
-        tenant_limit: returns a tenant's limit in bytes. The writing thread calls it.
+        tenant_limit: returns a tenant's limit in bytes; called on the writing thread.
     """
 
     entries: int | None = None

@@ -1,4 +1,4 @@
-"""The writes of a response store. SQLite and PostgreSQL run the same statements."""
+"""The writes of a response store."""
 
 import contextlib
 import threading
@@ -67,7 +67,7 @@ class StoreWriter:
         return self.put_many([NewEntry(entry, vector, embedder)])
 
     def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:
-        """Store entries in one durable transaction. They replace entries with the same keys.
+        """Store entries in one durable transaction, and replace those with equal keys.
 
         At a limit, the entries with the lowest priorities are evicted; see `eviction`.
         """
@@ -115,7 +115,7 @@ class StoreWriter:
         return gone
 
     def expire_now(self, ids: Sequence[str]) -> int:
-        """Expire fresh entries and return their number. Their stale periods begin now."""
+        """Expire fresh entries, which begins their stale periods; return their number."""
         now, expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
@@ -129,12 +129,12 @@ class StoreWriter:
         return expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Pin or unpin an entry. A pinned entry is evicted last, but expires like any other."""
+        """Pin or unpin an entry. A pinned entry is evicted last, but expires."""
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Exclude entries from semantic search: delete their vectors, and return the entries."""
+        """Exclude entries from semantic search by deleting their vectors; return the entries."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -222,7 +222,7 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries that have none, and return the vectors' numbers by entry id.
+        """Store vectors of entries that have none; return their numbers by entry id.
 
         The commit is not flushed to disk.
         """

@@ -1,1 +1,1 @@
-"""Servers behind URLs: `fleet.py` routes each request to one of them."""
+"""Upstream servers; `fleet.py` routes the requests."""

@@ -54,7 +54,7 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object; return the status, and the JSON of the response or None.
+        """Send a JSON object; return the status, and the JSON or None.
 
         Args:
             seconds: timeout for the whole response.
@@ -98,7 +98,7 @@ class UpstreamClient:
         return reply
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> RelayedResponse:
-        """Send a request immediately, even if client requests wait for a connection. Raises UpstreamError."""
+        """Send a request ahead of waiting client requests. Raises UpstreamError."""
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A streamed body cannot be sent twice.
         retries = self._settings.retries if isinstance(body, bytes) else 0

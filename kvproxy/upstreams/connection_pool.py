@@ -28,7 +28,7 @@ _PROXY = "proxy-"
 _ALWAYS_END_TO_END = frozenset(("content-length",))
 # Defaults of aiohttp that the client did not send.
 _SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# Most servers close idle connections after 5 s or more; a request must not use a closing connection.
+# Most servers close idle connections after 5 s or more.
 _KEEPALIVE_SECONDS = 4.0
 _CLOSING = "closing transport"  # aiohttp's message for a write that did not start.
 _MAX_HEADER_BYTES = 64 * 1024
@@ -53,7 +53,7 @@ class ConnectionPool:
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=self._read_timeout),
-            # Cookies belong to one client and must not be sent with requests of other clients.
+            # Cookies belong to one client.
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=_SKIPPED_HEADERS,
             auto_decompress=False,
@@ -140,7 +140,7 @@ class _StrictConnection(ResponseHandler):
 
 
 async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
-    """Raise an error if the size differs from the Content-Length, so that the connection closes."""
+    """Raise an error if the size differs from the Content-Length."""
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
     async for chunk in body:
@@ -198,14 +198,14 @@ async def _chunks(
     except TimeoutError:
         raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
-        # Send the client the bytes that arrived before the failure. aiohttp raises RuntimeError for some failures.
+        # Forward the bytes before the failure. aiohttp raises RuntimeError for some failures.
         for chunk in list(content._buffer):
             yield chunk
         raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
         _call(on_end)
         if closed is not None:
-            # The connection serves later requests; callbacks must not accumulate.
+            # Callbacks must not accumulate on the connection.
             closed.remove_done_callback(wake)
             closed.remove_done_callback(_retrieve)
             closed.add_done_callback(_retrieve)

@@ -85,7 +85,7 @@ class Fleet:
         return await self._first().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward any other request to the first available engine, since its state may exist only there."""
+        """Forward a request to the first available engine, which may have its state."""
         return await self._first().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
@@ -144,7 +144,7 @@ class Fleet:
         if not mirrored:
             return None
         try:
-            # Ask only the preferred engine: each further one would delay the request by a timeout.
+            # Each further engine would delay the request by a timeout.
             prompt = await self.tokenizer.prompt(request, mirrored[0][0].client, TOKENIZE_SECONDS)
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
@@ -161,7 +161,7 @@ class Fleet:
             reply.on_first_chunk.append(load.finish_prefill)
             reply.on_end.append(load.finish)
             if reply.status == 200 and engine is not route.engines[-1]:
-                # Another engine can still take the request before the first chunk.
+                # Before the first chunk, another engine can take the request.
                 await reply.wait_for_first_chunk()
         except BaseException as error:
             load.finish()

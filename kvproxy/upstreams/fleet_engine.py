@@ -112,7 +112,7 @@ class FleetEngine:
     async def probe(self) -> None:
         """Request `/health` and record the result.
 
-        Any status below 500 is a success, since not all servers have the route.
+        Any status below 500 is a success: some servers lack the route.
         """
         try:
             async with asyncio.timeout(self._probe_timeout):
@@ -143,7 +143,7 @@ class FleetEngine:
             self.llama.is_identified = False
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
-        """Return a request whose earlier answers keep the engine's tokens, if its rule requires it."""
+        """Keep the engine's tokens of earlier answers, if the request's rule requires it."""
         if self._generated is None or not request.control.rule.repair_history:
             return request
         return await self._generated.restored(request)
@@ -187,7 +187,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the engine as a candidate for a prompt with computed hashes."""
+        """Return the engine as a candidate; the prompt's hashes must be computed."""
         matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
         return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
 

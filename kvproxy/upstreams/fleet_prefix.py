@@ -1,4 +1,4 @@
-"""The prefix caches of a fleet: mirrored engines, llama.cpp servers, and reported metrics."""
+"""The prefix caches of a fleet."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from kvproxy.upstreams.mirrored_prefix import MirrorView, reset_engine
 
 
 class FleetPrefix(PrefixCache):
-    """The prefix caches of all engines together. Engines without a mirror or slots only report metrics."""
+    """The prefix caches of all engines. Engines without mirror or slots only report metrics."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

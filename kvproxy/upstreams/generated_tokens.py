@@ -1,6 +1,6 @@
 """Keeps the tokens that vLLM generated in the prompts of later turns.
 
-The text of an answer may have other tokens than the engine generated, and then the engine reuses nothing after them. The mirror
+The text of an answer may have other tokens than the engine generated, which ends the reuse. The mirror
 has the cached tokens after the first difference. If they have the same text, they replace the tokens of the text.
 
 vLLM renders the request itself (`/render` with `--enable-scale-out`), so the prompt is the same. It takes the tokens in
@@ -49,7 +49,7 @@ class GeneratedTokens:
         self._next_try = 0.0
 
     async def restored(self, request: ApiRequest) -> ApiRequest:
-        """Return a chat request with its prompt's tokens; the request itself if the tokens of its text are cached."""
+        """Return the request with its prompt's tokens; unchanged if its text's tokens are cached."""
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:
@@ -91,7 +91,7 @@ class GeneratedTokens:
         return plain.tokens
 
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
-        """Keep `tokens` up to the first block boundary of `plain` after which the two prompts are equal, for later prompts."""
+        """Keep `tokens` for later prompts, up to a block boundary of `plain` after which both are equal."""
         same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for hasher, size in self._mirror.hash_schemes():
             _, numbers = plain.block_hashes(hasher, size)

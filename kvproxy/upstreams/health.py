@@ -9,7 +9,7 @@ class Health:
 
     Attributes:
         eject_after: consecutive failures before ejection.
-        has_responded: whether the engine ever responded. Until then, one failure ejects it.
+        has_responded: until it is true, one failure ejects the engine.
     """
 
     eject_after: int = 3

@@ -1,4 +1,4 @@
-"""The prefix cache of an engine as its mirror shows it."""
+"""The prefix cache of a mirrored engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 _MAX_TEXTS = 50
-"""Chains shown with their first text, which may cost a request each."""
+"""Chains shown with text, which may cost a request each."""
 _TOKENIZE_SECONDS = 5.0
 _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
 """Routes of vLLM (in its development mode) and SGLang."""
@@ -38,7 +38,7 @@ class MirrorView:
         return await asyncio.to_thread(pool_rows.list_blocks, self._snapshots())
 
     async def find(self, name: str) -> list[BlockContent]:
-        """Return the blocks whose hash begins with a name, without their text."""
+        """Return blocks by the start of their hash, without text."""
         return await asyncio.to_thread(pool_rows.find_blocks, self._snapshots(), name)
 
     async def chains(self) -> list[ChainRow]:
@@ -62,7 +62,7 @@ class MirrorView:
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         await compute_hashes(prompt, [self._mirror])
-        # A request is not routed to an engine that is draining or failing.
+        # Requests are not routed to a draining or failing engine.
         found = self._mirror.match_prefix(prompt) if self._engine.health.is_sound else None
         if found is None:
             return PrefixReport(

@@ -1,4 +1,4 @@
-"""Tokenizes requests as an engine does: with its own `/tokenize`, or with the model's tokenizer in this process."""
+"""Tokenizes requests with the engine's `/tokenize`, or with the model's tokenizer in this process."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -27,7 +27,7 @@ class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
     async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        """Tokenize a request by calling the engine of `client`, within `seconds`. Raises KvproxyError."""
+        """Tokenize a request within `seconds`. Raises KvproxyError."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return HashedPrompt(source, salt=_salt(request))
@@ -65,7 +65,7 @@ async def _post(
 
 
 class LocalTokenizer:
-    """The model's tokenizer and chat template in this process, on its own threads; see `UpstreamTokenizer`."""
+    """The model's tokenizer and chat template, on threads of this process."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -96,7 +96,7 @@ class LocalTokenizer:
         return source
 
     async def encode_output(self, text: str) -> list[int]:
-        """Tokenize a model's output, without the special tokens that begin and end a prompt."""
+        """Tokenize a model's output, without special tokens."""
         special, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
         begin = common_prefix(special, ids)
         return ids[begin : len(ids) - (len(special) - begin)]

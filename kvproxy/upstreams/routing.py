@@ -45,7 +45,7 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
-    """Work in flight: prefill tokens of prompts without a first chunk, and `DECODE_TOKENS` for each request."""
+    """Work in flight: tokens of prompts without a first chunk, and `DECODE_TOKENS` per request."""
 
     tokens: float = 0.0
     requests: int = 0
@@ -91,7 +91,7 @@ class EngineCandidate:
 
 
 def choose(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Sort engines by cost, the best first. The ring's `order` decides between equal costs."""
+    """Sort engines by cost, the best first; `order` decides between equal costs."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched for candidate in candidates):
 

@@ -1,4 +1,4 @@
-"""multilingual-e5-small as an embedder in ONNX Runtime, for about 100 languages."""
+"""multilingual-e5-small as an embedder in ONNX Runtime."""
 
 from collections.abc import Container
 from functools import lru_cache
@@ -21,13 +21,13 @@ _MAX_READ = _MAX_TOKENS // 2
 _PREFIX = "query: "
 _CACHED_TEXTS = 64
 _RANGE = 3.0
-"""Range of all channels of activations. The vectors are then within a cosine of 0.998 of those in float32."""
+"""Range of all activations. The vectors' cosine to those in float32 is at least 0.998."""
 
 
 class MultilingualEmbedder(ThreadedEmbedder):
     """Embeds texts of about 100 languages.
 
-    All vectors of this model have cosines from 0.75 to 1. Their mean is subtracted, so that usual thresholds apply.
+    This model's cosines are from 0.75 to 1. The mean vector is subtracted, so that usual thresholds apply.
     """
 
     dim = WIDTH

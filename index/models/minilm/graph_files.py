@@ -1,7 +1,7 @@
 """Cache of built graphs in files, which load in milliseconds.
 
-A file name `KIND-SOURCE-CONTENT.onnx` has digests of the graph's source (weights and code) and of its bytes. Damaged files
-are built again. Several processes may share a folder.
+The file `KIND-SOURCE-CONTENT.onnx` has digests of weights and code, and of its bytes. Damaged files are built again.
+Several processes may share a folder.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
 
 KEPT = 4
-"""Files of one kind, so that two versions of kvproxy do not delete each other's files."""
+"""Files kept of each kind, so that two versions of kvproxy can share the folder."""
 _ABANDONED = 3600.0
 """Seconds after which a temporary file is deleted."""
 _log = logging.getLogger("kvproxy")
 
 
 class GraphFiles:
-    """Opens graphs from files, and builds and writes missing graphs.
+    """Opens graphs, and builds missing ones.
 
     Args:
         folders: searched in this order. New files go to the first writable folder.
@@ -41,7 +41,6 @@ class GraphFiles:
         """Return an ONNX Runtime session of a graph.
 
         Args:
-            kind: prefix of the file name.
             source_digest: digest of the input of `build`.
         """
         name = f"{kind}-{source_digest}"
@@ -61,7 +60,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the graphs of the user's cache folder, or of the data folder if the cache folder is not writable."""
+    """Return the graphs of the user's cache folder, or else of the data folder."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -126,10 +125,10 @@ def computes_int8_exactly(files: GraphFiles) -> bool:
 
 
 def open_session(model: bytes | str) -> Any:
-    """Open a session that computes on the calling thread. Several threads may use it.
+    """Open a thread-safe session, which computes on the calling thread.
 
     Args:
-        model: a serialised graph, or its path, which needs less memory.
+        model: a serialised graph, or a path, which needs less memory.
     """
     disable_usage_reports()
     import onnxruntime
@@ -139,6 +138,6 @@ def open_session(model: bytes | str) -> Any:
     options.log_severity_level = 3
     # The arena never returns memory, and is not faster.
     options.enable_cpu_mem_arena = False
-    # The fusion of Add and LayerNormalization is three times slower than the two nodes.
+    # This fusion is three times slower than the two nodes.
     slow = ["SkipLayerNormFusion"]
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=slow)

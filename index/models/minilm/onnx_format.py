@@ -85,7 +85,7 @@ def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attr
 
 
 def float_value(name: str, shape: list[int | str]) -> Any:
-    """Describe an input or output of float32; a string in the shape names a variable size."""
+    """Describe a float32 input or output; a string in the shape is a variable size."""
     size = _message("Dimension")
     dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
     kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))

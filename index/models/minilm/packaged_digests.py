@@ -29,7 +29,7 @@ def check_packaged_weights(path: Path) -> None:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise a ValueError if a model's folder has weights in the pickle format only."""
+    """Raise a ValueError if a folder has pickled weights only."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
             raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

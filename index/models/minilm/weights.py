@@ -50,7 +50,7 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """Check the digest of the weights and return their folder; raises an EmbedderError."""
+    """Return the checked folder of the weights; raises an EmbedderError."""
     folder = BUNDLED if BUNDLED.exists() else _installed_model()
     file = weights_file(folder)
     try:
@@ -90,18 +90,16 @@ def rounded(tensor: np.ndarray) -> np.ndarray:
 
 
 def lookup_tables(folder: Path) -> Weights:
-    """Return the word vectors as a read-only memory map, which processes share, and the position and segment
-    vectors.
-    """
+    """Return the word vectors as a read-only memory map, and the position and segment vectors."""
     packaged = _packaged_tensors(folder)
     tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
     return {name: table if name == "embeddings.word" else rounded(table) for name, table in tables.items()}
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return all weights but the word vectors as float32, rounded to float16.
+    """Return all weights but the word vectors, float32 rounded to float16.
 
-    The query, key, and value matrices of a layer are joined to one matrix `qkv`, `[1152, 384]`.
+    A layer's query, key, and value matrices are joined to `qkv`, `[1152, 384]`.
     """
     packaged = {name: rounded(tensor) for name, tensor in _packaged_tensors(folder).items()}
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
@@ -135,8 +133,8 @@ def merge(base: Weights, adapter: Weights) -> Weights:
     """Return base weights with an adapter applied, float32.
 
     Args:
-        adapter: the product of `NAME.low` `[rank, in]` and `NAME.high` `[out, rank]` is added to `NAME.weight` `[out,
-            in]`. Other weights replace those of the same name.
+        adapter: `NAME.low` `[rank, in]` times `NAME.high` `[out, rank]` is added to `NAME.weight` `[out, in]`. Other weights
+            replace those of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -180,7 +178,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
 
 
 def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
-    """Return a matrix that averages the tokens of each text of a pair, float32 `[1, 2, length]`."""
+    """Return a matrix that averages each text of a pair, float32 `[1, 2, length]`."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""Verifiers: models that read two questions and estimate whether one answer serves both; start with built_in.py."""
+"""Verifiers estimate whether one answer serves two questions; start with built_in.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +27,8 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder that computes the cosines passed to `score`.
-        data: data folder, which caches the built graph if the user's cache folder is not writable.
+        embedder: name of the embedder of the cosines for `score`.
+        data: folder for the built graph if the user's cache folder is not writable.
 
     Raises:
         VerifierError: the message names the fix.

@@ -47,14 +47,14 @@ class PlattScaling:
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """Return the probabilities, float32 `[n]`, of logits and cosines `[n]`."""
+        """Return float32 `[n]` for logits and cosines `[n]`."""
         weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
         exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)
 
 
 class BuiltInVerifier:
-    """Scores a pair by the logit of a cross-encoder, which Platt scaling turns into a probability.
+    """Scores a pair by a cross-encoder and Platt scaling.
 
     It reads the two questions in alphabetical order, so the score does not depend on their order.
 
@@ -110,7 +110,7 @@ class BuiltInVerifier:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Return the logit of each pair, before the scaling: float32 `[len(pairs)]`."""
+        """Return the logit of each pair, float32 `[len(pairs)]`."""
         if len(pairs) < 2:
             return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
@@ -122,7 +122,7 @@ class BuiltInVerifier:
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling that was fitted for an embedder's cosines, or one without cosines for an unknown embedder."""
+    """Return the scaling for an embedder; without cosines if it is unknown."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**noted.get(family, noted[ALONE]))

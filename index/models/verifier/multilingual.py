@@ -13,7 +13,7 @@ _SAME_WORDS = 0.95
 class MultilingualVerifier:
     """Scores English pairs with the built-in verifier, and other pairs by their words.
 
-    A pair with the same words, apart from those that do not change an answer, has the probability 0.95, any other 0.
+    A pair whose content words are equal has the probability 0.95, any other 0.
     """
 
     def __init__(self, english: BuiltInVerifier) -> None:

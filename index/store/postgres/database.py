@@ -17,7 +17,7 @@ from kvproxy.index.store.database import Row, StoreHealth, Transaction
 from kvproxy.index.store.postgres.schema import create_schema
 
 _CONNECT_TIMEOUT = 5  # Seconds.
-_POOL_TIMEOUT = 1.0  # Seconds that a request waits for a connection.
+_POOL_TIMEOUT = 1.0  # Seconds.
 _RETRY_DELAY = 5.0  # Seconds without another attempt after a failure.
 _MAX_CONNECTIONS = 8
 _SESSION = (
@@ -34,7 +34,7 @@ class PostgresDatabase:
     """The response store's schema on a PostgreSQL server; raises a CacheStoreError.
 
     Args:
-        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or another connection string of libpq.
+        url: a connection string of libpq.
     """
 
     remote = True
@@ -48,7 +48,7 @@ class PostgresDatabase:
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
-            # The pool makes no other attempt meanwhile, and doubles its pauses: after a long outage, for minutes.
+            # Otherwise the pool doubles its pauses up to minutes.
             reconnect_timeout=_POOL_TIMEOUT,
             kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
             configure=_configure,
@@ -71,7 +71,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Lend a connection to one thread. For some seconds after a failure, raise a CacheStoreError without an attempt."""
+        """Lend a connection to one thread. For some seconds after a failure, raise a CacheStoreError."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:
@@ -89,7 +89,7 @@ class PostgresDatabase:
         with self.health.watch("write"), self.connection() as connection, connection.transaction():
             if not durable:
                 connection.execute("set local synchronous_commit = off")
-            # One writer of all proxies at a time: totals are exact, writers never deadlock, and numbers become visible in order.
+            # One writer at a time: totals are exact, no deadlocks, and numbers become visible in order.
             connection.execute("select 1 from totals for update")
             yield _PostgresTransaction(connection)
 

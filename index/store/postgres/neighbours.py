@@ -57,7 +57,7 @@ class PostgresNeighbours(Neighbours):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create an index for each large namespace, and drop the indexes of small namespaces."""
+        """Create an index for each large namespace; drop those of small namespaces."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",
@@ -72,7 +72,7 @@ class PostgresNeighbours(Neighbours):
         return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
 
     def _drop_graphs(self, kept_names: set[str]) -> None:
-        # Every write is compared with the condition of every graph.
+        # Every graph slows down every write.
         graphs = self._rows(
             "select c.relname as name from pg_index i join pg_class c on c.oid = i.indexrelid"
             " where i.indrelid = 'vectors'::regclass and c.relname like 'near\\_%%' and i.indisvalid"

@@ -76,7 +76,7 @@ _SCHEMA = (
 
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
-    """Create the schema in an empty database. Concurrent processes wait for each other.
+    """Create the schema in an empty database, safely for concurrent processes.
 
     Raises:
         SchemaVersionError: the database has another schema.

@@ -21,7 +21,7 @@ _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create the missing file and folder, and restrict all of SQLite's files to their owner."""
+    """Create a missing file, and restrict SQLite's files to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):
@@ -53,7 +53,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
-    """Create the schema in an empty file. Concurrent processes wait for each other.
+    """Create the schema in an empty file, safely for concurrent processes.
 
     Raises:
         SchemaVersionError: the file has another schema.
@@ -89,7 +89,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 _READ_SECONDS = 0.1
-"""Time for which a check is valid for reads. Each write is checked."""
+"""Seconds for which a check is valid for reads; each write is checked."""
 
 
 class DatabaseFiles:
@@ -110,7 +110,7 @@ class DatabaseFiles:
         """Whether the database or its write-ahead log was deleted or replaced.
 
         Args:
-            check_now: False may return a result that is 0.1 seconds old.
+            check_now: False may return a result from the last 0.1 seconds.
         """
         if not check_now and time.monotonic() < self._next_check:
             return False

@@ -1,4 +1,4 @@
-"""An SQLite file as a `Database`: one connection writes, and each concurrent reader has its own."""
+"""An SQLite file as a `Database`, with a connection for writes and one per reader."""
 
 import contextlib
 import json
@@ -111,10 +111,10 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
-        """Convert SQLite's errors, and raise an error if the open files are no longer at their path.
+        """Convert SQLite's errors; raise an error if the open files were moved or deleted.
 
         Args:
-            check_now: check the path at each call; False checks it every 0.1 seconds.
+            check_now: False checks the path every 0.1 seconds.
         """
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")

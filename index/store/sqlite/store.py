@@ -1,4 +1,4 @@
-"""The response store in an SQLite file, with the vectors that indexes in memory are built from."""
+"""The response store in an SQLite file, with the vectors for indexes in memory."""
 
 import contextlib
 import json
@@ -50,14 +50,14 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": min_vectors})]
 
     def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
-        """Return the number of vectors in a namespace; the count stops at `limit`."""
+        """Count the vectors in a namespace, up to `limit`."""
         sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :most"
         return len(self.database.query(sql, {"embedder": embedder, "namespace": namespace, "most": limit}))
 
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors beyond `after_number`: their numbers `[n]` int64, rising, and vectors `[n, dim]` float32."""
+        """Return vectors after `after_number`: rising numbers `[n]` int64, and `[n, dim]` float32."""
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
@@ -70,7 +70,7 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def questions_by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """Return the questions of vectors, by the vectors' numbers in rising order. Removed vectors are omitted."""
+        """Return questions by their vectors' numbers, rising; removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

@@ -22,7 +22,7 @@ class _Samples:
     def __init__(self, page: str) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
         self.vllm_config: dict[str, str] = {}
-        # Skip the histograms of an engine, which would take most of the time.
+        # Skip histograms, which would take most of the time.
         lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
         try:
             for family in text_string_to_metric_families("\n".join(lines) + "\n"):

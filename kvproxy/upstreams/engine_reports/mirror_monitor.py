@@ -19,9 +19,9 @@ GRACE_SECONDS = 10.0
 RESTART_SECONDS = 600.0
 """A restart is reported for this time."""
 _SHORT_PROMPT = 64
-"""Prompt tokens that may not fill a block, and so cause no event."""
+"""Prompt tokens that may not fill a block."""
 _MIN_COMPUTED = 1000
-"""Prompt tokens computed without an event that indicate a problem."""
+"""Computed prompt tokens after which missing events are a problem."""
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _log = logging.getLogger("kvproxy")
 
@@ -39,7 +39,7 @@ class MirrorMonitor:
         self._known: frozenset[Problem] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
-        """Count prompt tokens that the engine computed, reported by the engine or estimated.
+        """Count computed prompt tokens, reported by the engine or estimated.
 
         Estimates count only before the first event, since a prompt in the engine's cache causes no event.
         """

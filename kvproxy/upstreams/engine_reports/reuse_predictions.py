@@ -4,17 +4,16 @@ from dataclasses import dataclass
 
 _MIN_PREDICTIONS = 20
 _MAX_TOO_HIGH = 0.05
-"""Fraction of predictions that may be too high: blocks can be evicted while a request waits in the engine."""
+"""Fraction of predictions that may be too high, because blocks are evicted while requests wait."""
 
 
 @dataclass(slots=True)
 class ReuseFigures:
-    """Reports of one engine for one model, compared with predictions.
+    """Reports of one engine for one model.
 
     Attributes:
-        reports: number of reports.
-        predictions: number of reports for which there was a prediction.
-        exact, too_high, too_low: number of predictions by result.
+        predictions: reports with a prediction.
+        exact, too_high, too_low: predictions by result.
         tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """
 
@@ -43,5 +42,5 @@ class ReuseFigures:
 
     @property
     def is_unreliable(self) -> bool:
-        """Whether too many predictions are too high, more than requests waiting in the engine explain."""
+        """Whether more predictions are too high than waiting requests explain."""
         return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions

@@ -16,7 +16,7 @@ from kvproxy.upstreams.prompt_tokenizer import prompt_input
 _SECONDS = 2.0
 """Timeout of calls that delay a request. Older servers respond only between two batches."""
 _FILE_SECONDS = 60.0
-"""Timeout of saving or restoring a slot: a long prompt on a large model needs gigabytes."""
+"""Timeout of saving or restoring a slot, which may have gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotTransfer:
-    """The result of saving or restoring a slot; `size` is in bytes."""
+    """A saved or restored slot; `size` is in bytes."""
 
     tokens: int
     size: int
@@ -68,7 +68,7 @@ class LlamaClient:
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
     async def identity(self) -> tuple[str | None, Json]:
-        """Return a digest of the model and build, None if the server is not llama.cpp, and the response of `/props`."""
+        """Return a digest of the model and build, None for other servers, and the response of `/props`."""
         _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
             return None, props
@@ -99,7 +99,7 @@ class LlamaClient:
         if isinstance(source, tuple):
             return pack(source)
         if isinstance(source, Conversation):
-            # Any field of a chat request may affect the template.
+            # Any field may affect the chat template.
             body = request.body if request.api.name == "chat" else source.to_chat()
             reply = await self._post("/apply-template", {**body, "stream": False})
             source = str(field(reply, "prompt") or "")

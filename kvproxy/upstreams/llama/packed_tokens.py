@@ -27,7 +27,7 @@ def first(tokens: Tokens, number: int) -> Tokens:
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
-    """Return the length of the common prefix in tokens, by binary search."""
+    """Return the length of the common prefix in tokens."""
     equal, differ = 0, min(len(one), len(other))
     if one[:differ] == other[:differ]:
         return differ // _WIDTH

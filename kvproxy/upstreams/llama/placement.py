@@ -27,7 +27,7 @@ _MAX_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """The contents of a response. `text` is None if the response contains anything else than text."""
+    """`text` is None if the response contains anything else than text."""
 
     text: str | None = None
     reuse: PrefixUse | None = None
@@ -90,7 +90,7 @@ class Placement:
 
     Attributes:
         request: the request to send, with `id_slot` added.
-        restored: the file that was restored into the slot for this request, if any.
+        restored: the file that was restored into the slot, if any.
         predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
         work: prompt tokens that should be computed.
     """
@@ -115,7 +115,7 @@ class Placement:
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
-        """Release the slot of a request that got no response. The slot's contents are unknown then."""
+        """Release the slot without a response; its contents are then unknown."""
         if not self._released:
             self._released = True
             self._slot.prefix = b""
@@ -155,7 +155,7 @@ class Placement:
             return slot.prefix if state.tokens == slot.tokens else b""
         if response.reuse is not None and response.reuse.prompt_tokens != count(prompt):
             return b""
-        # Otherwise the server may have chosen this slot for another request.
+        # The server may have chosen this slot for another request.
         is_exclusive = self._server.unplaced_requests == self._unplaced_before
         if state.tokens < count(prompt):
             # The client left before the prompt was computed. After a response, the context was shifted.

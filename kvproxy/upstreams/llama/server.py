@@ -30,7 +30,7 @@ class LlamaServer:
     Attributes:
         is_identified: the server was identified since its last failure.
         saver: None if slots cannot be saved.
-        unplaced_requests: number of requests for which the server chose the slot.
+        unplaced_requests: requests for which the server chose the slot.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LlamaServer:
         if not self.active or not _is_placeable(request) or not (only is None or (type(only) is int and only >= 0)):
             return None
         if self.table.clears_idle and self.saver is None:
-            # The server keeps cleared slots in a cache of its own, which it consults if it chooses the slot.
+            # The server consults its own cache of cleared slots only if it chooses the slot.
             return None
         try:
             prompt = await self.client.prompt(request)

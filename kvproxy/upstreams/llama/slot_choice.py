@@ -15,10 +15,9 @@ class SlotChoice:
     """The chosen slot.
 
     Attributes:
-        slot: number of the slot.
-        kept: length of the common prefix of the prompt and the slot's present content, in tokens.
-        restore: name of the file to restore into the slot first; None to use the slot's present content.
-        reused: number of prompt tokens that need no computation, after the restore.
+        kept: common prefix of the prompt and the slot's present content, in tokens.
+        restore: name of the file to restore first; None to use the present content.
+        reused: prompt tokens that need no computation after the restore.
     """
 
     slot: int
@@ -32,7 +31,7 @@ def choose_slot(
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
-    Common prefixes below `min_tokens` are ignored, since a chat template begins all prompts alike.
+    Shorter prefixes than `min_tokens` are ignored: a chat template begins all prompts alike.
     """
     if not free_slots:
         return None

@@ -28,11 +28,11 @@ class SlotFile:
     """A file with the content of a slot.
 
     Attributes:
-        identity: digest of the model and build of its server. The file is valid for this identity only.
+        identity: digest of the model and build; the file is valid for these only.
         tokens: known tokens of the slot; None if the file is unused and may be overwritten.
         count: number of tokens that llama-server wrote.
         size: in bytes.
-        used: time of the last save or restore, in seconds since the epoch.
+        used: last save or restore, in seconds since the epoch.
     """
 
     name: str
@@ -54,7 +54,7 @@ class SlotFiles:
         self._clock = clock
         self._writing: set[str] = set()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # One thread writes in the order of the calls, so that the event loop does not wait for the disk.
+        # One thread writes, so that the event loop does not wait for the disk.
         self._writer = ThreadPoolExecutor(1, "kvproxy-slots")
         self._database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
@@ -72,7 +72,7 @@ class SlotFiles:
         self._database.close()
 
     def saved(self, identity: str) -> list[SlotFile]:
-        """Return the files that a server with this identity can restore, the most recently used first."""
+        """Return the files that a server with this identity can restore, most recent first."""
         found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
 
@@ -89,10 +89,10 @@ class SlotFiles:
 
     def allocate(self, identity: str) -> str:
         """Reserve an unused file or a new name, until `commit` or `discard`."""
-        # A crash could leave a file of another model with the wrong identity, so only files of the same one are reused.
+        # After a crash, a reused file of another model could have the wrong identity.
         file = next((file for file in self.unused() if file.identity == identity), None)
         if file is None:
-            # Random names, since several proxies may share the folder.
+            # Several proxies may share the folder.
             file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
             self._put(file)
         self._writing.add(file.name)
@@ -135,7 +135,7 @@ class SlotFiles:
         return sorted(found, key=lambda file: -file.size)
 
     def evict(self, max_bytes: int) -> None:
-        """Discard the least recently used files until the rest has at most `max_bytes`."""
+        """Discard the least recently used files beyond `max_bytes`."""
         saved = [file for file in self._files.values() if file.tokens is not None]
         excess = sum(file.size for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):

@@ -44,7 +44,7 @@ class SlotSaver:
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
-        """Save the tokens that the request will overwrite, and restore the chosen file; return the restored file."""
+        """Save tokens that the request will overwrite; restore and return the chosen file."""
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept
@@ -77,7 +77,7 @@ class SlotSaver:
         if written.tokens == slot.tokens and written.size <= self._max_bytes:
             self.files.commit(name, self.identity, slot.prefix, written.tokens, written.size)
         else:
-            # Another client used the slot meanwhile, or the file exceeds the budget.
+            # Another client used the slot, or the file exceeds the budget.
             self.files.discard(name, written.size)
         self.files.evict(self._max_bytes)
         await self._shrink_unused(slot, name)

@@ -1,4 +1,4 @@
-"""The slots and slot files of a llama.cpp upstream as a prefix cache: a block is the contents of one slot or file."""
+"""A llama.cpp upstream as a prefix cache: a block is the contents of a slot or slot file."""
 
 import asyncio
 import contextlib

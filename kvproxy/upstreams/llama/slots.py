@@ -1,4 +1,4 @@
-"""The slots of one server: their known contents, their locks, and the requests that wait for one."""
+"""The slots of one server, their locks, and the requests that wait for one."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from kvproxy.upstreams.llama.packed_tokens import Tokens, count
 from kvproxy.upstreams.llama.slot_choice import SlotChoice
 
 _REFRESH_SECONDS = 0.5
-"""Interval at which a waiting request checks whether another client left a slot."""
+"""Interval at which a waiting request checks for free slots."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Slot:
         prefix: known tokens in the slot.
         task: number of its last request since the server's start.
         context: maximum number of tokens.
-        locked: a request of this proxy or a save uses the slot. Only the owner may change the other attributes.
+        locked: a request of this proxy or a save uses the slot, and only it may change the other attributes.
         busy: a request of another client uses the slot.
         version: number of changes, to detect outdated reports.
     """
@@ -93,7 +93,7 @@ class SlotTable:
         """Lock the slot that `choose` returns. Raises UpstreamError.
 
         Args:
-            only: number of a slot that the client requested.
+            only: the slot that the client requested.
             seconds: timeout, after which the result is None.
         """
         end = time.monotonic() + seconds
@@ -101,7 +101,7 @@ class SlotTable:
             usable = [slot for slot in self.slots.values() if only in (None, slot.id)]
             chosen = choose([slot for slot in usable if slot.is_free])
             best = choose([slot for slot in usable if slot.is_free or slot.saving])
-            # A slot that is being saved is free soon, and may be worth the wait.
+            # A slot that is being saved may be worth the wait.
             if chosen is not None and best is not None and chosen.reused >= best.reused:
                 slot = self.slots[chosen.slot]
                 slot.lock()

@@ -1,1 +1,0 @@
-"""Measure policies on labelled pairs and recorded streams."""

@@ -1,5 +1,3 @@
-"""Confidence intervals of shares."""
-
 import math
 
 _Z = 1.96  # 95%

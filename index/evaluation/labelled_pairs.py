@@ -1,5 +1,3 @@
-"""Files of labelled question pairs."""
-
 import gzip
 import json
 from collections.abc import Callable, Iterator

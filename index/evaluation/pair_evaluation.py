@@ -62,8 +62,6 @@ class Calibration:
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
-        default: the configured level.
-        curves: a point for each level.
         p_chr_auc: see `precision_hit_ratio_area`.
         recommended: the level with the highest hit rate within the target error; None if no level keeps to it.
     """
@@ -116,7 +114,6 @@ def calibrate(
     same = np.array([pair.same for pair in pairs])
     cosine = _similarity(pairs, embedder, languages, lambda share: progress(share / 2))
     cosines = sorted({*LEVELS, levels.threshold})
-    # Guards and verifier run only for pairs that a policy could serve.
     asked = cosine >= min(cosines[0], levels.floor)
     passed = _unvetoed(pairs, asked, guards)
     default = {"threshold": levels.threshold, "guards": levels.threshold}
@@ -142,7 +139,6 @@ def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[s
 
 
 def _unvetoed(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
-    """Return which of the chosen pairs no guard vetoes, `[len(pairs)]` bool."""
     return np.array(
         [
             bool(asked) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)

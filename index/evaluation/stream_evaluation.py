@@ -1,5 +1,3 @@
-"""Reports of policies on streams of questions and answers."""
-
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -127,7 +125,7 @@ def make_stream(
 
 
 def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """Return the vectors of texts, `[n, dim]`. Equal texts are embedded once."""
+    """Return the vectors of texts, `[n, dim]`."""
     once = sorted(set(texts), key=len)
     parts = []
     for start in range(0, len(once), _BATCH):

@@ -1,5 +1,3 @@
-"""Replay of a stream of questions with their answers against a policy."""
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,7 +75,6 @@ def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
 
     Args:
         scores: of the requests' nearest answers; those below 0 are never served, and add no area.
-        right: whether these answers are right.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
@@ -100,7 +97,7 @@ class StoredQuestions:
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
         """Return the indexes of the nearest stored questions, nearest first, and their cosines."""
         if line not in self._block:
-            # Computing a block of cosines at once is faster. Later questions are added below.
+            # Later questions are added below.
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
             self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T
         computed = self._cosines[line - self._block.start]
@@ -124,8 +121,6 @@ class StoredQuestions:
 
 
 class ReplayObservations(Observations):
-    """The observations of one namespace in memory."""
-
     def __init__(self) -> None:
         self._rows: list[Observation] = []
 
@@ -188,7 +183,6 @@ def replay(
 
 
 def _score(decision: Decision, neighbour: Neighbour, policy: Policy) -> float:
-    """Return a score by which the policy ranks answers; -1 for an answer that it would never serve."""
     if decision.error is not None:
         return 1 - decision.error
     if decision.score is not None:

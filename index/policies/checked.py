@@ -15,8 +15,6 @@ _HOPELESS = 0.55
 class CheckedPolicy:
     """Serves the nearest neighbour whose probability of having the same answer reaches a level.
 
-    The verifier reads the neighbours in order, until it accepts a neighbour or finds one far below the level.
-
     Args:
         level: least probability of a hit.
         floor: least cosine of a neighbour that the verifier reads.

@@ -58,7 +58,6 @@ _DIFFERENCES["context"] = "an earlier question has another meaning"
 
 
 def meaning_of(verdict: Verdict, guard: str | None) -> str:
-    """Say in plain words why a neighbour was accepted or refused."""
     return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
 

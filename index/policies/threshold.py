@@ -1,5 +1,3 @@
-"""The policy `threshold`: cosine similarity and guards."""
-
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard

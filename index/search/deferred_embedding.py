@@ -8,8 +8,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class DeferredEmbeddings:
-    """Embeds the entries in the store that have no vector."""
-
     def __init__(self, embed_next: Callable[[], Awaitable[bool]]) -> None:
         self._embed_next = embed_next
         self._is_requested = False

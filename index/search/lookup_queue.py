@@ -81,7 +81,6 @@ class LookupQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no lookup waits or runs."""
         return not self._unfinished
 
     async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:

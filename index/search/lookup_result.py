@@ -1,5 +1,3 @@
-"""Requests and results of semantic lookups."""
-
 from dataclasses import dataclass, field
 from typing import Literal
 

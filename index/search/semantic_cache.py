@@ -1,5 +1,3 @@
-"""The semantic cache: stored responses to similar questions."""
-
 import asyncio
 import contextlib
 import logging
@@ -117,7 +115,6 @@ class SemanticCache:
             explore: allow the policy to forward a request that the neighbour could serve, in order to learn.
             seconds: timeout, after which the lookup is skipped; ten times as long without other lookups. None waits even
                 if the lookup queue is full.
-            allowed_freshness: freshness of entries that may be served.
             policy: name of another policy than the configured one.
         """
         pending = self.pending_writes.in_namespace(namespace)

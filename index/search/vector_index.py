@@ -94,7 +94,6 @@ class _Segment:
         return place < self._count and int(self._numbers[place]) == number
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Append vectors, `[n, dim]`. Numbers up to the last one are skipped."""
         fresh = numbers > self.last
         numbers, end = numbers[fresh], self._count + int(fresh.sum())
         while end > len(self._numbers):
@@ -106,7 +105,6 @@ class _Segment:
         self._count = end
 
     def search(self, vector: np.ndarray, limit: int, deleted_numbers: Set[int]) -> list[tuple[int, float]]:
-        """Return at most `limit` pairs (number of a vector, cosine), nearest first."""
         if not self._count:
             return []
         # Search again with more results only if tombstones hide neighbours.
@@ -196,7 +194,6 @@ class VectorIndex:
                 if stop():
                     return False
             with self._lock:
-                # Few vectors were stored since the last part.
                 while len((part := source(segment.last))[0]):
                     segment.add(*part)
                 self._dead = {number for number in self._removed if segment.has(number)}

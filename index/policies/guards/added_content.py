@@ -25,11 +25,7 @@ _LONG = 12
 
 
 def adds_content(question: str, cached_question: str) -> bool:
-    """Whether one text asks for more than the other.
-
-    The longer text has all words of the shorter text and an additional word, all its content words and two additional
-    words, most of its words and an additional phrase, or at least three more words of its own than the shorter text.
-    """
+    """Whether one text asks for more than the other."""
     ours, theirs = _tokens(question), _tokens(cached_question)
     (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))
     if fewer == more:

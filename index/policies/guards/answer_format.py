@@ -1,5 +1,3 @@
-"""Requested length, style, and format of the answer."""
-
 import re
 
 from kvproxy.index.policies.guards.tokenization import of_text

@@ -30,7 +30,6 @@ _NO_CONTENT = (word_lists.FUNCTION_WORDS - _VERBS_OF_REQUESTS) | _PREPOSITIONS.k
 _MUST = re.compile(r"\b(?:have|has|had|needs?) to\b", re.IGNORECASE)
 _AUXILIARY = frozenset("can could will would shall should may might must have has had not".split())
 _BE = frozenset("is are was were be been being am get gets got".split())
-# An infinitive follows `to`.
 _BEFORE_INFINITIVE = frozenset(
     "how what where when whether way ways want need like have has try able possible going allowed easy easier hard best takes"
     " take better order required legal safe used cost long i we".split()
@@ -47,7 +46,7 @@ Role = tuple[str, str]
 
 
 def order_differs(question: str, cached_question: str) -> bool:
-    """Whether two words of one text are exchanged in the other: `from Oslo to Rome` and `from Rome to Oslo`.
+    """Whether two words of one text are exchanged in the other.
 
     Each word is compared by its preposition and its neighbours, so `to Rome from Oslo` equals `from Oslo to Rome`.
     Words around `and` or `or` may be exchanged.

@@ -1,5 +1,3 @@
-"""Invisible characters and lookalike letters."""
-
 import re
 import unicodedata
 

@@ -1,5 +1,3 @@
-"""Names and possession."""
-
 from collections import Counter
 
 from kvproxy.index.policies.guards import word_lists

@@ -1,5 +1,3 @@
-"""Negation and opposites."""
-
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path

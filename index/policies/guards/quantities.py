@@ -1,5 +1,3 @@
-"""Numbers and their units."""
-
 import re
 from collections import Counter
 

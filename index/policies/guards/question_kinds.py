@@ -1,5 +1,3 @@
-"""Kinds of questions, times, and languages."""
-
 import re
 from collections import Counter
 from itertools import pairwise

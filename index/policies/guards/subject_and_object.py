@@ -1,5 +1,3 @@
-"""Subject and object of questions with the same words."""
-
 import re
 from collections import Counter
 

@@ -1,5 +1,3 @@
-"""Tokenization for the guards."""
-
 import re
 from functools import lru_cache
 

@@ -25,8 +25,7 @@ class ClassAssignment:
 
 
 def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
-    """Return the indexes of the neighbours to compare with a fresh answer. The comparison stops at the first equal
-    answer.
+    """Return the indexes of the neighbours to compare with a fresh answer, until one equals it.
 
     The order is the judged neighbour, another neighbour of its class, and the nearest neighbours of two other classes.
 
@@ -46,7 +45,6 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
     Args:
         places: neighbours in the order of `comparison_order`.
         are_equal: whether the answers of the first neighbours in `places` equal the fresh answer; only the last can be true.
-        classes: of the neighbours' answers.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])

@@ -50,8 +50,6 @@ class FeedbackRecorder:
         """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
-            fresh_entry: the entry of the fresh response.
-            answer_text: the text of the fresh response.
             compare: compares the answer of an entry, given by id, with the fresh one.
             was_to_be_served: the request was forwarded for another reason than exploration, such as shadow mode.
 

@@ -183,7 +183,6 @@ class LearnedPolicy:
         return learner
 
     def _catch_up(self, namespace: str) -> Learner:
-        """Teach the learner of a namespace the observations that were stored since the last call."""
         learner = self._learners.get(namespace) or self._load(namespace)
         saved = self._saved.setdefault(namespace, learner.number)
         while True:

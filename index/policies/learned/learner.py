@@ -56,7 +56,6 @@ class Learner:
     """State of the learned policy in one namespace.
 
     Attributes:
-        num_comparisons: number of comparisons.
         num_checked, num_checked_wrong: comparisons of answers that `checked` accepted, and the wrong answers among them.
         number: number of the last observation.
     """
@@ -91,7 +90,7 @@ class Learner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the policy has seen enough to decide without the policy `checked`, which decides in new namespaces."""
+        """Whether the policy has seen enough to decide without the policy `checked`."""
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def exploration_share(self, error: float) -> float:
@@ -106,7 +105,6 @@ class Learner:
 
     @property
     def checked_exploration_share(self) -> float:
-        """Return the share of requests accepted by `checked` that are forwarded for exploration."""
         if self.num_comparisons < _NEW:
             return 0.0
         return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.num_checked, _PROVED)))

@@ -1,5 +1,3 @@
-"""Earlier prompts and removed entries, which explain misses."""
-
 import sqlite3
 from array import array
 from collections.abc import Mapping
@@ -58,7 +56,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The names of the regions (see `Regions`) that differ from an earlier request, and the number of its prompt."""
+    """The regions (see `Regions`) that differ from an earlier request, and the number of its prompt."""
 
     regions: tuple[str, ...]
     against: int
@@ -103,7 +101,7 @@ class History:
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the last record of prompts; `records` has numbers of records by the numbers of their prompts."""
+        """Set the last record of prompts; `records` has record numbers by prompt number."""
         sql = "update prompts set last = ? where number = ?"
         self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -141,6 +139,5 @@ class History:
         return best
 
     def prune(self) -> None:
-        """Delete the oldest tombstones."""
         sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
         self._connection.execute(sql, [_MAX_TOMBSTONES])

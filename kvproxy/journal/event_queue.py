@@ -1,5 +1,3 @@
-"""Events that wait for the journal's thread."""
-
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -15,7 +13,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class EventQueue:
-    """A bounded, thread-safe queue."""
+    """A bounded, thread-safe queue of events that wait for the journal's thread."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -43,7 +41,6 @@ class EventQueue:
             self._events.extend(changes)
 
     def take(self, limit: int) -> list[Event]:
-        """Remove and return the oldest events."""
         with self._lock:
             events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
             exchanges = [each for each in events if isinstance(each, Exchange)]

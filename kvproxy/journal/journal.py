@@ -47,10 +47,7 @@ class Journal:
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
     def reader(self) -> Reader:
-        """Open the file; the caller closes it.
-
-        Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read.
-        """
+        """Open the file. Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read."""
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def read(self, work: Callable[[Reader], T], default: T) -> T:
@@ -58,7 +55,7 @@ class Journal:
         return default
 
     def curves(self) -> dict[str, LiveCurve]:
-        """Return the curve of hits by pool size of each upstream since the start; "" is the embedded engine."""
+        """Return the hits by pool size of each upstream since the start; "" is the embedded engine."""
         return {}
 
     def question(self, number: int) -> str | None:
@@ -70,9 +67,7 @@ class Journal:
 
 class FileJournal(Journal):
     """A journal in an SQLite file. Threads may share it.
-
-    Raises:
-        SettingsError: the file cannot be used.
+    Raises SettingsError if the file cannot be used.
     """
 
     def __init__(
@@ -167,7 +162,6 @@ class FileJournal(Journal):
             self._lost_since += self._count_lost(events)
             self._failures.log_failure(_FAILURE, self.path, error)
         except Exception:
-            # One event is invalid. Write the rest without it.
             for event in events:
                 try:
                     self._writer.write([event])
@@ -212,11 +206,7 @@ def open_journal(
     clock: Callable[[], float] = time.time,
     redact: Redactor | None = None,
 ) -> Journal:
-    """Open the journal of a data folder, which also records removals from the store.
-
-    Raises:
-        SettingsError: the file cannot be used.
-    """
+    """Open the journal of a data folder; it also records removals from the store. Raises SettingsError."""
     if not settings.enabled:
         return Journal()
     journal = FileJournal(data / FILE, settings, clock, redact)

@@ -1,5 +1,3 @@
-"""Explains a miss: from its record, and from the most similar earlier request."""
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,8 +57,6 @@ class MissExplanation:
 
     Attributes:
         cause: the reason without `miss-`, or the first region that changed.
-        earlier: the most similar earlier request.
-        differences: from the earlier request.
         turn: the request's turn in its session; None if a cache answered it.
     """
 
@@ -73,7 +69,6 @@ class MissExplanation:
 
 
 def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
-    """Explain why a request was a miss."""
     turn = SessionReader(reader, {}).turn(record.number)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
@@ -158,7 +153,6 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     old, new = comparable_texts(before[name], after[name])
     start, end = common_prefix_and_suffix(old, new)
     place = start
-    # Show whole words.
     while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
         start -= 1
     while end and not new[len(new) - end].isspace():

@@ -1,5 +1,3 @@
-"""The explanation of a miss as sentences."""
-
 from collections.abc import Callable, Iterator
 
 from kvproxy.journal.miss_explanation import Difference, MissExplanation

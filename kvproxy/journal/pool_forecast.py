@@ -37,7 +37,7 @@ class PoolForecast:
         engine: URL of the upstream; empty for the embedded engine.
         requests, prompt_tokens: number of prompts since the start, and their tokens.
         pool_tokens: size of the pool; None if the engine does not report it.
-        points: forecasts; only `unlimited` if the size is unknown.
+        points: only `unlimited` if the size is unknown.
         chart: sizes in tokens from the longest prompt on, and their hit rates.
     """
 

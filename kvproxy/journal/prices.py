@@ -1,5 +1,3 @@
-"""The price of requests."""
-
 from kvproxy.settings.journal import PriceSettings
 
 MILLION = 1_000_000

@@ -138,11 +138,7 @@ class TotalRow:
 
 
 class Reader:
-    """Reads a journal.
-
-    Raises:
-        NotFound: the file does not exist.
-    """
+    """Reads a journal. Raises NotFound if the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -252,10 +248,7 @@ class Reader:
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_since(self, time: float) -> int:
-        """Return the number of the first record that ended at a time or later.
-
-        The search is binary, because times have no index.
-        """
+        """Return the number of the first record that ended at a time or later."""
         least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
@@ -269,11 +262,7 @@ class Reader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """Return sums over all requests that were not refused.
-
-        Args:
-            since: the first day that counts, as 2026-11-21; None counts all days.
-        """
+        """Return sums over the requests that were not refused; `since` is the first day that counts, as 2026-11-21."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
@@ -304,11 +293,7 @@ class Reader:
         return {model: mean_cost(found) for model, found in costs.items()}
 
     def backend_prompts(self, upstream: str | None) -> Iterator[tuple[float, str, int, int, Regions]]:
-        """Yield time, tenant, prompt tokens, response tokens, and regions of the prompts at the backend, oldest first.
-
-        Args:
-            upstream: None for all.
-        """
+        """Yield time, tenant, prompt tokens, response tokens, and regions of the prompts at the backend, oldest first."""
         sql = (
             "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), p.regions, p.shape, s.sizes"
             " from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
@@ -340,7 +325,6 @@ class Reader:
         return Record(*rows[0]) if rows else None
 
     def entry_id(self, prompt: int) -> str | None:
-        """Return the id of the last stored response to a prompt."""
         id: str | None = self._value("entry", prompt)
         return id
 

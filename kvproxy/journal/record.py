@@ -24,17 +24,13 @@ class Record:
     Attributes:
         time: arrival, in seconds since the epoch.
         tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
-        upstream: URL of the server that responded.
         layer, reason: source of the response, and its reason token; see `reasons.py`.
         changed: regions that differ from an earlier request with the same question.
-        removed_at: removal time of the stored response.
         similarity, score, error: of the deciding neighbour: cosine, verifier's score, expected share of wrong responses.
-        guard: the guard that vetoed the neighbour.
         predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
         backend_ms: until the backend's response began.
-        prefill_ms: duration of the prefill.
         first_ms, total_ms: until the response to the client began and ended.
         prompt: number of the prompt; equal requests have the same.
         against: number of the prompt that `changed` refers to.

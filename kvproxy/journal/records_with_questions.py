@@ -1,5 +1,3 @@
-"""Joins records with the questions of their requests and of the stored responses."""
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,11 +6,7 @@ from kvproxy.journal.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RecordWithTexts:
-    """A record with the text of its question and of the stored question, if they are known.
-
-    Attributes:
-        stored_question: the stored question that was judged or served.
-    """
+    """A record, its question, and the stored question that was judged or served; None if unknown."""
 
     record: Record
     question: str | None
@@ -28,12 +22,7 @@ def with_questions(
     questions: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
 ) -> list[RecordWithTexts]:
-    """Add the questions to records.
-
-    Args:
-        questions: questions of stored responses, by entry id.
-        recent_text: returns a question by record number, if it is in memory.
-    """
+    """Add the questions to records, from `questions` by entry id, and from `recent_text` by record number."""
 
     def join(record: Record) -> RecordWithTexts:
         is_semantic = record.layer == "semantic"

@@ -1,5 +1,3 @@
-"""Regions: the parts of a request that its response depends on, each with a digest."""
-
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Savings by the caches: tokens, seconds, and money."""
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -103,7 +101,6 @@ def savings(
     """Return the savings of each group, the largest first; days are in their order.
 
     Args:
-        by: kind of the groups.
         since: the first day that counts, as 2026-11-21.
     """
     found: dict[str, Saving] = {}

@@ -81,7 +81,6 @@ _VIEW = (
 
 
 def row_of(record: Record, strings: StringIds) -> list[object]:
-    """Return the values of `INSERT` for a record."""
     return [_stored(name, getattr(record, name), strings) for name in _STORED]
 
 
@@ -127,7 +126,6 @@ def open_file(path: Path) -> sqlite3.Connection:
         with connection:
             for statement in _LATER_TABLES:
                 connection.execute(statement)
-        # Detects most damage.
         for table in ("records", "prompts", "totals"):
             connection.execute(f"select * from {table} limit 1").fetchone()
     except BaseException:

@@ -37,8 +37,6 @@ def stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) 
 
 
 class RecentQuestions:
-    """Questions of the last requests with a semantic lookup."""
-
     def __init__(self, redact: Redactor | None) -> None:
         self._redact = redact
         self._texts: OrderedDict[int, str] = OrderedDict()

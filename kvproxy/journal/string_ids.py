@@ -1,5 +1,3 @@
-"""Integer ids for repeated strings, such as tenants and models."""
-
 import json
 import sqlite3
 

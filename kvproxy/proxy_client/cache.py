@@ -1,5 +1,3 @@
-"""Access to stored responses, of a running proxy or of a store."""
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Stored responses without a proxy."""
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any

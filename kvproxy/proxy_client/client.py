@@ -1,5 +1,3 @@
-"""HTTP client of a running proxy."""
-
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -148,7 +146,6 @@ def path_segment(name: str) -> str:
 
 
 def error_of(response: "Response") -> KvproxyError:
-    """Return the error that an unsuccessful response reports."""
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

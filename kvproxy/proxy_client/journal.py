@@ -1,5 +1,3 @@
-"""Access to the journal, in a file or of a proxy on another machine."""
-
 import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -135,7 +133,6 @@ class JournalFile:
         return {}
 
     def _open_store(self) -> "contextlib.AbstractContextManager[Store | None]":
-        """Open the store; None if it does not exist."""
         return open_configured_store(self._settings) if store_exists(self._settings) else contextlib.nullcontext()
 
 

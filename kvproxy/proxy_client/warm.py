@@ -101,7 +101,6 @@ class Pace:
     _next: float = 0.0
 
     async def wait(self) -> None:
-        """Wait until the next request may be sent."""
         now = time.monotonic()
         turn = self._next = max(self._next, now)
         self._next += 1 / self.rate if self.rate else 0.0

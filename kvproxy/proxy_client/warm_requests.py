@@ -1,5 +1,3 @@
-"""Requests to warm a proxy with: from a file, stored responses, or a journal."""
-
 import contextlib
 import json
 from dataclasses import dataclass, field, replace
@@ -67,7 +65,6 @@ def stored_requests(
     """Return stored requests with hits, ordered by saved tokens. Raises NotFound.
 
     Args:
-        max_requests: maximum number of requests.
         api_key: key of the tenant for which the requests will be sent.
         same_proxy: the requests will be sent to `client`, so other tenants are left out.
     """

@@ -17,7 +17,6 @@ class PromptChain:
     """The regions of a prompt in the order of a chat template.
 
     Attributes:
-        names, digests, sizes: of each region.
         prefixes: hashes of the first 1, 2, ... regions.
         conversation: the same hashes without tools and system prompt; None for the regions of tools and system prompt.
         first: index of the first message of the conversation.
@@ -46,11 +45,7 @@ class PromptChain:
 
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the chain of a request's regions.
-
-    Args:
-        scope: prompts of different scopes never have equal hashes.
-    """
+    """Return the chain of a request. Prompts of different `scope` never have equal hashes."""
     by_name = {name: index for index, name in enumerate(regions.names)}
     order = [by_name[name] for name in _HEAD if name in by_name]
     order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]

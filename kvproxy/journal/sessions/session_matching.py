@@ -50,7 +50,6 @@ class KnownPrefix:
     """The longest prefix of a prompt that an earlier request sent.
 
     Attributes:
-        regions: number of regions in the prefix.
         tokens: measured if `is_exact`, else estimated from the nearest measured prefix.
         turn: the last request that sent the prefix.
     """
@@ -99,7 +98,6 @@ class SessionIndex:
         The longest known conversation decides, then the latest known answer, since clients also change the first messages.
 
         Args:
-            scope: tenant of the request.
             name: name of the session from the client. It excludes turns of other sessions.
         """
         named = None if name is None else self._names.get(f"{scope} {name}")
@@ -118,7 +116,6 @@ class SessionIndex:
         for key in reversed(chain.conversation[start:-1]):
             if key is not None and key in self._conversations:
                 return self._conversations[key]
-        # The client changed its history.
         for key in reversed(chain.prefixes[chain.first : -1]):
             if key in self._prefixes:
                 return self._prefixes[key]

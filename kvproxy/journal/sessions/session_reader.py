@@ -1,5 +1,3 @@
-"""Reads sessions and the ledger from the journal."""
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,11 +132,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Rows for all prompt tokens; their tokens add up to `prompt_tokens`.
-
-    Attributes:
-        storage: price of stored tokens.
-    """
+    """Rows for all prompt tokens; their tokens add up to `prompt_tokens`. `storage` is the price of stored tokens."""
 
     prompt_tokens: int
     written_5m: int
@@ -149,18 +143,12 @@ class LedgerReport:
 
 
 class SessionReader:
-    """Reads sessions of a journal."""
-
     def __init__(self, reader: Reader, prices: Mapping[str, PriceSettings]) -> None:
         self._reader = reader
         self._prices = prices
 
     def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
-        """Return the sessions with the latest requests, newest first.
-
-        Args:
-            since: seconds since the epoch.
-        """
+        """Return the sessions with the latest requests, newest first; `since` is in seconds since the epoch."""
         first = 0 if since is None else self._reader.first_since(since)
         sql = (
             "select session from turns where session in (select session from turns where number >= ?) group by session"
@@ -190,7 +178,6 @@ class SessionReader:
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
 
     def all_turns(self) -> list[Turn]:
-        """Return the turns of all sessions."""
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
@@ -202,15 +189,10 @@ class SessionReader:
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
 
     def turn(self, number: int) -> Turn | None:
-        """Return the turn of a record."""
         return next(iter(self._turns("t.number = ?", [number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
-        """Sum all prompt tokens by result: reused, or the cause of their loss (see `CAUSES`).
-
-        Args:
-            since: the first day that counts, as 2026-11-21.
-        """
+        """Sum all prompt tokens by result. `since` is the first day that counts, as 2026-11-21."""
         sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
         models: dict[str, Counter[str]] = {}
         for model, result, tokens in self._reader.rows(sql, [since or ""]):
@@ -288,7 +270,6 @@ def ledger_of(
 
 
 def session_of(turns: Sequence[Turn]) -> Session:
-    """Sum the turns of a session, in their order."""
     first, last = turns[0], turns[-1]
     lost = Counter[str]()
     for turn in turns:

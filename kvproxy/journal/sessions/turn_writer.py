@@ -143,7 +143,7 @@ class TurnWriter:
             self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
     def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
-        """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause. Strings are stored as ids."""
+        """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause."""
         stored = [self._strings.number(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
         self._connection.execute(_INSERT, row)
@@ -194,7 +194,6 @@ class TurnWriter:
         ), region
 
     def _change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _Change:
-        """Compare a prompt with an earlier one."""
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if regions is None or record.prompt_tokens is None:
             return _Change()
@@ -243,7 +242,6 @@ class TurnWriter:
                     self._connection.execute(sql, [turn.parent, root])
 
     def _restore(self) -> None:
-        """Read the latest turns from the file."""
         if self._is_restored:
             return
         self._is_restored = True
@@ -256,7 +254,6 @@ class TurnWriter:
                 self._index.add(known, chain_of(regions, tenant), tenant, name)
 
     def prune(self, least: int) -> None:
-        """Delete turns before a record."""
         self._connection.execute("delete from turns where number < ?", [least])
 
 

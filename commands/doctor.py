@@ -1,5 +1,3 @@
-"""kvproxy doctor"""
-
 from typing import Annotated
 
 import typer

@@ -1,5 +1,3 @@
-"""kvproxy explain"""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -85,7 +85,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
-    """Save charts to a file, in the format of its suffix."""
+    """Save charts in the format of the file's suffix."""
     if file is not None:
         from kvproxy.charts import save
 
@@ -95,7 +95,6 @@ def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(file: Path) -> Iterator[None]:
-    """Convert an OSError into a KvproxyError."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,3 @@
-"""Formats times, sizes and untrusted text for people."""
-
 import json
 import time
 from datetime import datetime

@@ -20,8 +20,6 @@ Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Limits of a client."""
-
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.")
     ] = None

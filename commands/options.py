@@ -70,8 +70,6 @@ def given(**values: Any) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """Tiers of the prefix cache."""
-
     tier_host: Annotated[int | None, size_option(help='Host memory for the prefix cache, such as "4GiB".')] = None
     tier_disk: Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")] = None
     tier_disk_size: Annotated[
@@ -80,14 +78,11 @@ class TierOptions:
     tier_redis: Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
 
     def settings(self, **more: Any) -> dict[str, Any] | None:
-        """The section `tiers`."""
         return given(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """A running proxy."""
-
     url: Url = DEFAULT_URL
     token: Token = None
 
@@ -105,7 +100,6 @@ class StoreOptions:
     data: Data = None
 
     def open(self, *, create: bool = False) -> AbstractContextManager[CacheClient]:
-        """See `open_cache`."""
         return open_cache(self.url, self.token, self.store, self.data, create=create)
 
 
@@ -118,7 +112,6 @@ class JournalOptions:
     data: Data = None
 
     def open(self) -> "JournalClient":
-        """See `open_journal`."""
         from kvproxy.proxy_client.journal import open_journal
 
         return open_journal(self.url, self.token, self.data)

@@ -1,5 +1,3 @@
-"""Prints results for people or as JSON."""
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,7 +46,6 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_note(sentence: str) -> None:
-    """Print a sentence on stderr."""
     typer.echo(sentence, err=True)
 
 

@@ -1,5 +1,3 @@
-"""kvproxy reload"""
-
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, sentence

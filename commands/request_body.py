@@ -1,5 +1,3 @@
-"""Builds the request of a command line, from a prompt or a file."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""kvproxy savings"""
-
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 

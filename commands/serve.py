@@ -1,5 +1,3 @@
-"""kvproxy serve"""
-
 import json
 import shlex
 from dataclasses import asdict, dataclass

@@ -79,7 +79,6 @@ def print_table(
     """Print rows under their column names.
 
     Args:
-        rows: mappings with the same columns.
         empty: message on stderr if there are no rows.
 
     Raises:

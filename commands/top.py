@@ -1,5 +1,3 @@
-"""kvproxy top"""
-
 import json
 import sys
 import time

@@ -1,5 +1,3 @@
-"""kvproxy warm"""
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +22,6 @@ _SAMPLING = ("temperature", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RequestChanges:
-    """Changes of all requests."""
-
     temperature: Annotated[
         float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
     ] = None

@@ -1,1 +1,0 @@
-"""Commands that analyse logs, traces and labelled questions."""

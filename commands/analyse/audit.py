@@ -1,5 +1,3 @@
-"""kvproxy audit"""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 

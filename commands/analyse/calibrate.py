@@ -1,5 +1,3 @@
-"""kvproxy calibrate"""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

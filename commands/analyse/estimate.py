@@ -1,5 +1,3 @@
-"""kvproxy estimate"""
-
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 

@@ -1,5 +1,3 @@
-"""Options of commands that read a log."""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -52,7 +52,6 @@ def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "Sess
 
 
 def print_losses(report: "SessionReport", top: int) -> None:
-    """Print the prompt tokens that were not reused by cause, the first changes, and the sessions."""
     from kvproxy.journal.sessions.ledger import main_cause
 
     _print_sums(report)
@@ -83,7 +82,6 @@ def print_losses(report: "SessionReport", top: int) -> None:
 
 
 def print_costs(report: "SessionReport") -> None:
-    """Print the cost of the input, and its cost without losses and with other ways to treat pauses."""
     _print_sums(report)
     cost, currency = report.cost, report.ledger.currency
     rows = [

@@ -1,5 +1,3 @@
-"""kvproxy simulate"""
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngineOptions:
-    """The memory, the tiers, the speed, and the price of an engine."""
-
     model: Annotated[
         str | None, typer.Option(help="Model folder, config.json or Hugging Face id, for sizes in memory.")
     ] = None
@@ -37,8 +33,6 @@ class SimulatedEngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Several engines with a router."""
-
     engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None
     ttft: Annotated[
         float | None, typer.Option(help="Find the number of engines for this p99 of the seconds to the first token.")

@@ -1,5 +1,3 @@
-"""Formats tiers, attention groups and engine statistics as lines."""
-
 from typing import Any
 
 from kvproxy.commands.formatting import percent

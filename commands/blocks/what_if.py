@@ -1,5 +1,3 @@
-"""kvproxy blocks what-if"""
-
 from typing import Annotated, Any
 
 import typer

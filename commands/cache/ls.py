@@ -20,8 +20,6 @@ Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits
 
 @dataclass(frozen=True, slots=True)
 class EntryOptions:
-    """A selection of stored responses."""
-
     namespace: Annotated[str | None, typer.Option(help="Only this namespace; its first digits suffice.")] = None
     model: Annotated[str | None, typer.Option(help="Only responses of this model.")] = None
     search: Annotated[str | None, typer.Option(help="Only prompts that contain this text.")] = None

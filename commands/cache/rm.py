@@ -1,5 +1,3 @@
-"""kvproxy cache rm"""
-
 import sys
 from typing import Annotated
 

@@ -25,8 +25,6 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    """A selection of records."""
-
     since: Annotated[
         float | None, duration_option(help="Only requests within this duration, such as 90s, 5m, 2h or 7d.")
     ] = None

@@ -1,5 +1,3 @@
-"""kvproxy log top"""
-
 from dataclasses import asdict
 from typing import Annotated, Literal
 

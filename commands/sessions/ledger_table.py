@@ -1,5 +1,3 @@
-"""The table of a ledger: reused and lost prompt tokens."""
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 

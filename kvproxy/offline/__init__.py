@@ -1,1 +1,0 @@
-"""Analysis of request logs and traces."""

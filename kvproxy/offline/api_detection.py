@@ -1,5 +1,3 @@
-"""Detects which API a request body is for."""
-
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonMap, as_list, field, objects
 

@@ -36,7 +36,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """The output tokens of a response, or its words if the server returns no tokens, and the reported reuse."""
+    """The output tokens of a response (words if the server returns no tokens), and the reported reuse."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -128,7 +128,6 @@ class Auditor:
         return AuditedPair(number, *[(await self._ask(path, chat))[0] for chat in chats])
 
     async def _ask(self, path: str, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
-        """Return the response, and its message."""
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
         reply = await self._post(path, scored)
         if reply.status_code in (400, 422):

@@ -1,5 +1,3 @@
-"""Measures semantic policies on labelled pairs or a stream of questions."""
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,7 +53,7 @@ def calibrate_stream(
     """Replay questions through each policy. Raises NotFound or SettingsError.
 
     Args:
-        max_error: bound of the policy `learned`.
+        max_error: highest share of wrong hits for the policy `learned`.
         judge: `equality` or `similarity` of responses.
         judge_error: share of wrong comparisons.
         orders: additional replays in random orders.
@@ -85,7 +83,6 @@ def calibrate_stream(
 
 
 def calibration_charts(result: Calibration) -> list[Chart]:
-    """Return charts of the share of wrong hits by hit rate."""
     lines = []
     for name, points in result.curves.items():
         served = [point for point in points if point.served]

@@ -114,7 +114,6 @@ def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    """Return the number of words in the equal regions at the beginning."""
     return sum((len(_pieces(region.text)) + 1) // 2 for region in new[: common_prefix(old, new)])
 
 
@@ -143,7 +142,6 @@ def _pieces(text: str) -> list[str]:
 
 
 def describe(span: ChangedSpan) -> Iterator[str]:
-    """Yield the position of a span, and its change."""
     if span.kind == "order of tools":
         yield "the order of the tools"
         return
@@ -172,7 +170,6 @@ def strip_edit(span: ChangedSpan) -> EditSettings:
 
 
 def move_edit(edit: EditSettings) -> EditSettings:
-    """Return an edit that moves the span to the last message instead of removing it."""
     return edit.model_copy(update={"action": "move"})
 
 

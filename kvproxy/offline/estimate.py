@@ -1,5 +1,3 @@
-"""Estimates the savings of both caches for a log."""
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,13 +18,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongShare:
-    """How often semantic hits of a replay were wrong.
-
-    Attributes:
-        compared: number of hits compared with the logged response.
-        wrong: number of wrong hits among them.
-        expected: mean error that the policy estimated.
-    """
+    """The hits of a replay compared with the logged response, wrong ones, and the mean error that the policy expected."""
 
     compared: int
     wrong: int
@@ -58,7 +50,7 @@ class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
-        exact, similar, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
+        exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
         similar_range: fewest and most semantic hits of all replays, which explore at random.
         uncacheable: forwarded requests that are never cached.
         learned: whether the log has responses, from which the policy learned.
@@ -138,7 +130,6 @@ async def estimate(
 
 
 def estimate_charts(found: Estimate) -> list[Chart]:
-    """Return charts of the requests by layer, and of the reuse by pool size."""
     bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
     tokens = found.prefix.block_size
     lines = [

@@ -31,7 +31,6 @@ class EditSaving:
     """The savings of editing one span.
 
     Attributes:
-        edit: removes the span.
         changed: number of requests in which the span changed.
         stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
     """
@@ -78,7 +77,6 @@ class LintReport:
     unread: int
 
     def edits_as_toml(self) -> str:
-        """Return the edits as a part of kvproxy.toml."""
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving.edit) for report in self.families for saving in report.savings]
         for number, (model, edit) in enumerate(savings, 1):
@@ -165,7 +163,6 @@ class _Prompts:
     async def _edited(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
-        """Return the reused prompt tokens of a family after an edit, and the edited requests."""
         changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):

@@ -48,7 +48,6 @@ class ReplayedRequest:
 
 
 def has_responses(requests: Sequence[LoggedRequest]) -> bool:
-    """Whether a log has responses, from which the policy can learn."""
     return any(each.response is not None for each in requests)
 
 

@@ -1,8 +1,7 @@
 """Input price of agent sessions, by the way to treat their pauses.
 
-Each input token is read or written, and a keep-warm request reads the prefix that the next request shares. Requests after the
-end of a session are wasted. A request may write its new tokens for one hour after a prefix that was read, and pays the higher
-price for the new tokens only; it is assumed that the provider then keeps the whole prefix for one hour.
+A keep-warm request reads the prefix that the next request shares. A request with one-hour writes pays their price for its new
+tokens only; it is assumed that the provider then keeps the whole prefix for one hour.
 """
 
 import math

@@ -1,5 +1,3 @@
-"""Estimates the reuse of a log's prompts by pool size."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

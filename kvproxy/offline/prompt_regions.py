@@ -34,7 +34,6 @@ def prompt_regions(form: PromptInput) -> list[Region]:
 
 
 def tool_line(tool: JsonObject) -> str:
-    """Return a tool as one line of JSON."""
     return dumps(tool).decode()
 
 

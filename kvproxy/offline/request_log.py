@@ -12,7 +12,6 @@ from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest
 from kvproxy.offline.api_detection import detect_api
 
-# Field names of common logs.
 _BODIES = ("body", "request", "request_body", "payload", "json")
 _RESPONSES = ("response", "response_body", "answer", "completion", "output")
 _ROUTES = ("url", "path", "endpoint", "route")
@@ -80,7 +79,6 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
 
     Args:
         file: name of the log in errors.
-        text: its content.
         model: for requests without a model.
         system: system prompt of plain prompts.
 

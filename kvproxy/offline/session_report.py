@@ -112,7 +112,6 @@ def report_sessions(
 def _turns(
     requests: Sequence[TimedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
-    """Write requests to a temporary journal, and read their turns."""
     unread = 0
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         path = Path(folder) / FILE
@@ -141,7 +140,6 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
     if reuse is None and not prompt:
         return None
     tenant = tenant_of(logged.headers)
-    # The raw body is needed for forwarding only.
     made = ApiRequest(logged.api, logged.body, b"", logged.headers, tenant, f"{number}")
     exchange = Exchange(logged.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
     exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, logged.time or float(number)
@@ -199,7 +197,6 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
 
 
 def _repeated_share(turn: Turn) -> float:
-    """Return the share of the prompt that the previous turn contained."""
     return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
 
 

@@ -113,8 +113,7 @@ def _region_trace(
 
 
 def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
-    """Yield an id of each full block: the hash of the prompt up to the end of the message, tool, or field that the block
-    ends in, and the index of the block."""
+    """Yield a hash of the prompt up to the region that each full block ends in, and the index of the block."""
     place = 0
     for prefix, end in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
         while (place + 1) * block_bytes <= end:

@@ -101,10 +101,7 @@ def _trace(file: Path, text: str) -> list[TraceSession]:
 
 
 def _claude(lines: Sequence[JsonObject]) -> list[TimedRequest]:
-    """Return one request for each answer, with the messages before the answer.
-
-    A transcript does not contain the system prompt and the tools.
-    """
+    """Return one request for each answer. A transcript does not contain the system prompt and the tools."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
     for line in lines:

@@ -8,8 +8,6 @@ from kvproxy.blocks.eviction import POLICIES, EvictionPolicy
 
 
 class LRU:
-    """Evicts the least recently used key."""
-
     def __init__(self, capacity: int) -> None:
         self._keys: OrderedDict[int, None] = OrderedDict()
 
@@ -43,7 +41,6 @@ class Belady:
         self._idle: dict[int, tuple[float, int, int]] = {}
 
     def add(self, key: int) -> None:
-        # A key is added once per use, so this count is the index of its next use.
         following = self._num_uses[key] = self._num_uses.get(key, 0) + 1
         uses = self._uses[key]
         next_use = uses[following] if following < len(uses) else float("inf")

@@ -89,12 +89,7 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Memory beyond the pool, to which all blocks are written.
-
-    Attributes:
-        gib: size.
-        bandwidth: GiB per second.
-    """
+    """Memory beyond the pool, to which all blocks are written; `bandwidth` is in GiB per second."""
 
     name: str
     gib: float
@@ -115,13 +110,7 @@ def parse_tier(text: str) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """The speed and price of an engine.
-
-    Attributes:
-        prefill_rate: prompt tokens per second.
-        token_bytes: KV bytes of a token.
-        hour_price: price of an hour.
-    """
+    """The speed (prompt tokens per second), the KV bytes of a token, and the price per hour of an engine."""
 
     prefill_rate: float
     token_bytes: float

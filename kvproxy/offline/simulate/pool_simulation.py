@@ -1,5 +1,3 @@
-"""Hits of one pool size and one eviction policy."""
-
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -33,8 +31,6 @@ class Arrival:
 
     Attributes:
         seconds: time of arrival; NaN if the trace has no times.
-        tokens: length of the prompt.
-        output: tokens of the answer.
         client, awaits_user: see `Use`.
     """
 
@@ -60,7 +56,7 @@ class PoolSimulation:
 
 
 def num_leading(blocks: Sequence[int], cached: Container[int]) -> int:
-    """Return the number of blocks at the beginning that are cached."""
+    """Return the number of cached blocks at the beginning."""
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
 

@@ -1,5 +1,3 @@
-"""Hit rates of a trace by pool size and eviction policy."""
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -102,7 +100,6 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
     for request in requests:
         found = [classes.get(block, -1) for block in request.blocks]
         for number, sample in enumerate(samples):
-            # The samples are far apart in the order of first use.
             places = [place for place, each in enumerate(found) if each == number * _SAMPLING // 2]
             if places:
                 blocks = [request.blocks[place] for place in places]

@@ -123,7 +123,6 @@ POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads",
 
 
 def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
-    """Return a function that chooses the engine of a request."""
     ring = Ring({engine.name: 1.0 for engine in engines})
     turns, generator = itertools.cycle(engines), random.Random(0)
 
@@ -148,12 +147,7 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
 
 
 def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
-    """Simulate a trace under a routing policy.
-
-    Args:
-        arrivals: in order of time.
-        policy: one of `POLICIES`.
-    """
+    """Simulate a trace, with arrivals in order of time, under one of `POLICIES`."""
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
     route = _make_route(policy, engines)
     for arrival in arrivals:

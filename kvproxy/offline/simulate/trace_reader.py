@@ -87,8 +87,6 @@ class ChainIds:
 
 @dataclass(frozen=True, slots=True)
 class _TraceLine:
-    """A request of a trace, and its line."""
-
     position: str
     fields: dict[str, Any]
 

@@ -1,5 +1,3 @@
-"""Backups of a data folder in one archive, also while the proxy runs."""
-
 import hashlib
 import json
 import os
@@ -91,9 +89,6 @@ def write_backup(
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored.
-
-    Args:
-        replace: overwrite existing files.
 
     Raises:
         NotFound: the archive does not exist.

@@ -1,5 +1,3 @@
-"""A lock on the data folder: one process owns it."""
-
 import fcntl
 import json
 import os

@@ -117,10 +117,9 @@ class Exchange:
         stored: the response is committed; known only with `Cache-Control: confirm`.
         prefix: reuse reported by the backend.
         predicted_tokens: reuse predicted by the upstream's mirror.
-        is_engine: the backend is an engine of the operator, which keeps prompts and outputs until it evicts them.
+        is_engine: the backend is an engine of the operator, not a provider.
         block_size: tokens of its blocks; 0 if it is unknown.
         answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
-        prefill_seconds: duration of the prefill, reported or measured.
         backend_seconds: seconds until the backend's response is complete.
         failure: code of the final error; see `journal/reasons.py`.
         started, exact_done, semantic_done: arrival, and end of each lookup.

@@ -1,5 +1,3 @@
-"""Requests to the embedded engine, and its output."""
-
 from dataclasses import dataclass
 from typing import Literal
 

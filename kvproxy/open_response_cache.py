@@ -1,5 +1,3 @@
-"""Opens the response cache of the settings."""
-
 import random
 import time
 from collections.abc import Callable
@@ -41,13 +39,11 @@ def open_response_cache(
 ) -> ResponseCache:
     """Open the stored responses and their index. A missing file is created.
 
+    See `library.open_async_cache` for the other arguments.
+
     Args:
-        where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        settings: defaults as in `kvproxy serve`.
-        embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
         data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
-        encryption: origin of the keys; texts are clear without keys.
         tenant_limit: limit of stored bytes per tenant.
         random_number: random numbers below 1, for exploration by the policy `learned`.
 
@@ -110,7 +106,6 @@ def build_policy(
 
     Args:
         observations: training data of the policy `learned`.
-        data: data folder, see `load_verifier`.
 
     Raises:
         SettingsError: the policy needs a verifier, and the settings name none.

@@ -1,5 +1,3 @@
-"""Optional packages and the extras that install them."""
-
 from importlib.util import find_spec
 
 from kvproxy.errors import SettingsError

@@ -1,5 +1,3 @@
-"""Redaction by regular expressions and the operator's function."""
-
 import importlib
 import re
 from collections.abc import Callable

@@ -41,10 +41,7 @@ class Survival:
         return self.probabilities[EDGES.index(start)] - self.probabilities[EDGES.index(end)]
 
     def returns(self) -> list[float]:
-        """Return for each keep-warm request how likely the session returns in the five minutes after it.
-
-        The condition is that the session paused until this request.
-        """
+        """Return the probability of a return within five minutes after each keep-warm request, given a pause until it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 

@@ -148,8 +148,6 @@ class Quota:
 
 
 class Account:
-    """Charges a client for one request."""
-
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._taken: int | None = None

@@ -1,5 +1,3 @@
-"""The operator's rules and edits for some requests."""
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Token buckets with a limit per minute."""
-
 import time
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """Words that can change an answer, in languages unknown to the verifier and the guards.
 
-A stored answer may serve a question if each of these words occurs in stored questions with the same answer.
+An answer may serve a question if stored questions with this answer have all of these words.
 """
 
 import re
@@ -13,7 +13,7 @@ from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, is_english
 
-# Words that do not change an answer. Negations, prepositions, and question words except `how` are not among them.
+# Words that do not change an answer, unlike negations, prepositions, and question words except `how`.
 EMPTY = {
     "en": "a an the i you we my me your is are do does can could would will how please hi hello thanks",
     "de": "der die das den dem des eine einen einem einer eines ich man wir mir mich mein meine meinen meinem meiner meines"

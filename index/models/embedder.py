@@ -50,14 +50,13 @@ class ThreadedEmbedder:
         raise NotImplementedError
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return vectors `[len(texts), dim]` float32, independent of each other."""
         if len(texts) < 2 or self._threads == 1:
             return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, self.dim)
         return np.stack(list(self._pool.map(self._one, texts)))
 
 
 class SentenceEmbedder:
-    """A user's sentence-transformers model, on a GPU if available."""
+    """A sentence-transformers model, on a GPU if available."""
 
     def __init__(self, name: str, model: Any) -> None:
         # The model in a folder may change.
@@ -149,7 +148,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Embeds texts and caches the latest vectors. Thread-safe; calls of the embedder run one at a time."""
+    """Caches the latest vectors. Thread-safe; calls of the embedder run one at a time."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder

@@ -55,7 +55,7 @@ def make_room(
             continue
         victims = _choose_victims(run(_CANDIDATES.format("")), capacity, entries, total)
         if not victims:
-            break  # The totals are wrong, because the file was damaged.
+            break  # The file's totals are damaged.
         remove([row["id"] for row in victims], "evicted")
         age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
         run("update totals set age = :age", {"age": age})

@@ -10,7 +10,7 @@ _Pending = tuple[NewEntry, "asyncio.Future[bool]"]
 
 
 class WriteBatcher:
-    """Collects entries while a transaction runs; they form the next transaction.
+    """Entries that arrive during a transaction form the next one.
 
     Args:
         write: stores entries durably; called by one thread at a time.
@@ -44,7 +44,7 @@ class WriteBatcher:
                     for pending in batch:
                         await self._write_batch([pending])
         finally:
-            # The task is cancelled at shutdown: no caller may wait forever.
+            # At shutdown, no caller may wait forever.
             for _, future in [*batch, *self._waiting]:
                 _fail(future, RuntimeError("the write was cancelled"))
             self._waiting, self._running = [], None

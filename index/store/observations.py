@@ -1,6 +1,6 @@
 """The log of whether cached answers were right for other questions.
 
-The learned policy's state is a fold over its namespace's log (`learned.learner`), with snapshots for a quick start.
+The learned policy's state is a fold over the log (`learned.learner`), with snapshots.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The response store in SQLite or PostgreSQL: reads here, writes in `writer.py`."""
+"""The response store: reads here, writes in `writer.py`."""
 
 import itertools
 import logging
@@ -70,7 +70,7 @@ class Store(StoreWriter):
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry with a key, fresh or within its stale periods."""
+        """Return an entry, fresh or within its stale periods."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
@@ -109,7 +109,7 @@ class Store(StoreWriter):
         return str(rows[0]["name"]) if rows else None
 
     def ids_with_prefix(self, prefix: str) -> list[str]:
-        # A range instead of a pattern, so that the index of ids is used.
+        # A range, unlike a pattern, uses the index.
         sql = "select id from responses where id >= :prefix and id < :beyond order by id limit 10"
         rows = self.database.query(sql, {"prefix": prefix, "beyond": prefix + "\U0010ffff"})
         return [row["id"] for row in rows]
@@ -133,7 +133,7 @@ class Store(StoreWriter):
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
         self.flush()
-        # Expired entries first. The inner query sorts ids alone, not whole responses.
+        # Expired entries first. The inner query sorts ids only.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
         page = f"select id from responses order by {servable}, priority, id limit :limit offset :offset"
         sql = (

@@ -76,7 +76,7 @@ class NewEntry:
 
     @property
     def size(self) -> int:
-        """Return the bytes that count against a capacity: request, response, prompt, and vector."""
+        """Return the bytes of request, response, prompt, and vector."""
         entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
         return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
@@ -97,7 +97,7 @@ RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntry:
-    """An entry that was removed, or that was too large to store.
+    """An entry that was removed or too large.
 
     Attributes:
         numbers: of its vectors.

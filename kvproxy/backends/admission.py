@@ -8,7 +8,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits the concurrent requests, and the number and time of waiting ones. Each `enter` needs one `leave`.
+    """Limits concurrent and waiting requests. Each `enter` needs one `leave`.
 
     Args:
         timeout: longest wait in seconds.

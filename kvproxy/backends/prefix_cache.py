@@ -1,4 +1,4 @@
-"""The view of a prefix cache: the embedded engine's, mirrored ones, or slots of llama.cpp."""
+"""The view of an embedded, mirrored, or llama.cpp prefix cache."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +31,7 @@ class EngineMetrics:
         usage: used share of the pool, 0 to 1.
         queries, hits: prompt tokens looked up and found since the engine's start.
         age: seconds since the report.
+        engine: URL of the upstream.
     """
 
     kind: Literal["vllm", "sglang", "llama.cpp"]
@@ -52,6 +53,7 @@ class PrefixFigures:
     """Statistics of a prefix cache.
 
     Attributes:
+        pool: the pool, or the sum over all upstreams.
         complete: the mirrors missed no event; None without mirrors.
         reported: metrics of the engines that report them.
         slots: the blocks are slots of llama.cpp.

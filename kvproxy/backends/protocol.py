@@ -14,7 +14,6 @@ Body: TypeAlias = bytes | AsyncIterator[bytes]
 
 
 def is_stream(headers: Headers) -> bool:
-    """Whether a response is server-sent events."""
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
@@ -49,7 +48,7 @@ class ServingUpstream:
     Attributes:
         predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
-        is_engine: an engine that keeps prompts and outputs until it evicts them, and no paid API.
+        is_engine: an engine that caches prompts and outputs, not a paid API.
         block_size: tokens of its blocks; 0 if it is unknown.
         restores_tokens: the prompt has the engine's own tokens of earlier answers.
     """

@@ -113,7 +113,7 @@ class BlockHasher:
 
         Args:
             parent: hash of the block that ends at `start`; None if there is no such block.
-            extra_keys: returns the extra keys of the block that begins at a token; None for blocks without extra keys.
+            extra_keys: returns the extra keys of the block at a token; None without extra keys.
         """
         parent = self.none_hash if parent is None else parent
         starts = range(start, len(tokens) - block_size + 1, block_size)

@@ -55,7 +55,7 @@ class BlockPool:
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
-        """Add a holder to each block, and raise the blocks' priorities to at least `priority`."""
+        """Add a holder to each block; raise priorities to at least `priority`."""
         clock = self._clock = self._clock + 1
         self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:
@@ -152,7 +152,7 @@ class BlockPool:
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove blocks, all of which are cached, from the cache. Their requests keep them."""
+        """Remove cached blocks from the cache; their requests keep them."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)

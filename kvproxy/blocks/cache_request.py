@@ -28,8 +28,7 @@ class CacheRequest:
     Attributes:
         num_prompt: tokens of the prompt, without generated ones.
         num_computed_tokens: tokens whose keys and values are in blocks.
-        shared_prefix_end: end of a longer prefix, in tokens, that only the groups with full attention have cached; 0 if there
-            is none.
+        shared_prefix_end: end of a longer prefix, in tokens, that only full-attention groups have cached; 0 without one.
         is_recorded: the request counts in the statistics already.
     """
 

@@ -60,7 +60,7 @@ def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, lim
     children: dict[str | None, list[TreeNode]] = {}
     by_hash = {node.hash: node for node in nodes}
     for node in by_hash.values():
-        # A chain whose first blocks were evicted starts at its first cached block.
+        # A chain may have lost its first blocks.
         children.setdefault(node.parent if node.parent in by_hash else None, []).append(node)
     found = [_branch(children, node) for node in children.get(parent, [])]
     found.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)

@@ -218,7 +218,6 @@ class KVCacheManager:
         return [(source, destination) for destination, source in copies.items()]
 
     def _shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
-        """Return the shared blocks that the request writes to next, as (group, index)."""
         return [
             (group, index)
             for group in self.groups

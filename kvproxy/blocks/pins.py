@@ -42,7 +42,7 @@ class Pins:
         return len(self._pins)
 
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
-        """Pin the cached prefix of a prompt for `ttl` seconds, and replace an older pin with the name.
+        """Pin a prompt's cached prefix for `ttl` seconds; replaces an older pin with the name.
 
         Returns the number of pinned tokens, 0 if nothing is cached. If all pins would hold more than `max_blocks`, it raises
         PinLimitExceeded and the older pin remains.
@@ -54,7 +54,7 @@ class Pins:
             self.unpin(name)
             return 0
         self._check_limit(name, blocks)
-        # Touch the blocks before the old pin is removed, so that blocks of both pins never become idle.
+        # Touch the blocks before removing the old pin, which may share them.
         self._manager.pool.touch(blocks)
         self.unpin(name)
         self._pins[name] = PinnedChain(blocks, None if ttl is None else self._clock() + ttl)

@@ -1,4 +1,4 @@
-"""Rows and statistics of a prefix cache, embedded or mirrored, for admin routes and commands.
+"""Rows and statistics of a prefix cache, for admin routes and commands.
 
 A field is None if the cache does not provide it, for example because KV events do not contain it.
 """
@@ -155,7 +155,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolMap:
-    """A pool in columns with one item for each block, for pictures: much smaller than a list of rows.
+    """A pool in columns with one item for each block, for pictures.
 
     Attributes:
         names: names of the blocks for `show`; None if a block's name is its index.

@@ -90,7 +90,7 @@ class AsyncLLM:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop the engine after its current step. Live requests receive an error."""
+        """Stop after the current step. Live requests receive an error."""
         self.async_tokenizer.close()
         await asyncio.to_thread(self._thread.stop)
 
@@ -132,7 +132,7 @@ class AsyncLLM:
             self._thread.abort(request, send)
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
-        """Call `read` with the block cache on the engine's thread, between two steps."""
+        """Call `read` with the block cache on the engine's thread."""
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def pins(self, change: Callable[[Pins], T]) -> T:

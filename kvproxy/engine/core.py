@@ -34,7 +34,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
+    """Not thread-safe: `EngineThread` makes all calls.
 
     Args:
         capture: captures decode steps; None uses CUDA graphs if the device supports them.
@@ -121,7 +121,7 @@ class EngineCore:
     def add_request(
         self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = ignore_error
     ) -> SequenceState:
-        """Enqueue a request; raises InvalidRequest if a value is invalid or the id is in use."""
+        """Enqueue a request; raises InvalidRequest, also if the id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):
             raise InvalidRequest(f"request id {request.id!r} is in use: give each request its own id")
         matcher = self.grammars.matcher(request.grammar) if request.grammar else None
@@ -149,7 +149,7 @@ class EngineCore:
         """Run one step and send its tokens; return whether a token was computed.
 
         Raises:
-            StepFailed: the forward pass failed. Its requests are aborted and their new blocks are forgotten.
+            StepFailed: the forward pass failed, and its requests were aborted.
             Exception: the caller must call `fail_all`.
         """
         self.pins.expire()
@@ -206,7 +206,7 @@ class EngineCore:
                 _send_error(sequence, error)
 
     def fail_all(self, error: KvproxyError) -> None:
-        """Abort all requests and clear the prefix cache, whose content is unknown after an unexpected error."""
+        """Abort all requests, and clear the prefix cache because its content is unknown."""
         failed = self._scheduler.sequences
         for sequence in failed:
             self._scheduler.remove(sequence)

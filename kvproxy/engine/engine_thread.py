@@ -80,7 +80,7 @@ class EngineThread:
             raise
 
     def abort(self, request: GenerationRequest, send: Send) -> None:
-        """Abort a request that was submitted with `send`; ignore a finished one."""
+        """Abort a request submitted with `send`; ignore a finished one."""
         self._jobs.put(lambda: self._abort(request.id, send))
 
     def _abort(self, request_id: str, send: Send) -> None:
@@ -107,7 +107,7 @@ class EngineThread:
         engine = self._engine
         while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
             try:
-                # A load that hangs puts no job, so its deadline is polled.
+                # A hanging load puts no job, so poll its deadline.
                 job = self._jobs.get(timeout=_STALL_POLL_SECONDS if engine.is_stalled else None)
             except queue.Empty:
                 continue

@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 
 
 class EngineHealth:
-    """The failures of the engine, which its thread writes and any thread reads.
+    """The engine's failures, which any thread may read.
 
     `fatal_error` is permanent. A successful step resets the count of failed steps.
     """

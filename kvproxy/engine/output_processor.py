@@ -1,4 +1,4 @@
-"""Samples the next tokens of a step and sends them. An error in one sequence ends only its own request."""
+"""Samples and sends tokens. An error in one sequence ends only its own request."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

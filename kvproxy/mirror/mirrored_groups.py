@@ -1,4 +1,4 @@
-"""Mirrored pools as KV cache groups, for the same lookup as the embedded block cache."""
+"""Mirrored pools as KV cache groups for the lookup."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -12,11 +12,11 @@ from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
 """Replaces the blocks before a window."""
 _MAMBA_WINDOW = 2
-"""A state-space group needs the state at the end of the prefix only: the block before the next token."""
+"""A state-space group needs only the block before the next token."""
 
 
 class PromptHashes:
-    """A prompt's block hashes in one rank, for the smallest block size of all groups."""
+    """A prompt's block hashes for the smallest block size of a rank."""
 
     def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
         self.prompt = prompt

@@ -117,7 +117,7 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of an engine after the events of its publisher.
+    """The pools of an engine.
 
     Attributes:
         unknown: number of removals of unknown blocks, which indicate lost events.
@@ -168,6 +168,6 @@ class MirrorState:
             pool.clear()
 
     def reset(self) -> None:
-        """Remove all pools and statistics, because the publisher restarted or events were lost."""
+        """Remove pools and statistics after a restart or lost events."""
         self.pools.clear()
         self.unknown = 0

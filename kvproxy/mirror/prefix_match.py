@@ -40,7 +40,7 @@ class MirrorMatch:
 
 
 async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
-    """Compute a prompt's hashes in a thread, so that later lookups are fast."""
+    """Compute a prompt's hashes in a thread, for later lookups."""
     schemes = [scheme for mirror in mirrors for scheme in mirror.hash_schemes()]
     await asyncio.to_thread(lambda: [prompt.block_hashes(*scheme) for scheme in schemes])
 

@@ -1,4 +1,4 @@
-"""Orders numbered event batches, and detects lost, repeated, and restarted streams. No I/O: see `subscriber`.
+"""Orders event batches, and detects lost batches and restarts. No I/O: see `subscriber`.
 
 A publisher numbers its batches from 0, and from 0 again after a restart; nothing else identifies a run. A repeated number with
 other content belongs to another run. A replay request includes one known batch, to verify that the run is the same.
@@ -26,7 +26,7 @@ class Replay:
     Attributes:
         from_start: all batches were requested.
         is_verified: the batches belong to the process whose batches were applied before.
-        is_skipped: its remaining batches are ignored, because another replay was requested meanwhile.
+        is_skipped: its remaining batches are ignored, because another replay was requested.
     """
 
     from_start: bool
@@ -44,7 +44,7 @@ class Sequencer:
     Attributes:
         replay_from: number from which to request a replay; None if no batch is missing.
         complete: whether all batches since the publisher's start were applied.
-        is_unverified: whether the state may belong to an earlier process, because a new connection has no replay yet.
+        is_unverified: whether the state may belong to an earlier process, before the replay.
     """
 
     def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:

@@ -146,7 +146,7 @@ class EventSubscriber:
                 await self._run_replay(self.sequencer.begin_replay())
 
     async def _run_replay(self, start: int) -> None:
-        """Run one replay on a new socket, so that late answers to earlier requests are not received."""
+        """Use a new socket, so that late answers to earlier requests are not received."""
         assert self._context is not None
         assert self._replay is not None
         with self._context.socket(zmq.DEALER) as dealer:

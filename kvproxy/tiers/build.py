@@ -29,6 +29,7 @@ def build_chain(
     Args:
         pin: copies a buffer into page-locked memory.
         token_bytes: size of a token's keys and values.
+        batch_tokens: most tokens that a step computes.
     """
     if not settings.enabled:
         return None

@@ -1,7 +1,7 @@
 """Chunks on disk, one file each; they survive restarts.
 
-A chunk is written to a temporary file and renamed, so a killed process loses only the unfinished chunk. It is not synced:
-after a power failure, incomplete chunks fail their checksum. The files' modification times keep the LRU order.
+Chunks are written to temporary files and renamed, but not synced: after a power failure, incomplete chunks fail their checksum.
+The files' modification times keep the LRU order.
 """
 
 import contextlib

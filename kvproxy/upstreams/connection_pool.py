@@ -1,9 +1,8 @@
 """HTTP connections to one server through aiohttp, with exceptions of `kvproxy.errors`.
 
-Only this module uses private attributes of aiohttp, to avoid five of its faults: it blocks readers of some malformed bodies for
-ever; it takes a reset for the end of a body without a length; it reports a failure before the bytes that arrived earlier; it
-reuses a connection after a body that was shorter than its Content-Length; and it gives bytes that arrive on an idle connection
-to the next request.
+Only this module uses private attributes of aiohttp, to avoid five faults: readers of some malformed bodies block forever; a reset
+counts as the end of a body without a length; a failure is reported before the bytes that arrived earlier; a connection is reused
+after a body shorter than its Content-Length; and bytes on an idle connection go to the next request.
 """
 
 import asyncio
@@ -109,7 +108,7 @@ def _was_closed_before_write(error: Exception) -> bool:
 
 
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return the headers to forward: all but the hop-by-hop headers, with names in lower case."""
+    """Return the headers except hop-by-hop headers, with names in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
     dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
@@ -140,7 +139,6 @@ class _StrictConnection(ResponseHandler):
 
 
 async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
-    """Raise an error if the size differs from the Content-Length."""
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
     async for chunk in body:

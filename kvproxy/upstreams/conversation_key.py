@@ -1,4 +1,4 @@
-"""Affinity keys: requests of one conversation share a key, so that consistent hashing sends them to one engine."""
+"""Affinity keys, with which consistent hashing sends a conversation to one engine."""
 
 import hashlib
 

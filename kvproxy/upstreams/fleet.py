@@ -1,4 +1,4 @@
-"""One or several upstreams as one backend: each request goes to the engine with the lowest cost."""
+"""Upstreams as one backend: each request goes to the engine with the lowest cost."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The engines for a request in order of preference.
+    """The engines for a request, the best first.
 
     Attributes:
-        work: prompt tokens that each engine would have to compute, by its URL.
-        predicted: prompt tokens that each engine should reuse, by its URL; empty if no prediction is possible.
+        work: prompt tokens that each engine must compute, by URL.
+        predicted: prompt tokens that each engine should reuse, by URL; empty without a prediction.
     """
 
     engines: list[FleetEngine]
@@ -42,8 +42,6 @@ class _Route:
 
 
 class Fleet:
-    """Routes requests over engines that serve the same model."""
-
     def __init__(self, engines: Sequence[FleetEngine], tokenizer: PromptTokenizer, settings: RoutingSettings) -> None:
         self.engines = {engine.url: engine for engine in engines}
         self.tokenizer = tokenizer

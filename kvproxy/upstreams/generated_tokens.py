@@ -45,7 +45,7 @@ class GeneratedTokens:
         self._client = client
         self._mirror = mirror
         self._prefixes: OrderedDict[int, array[int]] = OrderedDict()
-        """Restored prefixes, by the hash of the last block of the same prefix without generated tokens."""
+        """Restored prefixes, by the last block hash of the plain prefix."""
         self._next_try = 0.0
 
     async def restored(self, request: ApiRequest) -> ApiRequest:

@@ -1,4 +1,4 @@
-"""Chooses an engine: the longest cached prefix against the load, or consistent hashing if nothing is cached.
+"""Chooses an engine by cached prefix and load, or by consistent hashing if nothing is cached.
 
 Load and cost are counted in prefill tokens, so that they can be added.
 """
@@ -33,7 +33,7 @@ class Ring:
         )
 
     def order(self, key: bytes) -> list[str]:
-        """Return all engines, the owner of the key first, then its successors."""
+        """Return all engines, the key's owner first."""
         start = bisect.bisect(self._points, (xxhash.xxh3_64_intdigest(key), ""))
         found: dict[str, None] = {}
         for step in range(len(self._points)):

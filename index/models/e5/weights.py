@@ -29,7 +29,10 @@ def installed_file() -> Path:
 
 
 class E5File:
-    """The released file as a memory map; raises an EmbedderError for other files."""
+    """The released file as a memory map; raises an EmbedderError for other files.
+
+    `scores` are log probabilities of the pieces, by id.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file() or file_digest(path) != PACKAGED:

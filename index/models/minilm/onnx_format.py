@@ -1,4 +1,4 @@
-"""The part of ONNX's file format that `graph_builder.py` writes, without the package `onnx` (27 MB).
+"""The part of ONNX's format that `graph_builder.py` writes, to avoid the package `onnx` (27 MB).
 
 Field numbers are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """

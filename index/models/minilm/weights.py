@@ -78,7 +78,7 @@ def _installed_model() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the xxh3_128 of a file. It takes 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
+    """Return the xxh3_128 of a file: 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
     import xxhash
 
     with path.open("rb") as file:
@@ -157,7 +157,7 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return a tokenizer that truncates the longer text of a pair first.
+    """Return a tokenizer that truncates a pair's longer text first.
 
     Callers share it (9 MB) and must not change its settings.
     """

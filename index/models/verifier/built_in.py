@@ -90,7 +90,7 @@ class BuiltInVerifier:
 
     @classmethod
     def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
-        """Load the packaged weights with the packaged adapter; raises a VerifierError."""
+        """Load the packaged model; raises a VerifierError."""
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:

@@ -22,8 +22,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class PostgresNeighbours(Neighbours):
-    """Vector search by pgvector in the store's own database."""
-
     def __init__(self, store: Store, embedder: str, dim: int, *, large: int = LARGE) -> None:
         assert isinstance(store.database, PostgresDatabase)
         self._store = store

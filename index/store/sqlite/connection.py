@@ -32,7 +32,7 @@ def make_private(path: Path) -> None:
 def connect(path: Path) -> sqlite3.Connection:
     """Open a connection with durable commits, usable by any thread; raises sqlite3.DatabaseError."""
     connection = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_TIMEOUT)
-    # One damaged character would fail the whole query. The entry does not match its checksum.
+    # One damaged character would fail the whole query.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         end = time.monotonic() + _BUSY_TIMEOUT
@@ -41,7 +41,7 @@ def connect(path: Path) -> sqlite3.Connection:
                 connection.execute("pragma journal_mode=wal")
                 break
             except sqlite3.OperationalError as error:
-                # SQLite itself does not wait here while another process opens a new file.
+                # SQLite does not wait here for other processes.
                 if "locked" not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(0.01)

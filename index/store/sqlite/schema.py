@@ -5,7 +5,7 @@ from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 VERSION = 1
 """Increase it with every change of the schema."""
 
-# Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused: indexes in memory rely on it.
+# Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused.
 SCHEMA = (
     "create table responses (id text primary key, key text not null unique, namespace text not null, tenant text not null,"
     " model text not null, endpoint text not null, prompt text not null, semantic integer not null, request blob not null,"

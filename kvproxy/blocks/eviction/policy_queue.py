@@ -45,7 +45,7 @@ class PolicyQueue:
     def _remove(self, block: KVCacheBlock) -> None:
         ordered: KVCacheBlock | None = block
         if self._unordered.pop(block.id, None) is not None:
-            # The hit counts for the content: the copy in the policy's order becomes a duplicate.
+            # The copy in the policy's order becomes a duplicate.
             ordered = self._cached.get(_key(block)) if block.hash is not None else None
             if ordered is not None:
                 self._unordered[ordered.id] = ordered

@@ -9,7 +9,7 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 class PriorityQueue:
     """A `FreeQueue` with a queue for each priority of cached blocks.
 
-    A request gives its priority to its whole chain, so a parent's priority is never below its children's.
+    A parent's priority is never below its children's.
     """
 
     def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:

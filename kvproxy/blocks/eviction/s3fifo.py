@@ -7,10 +7,6 @@ from kvproxy.blocks.eviction.eviction_policy import Key
 
 
 class S3FIFO(Generic[Key]):
-    """An eviction policy with a small queue for new keys, a main queue for keys that were hit, and a queue of
-    evicted keys.
-    """
-
     SMALL_SHARE = 0.1
 
     def __init__(self, capacity: int) -> None:

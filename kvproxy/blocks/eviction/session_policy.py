@@ -23,7 +23,7 @@ from kvproxy.blocks.eviction.eviction_policy import Key, Use
 _SUPERSEDED_AGE = 3_000.0
 """Seconds by which a block that its session dropped counts as older."""
 _LEFT_AGE = 10_000.0
-"""Seconds by which the blocks of a session that its client left count as older."""
+"""Seconds for the blocks of a session that its client left."""
 _RARE = 0.25
 """Share of left sessions with a later request, below which they count as older."""
 _LEAST_PAUSES = 10
@@ -44,8 +44,6 @@ class _RetainedSession(Generic[Key]):
 
 @dataclass(slots=True)
 class _Pauses:
-    """The last pauses of one kind, in seconds."""
-
     recent: deque[float] = field(default_factory=deque)
     ordered: list[float] = field(default_factory=list)
 
@@ -60,7 +58,7 @@ class _Pauses:
 
 
 class SessionPolicy(Generic[Key]):
-    """Evicts the block with the oldest last use, after the corrections of this module.
+    """Session-aware retention; see this module's docstring.
 
     Without `begin`, the order is LRU.
     """
@@ -111,7 +109,6 @@ class SessionPolicy(Generic[Key]):
             self._extend(session, chain)
 
     def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
-        """Return the session that a chain continues, and the number of shared blocks."""
         # The client's last session is known even if its blocks were evicted.
         for session in (self._current.get(client) if client is not None else None, self._latest_session(chain)):
             if session is not None:

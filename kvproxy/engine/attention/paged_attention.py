@@ -35,7 +35,7 @@ class QueryTemperature(torch.nn.Module):
 
 
 def use_batch_positions(model: Any) -> None:
-    """Replace the attention temperature tuning of Llama 4, whose queries grow with their position.
+    """Replace Llama 4's attention temperature tuning.
 
     transformers takes the index in the row as the position, but a row holds several sequences.
     """

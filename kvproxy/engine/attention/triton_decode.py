@@ -20,7 +20,7 @@ _DOUBLE_BUFFER_STAGES = 5
 
 
 class TritonDecode:
-    """Launches two kernels per layer: the first computes splits of the keys, the second merges them.
+    """Launches the two kernels of `triton_kernels` for each layer.
 
     Args:
         max_splits: most splits of a sequence, a power of two.

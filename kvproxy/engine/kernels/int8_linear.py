@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kvproxy.errors import ModelUnsupported
 
 _MAX_INT8_ROWS = 160
-"""Most rows for the int8 kernel. With more rows, dequantizing the weights first is faster."""
+"""With more rows, dequantizing the weights first is faster than the int8 kernel."""
 
 
 class Int8Linear(torch.nn.Module):
@@ -35,7 +35,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize(model: Any) -> None:
-    """Replace all linear layers of a model by 8-bit ones. The model must be on a CPU, in bfloat16."""
+    """Replace a model's linear layers by 8-bit ones. It must be on a CPU, in bfloat16."""
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

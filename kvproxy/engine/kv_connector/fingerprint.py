@@ -16,7 +16,7 @@ _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "to
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return 32 bytes that identify a model's configuration, weights, dtype, device, KV cache shape, and block hashing.
+    """Return 32 bytes; see this module's docstring.
 
     Reads all weights at about 10 GB/s. With `batch_invariant`, it covers everything that may change the last bits.
     """

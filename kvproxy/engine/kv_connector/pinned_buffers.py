@@ -21,7 +21,7 @@ def allocate_pinned(size: int) -> torch.Tensor:
 
 
 class PinnedBufferPool:
-    """A thread-safe pool of buffers. A buffer returns to the pool when its last reference ends.
+    """A thread-safe pool, to which a buffer returns when its last reference ends.
 
     Slabs are never freed, because pinning memory is slow.
     """

@@ -70,9 +70,9 @@ class TierLoad:
 
     Attributes:
         start, end: range of the loaded tokens in the sequence.
-        loaded_until: end of the tokens that are in the GPU pool already.
+        loaded_until: end of the tokens in the GPU pool.
         deadline: when the load times out; progress extends it.
-        payloads: fetched chunks that are not in the pool yet.
+        payloads: fetched chunks not in the pool yet.
     """
 
     sequence: SequenceState
@@ -175,7 +175,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write fetched chunks to the pool; return the sequences whose loads have ended."""
+        """Write fetched chunks to the pool; return sequences whose loads ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.

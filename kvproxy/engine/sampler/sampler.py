@@ -23,7 +23,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers of one sequence, which a seed makes repeatable."""
+    """The random numbers of one sequence."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")

@@ -41,7 +41,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> "LLMatcher":
-        """Return a matcher of a grammar. The first call for a grammar takes up to a second."""
+        """Return a matcher; the first call for a grammar takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()
 

@@ -6,7 +6,7 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 class ChunkedPrefill:
     """Limits the tokens of a step.
 
-    By default a step takes as many tokens as the budget allows. Rounding depends on the batch size, so a hit can differ
+    Rounding depends on the batch size, so a hit can differ
     from a miss in the last bits. In strict mode they are equal: prompts are computed in aligned chunks, output tokens
     one at a time.
     """

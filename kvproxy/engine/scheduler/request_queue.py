@@ -24,7 +24,7 @@ class RequestQueue:
         return any(sequence in queue for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[SequenceState]:
-        """Iterate in the order of admission; the caller may remove yielded sequences."""
+        """Iterate in order of admission; yielded sequences may be removed."""
         queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
         while queues:
             tenant = min(queues, key=lambda name: self._rank(name, queues[name][0]))

@@ -76,7 +76,7 @@ class Scheduler:
             if budget <= 0 or len(output) == self._max_num_seqs:
                 break
             if sequence in self.running:
-                # A long prompt leaves one token to each later sequence, so that decoding goes on.
+                # A long prompt leaves one token to each later sequence.
                 num_later = min(len(order), self._max_num_seqs) - place - 1
                 budget -= self._schedule_running(sequence, max(1, budget - num_later), output)
         # Finish started prompts first: two half-computed prompts could block each other.
@@ -158,7 +158,7 @@ class Scheduler:
         span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), lora_id=sequence.lora_id)
         (output.decodes if count == 1 and start else output.prefills).append((sequence, span))
         cache_request.num_computed_tokens += count
-        # Cached before the step runs: a step writes all keys and values before it reads any.
+        # A step writes all keys and values before it reads any.
         cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, cache_request.num_computed_tokens)
         self.manager.cache_blocks(cache_request, cacheable)
         self.waiting.charge(sequence, count)

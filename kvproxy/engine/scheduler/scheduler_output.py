@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one sequence, which one step computes.
+    """Consecutive tokens of one sequence in a step.
 
     Attributes:
         start: position of the first token in the sequence.
         block_tables: one block table per layer group; block 0 replaces freed blocks.
-        num_draft_tokens: number of speculative tokens at the end.
+        num_draft_tokens: speculative tokens at the end.
     """
 
     tokens: Sequence[int]

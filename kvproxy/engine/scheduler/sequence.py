@@ -1,4 +1,4 @@
-"""The state of one sequence: its tokens and blocks, its sampling, and its output."""
+"""The state of one sequence."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
@@ -47,7 +47,7 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        index: number of the sequence in its request, from 0.
+        index: position in the request, from 0.
         on_output: receives each delta on the engine's thread.
         on_error: receives the final error.
 
@@ -103,7 +103,7 @@ class SequenceState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Return the number of tokens whose keys and values are not computed yet."""
+        """Count the tokens whose keys and values are not computed."""
         return self.cache_request.num_tokens - self.cache_request.num_computed_tokens
 
     @property
@@ -119,7 +119,7 @@ class SequenceState:
         return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request, after the prompt is computed."""
+        """Create another sequence of the request after its prompt."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,

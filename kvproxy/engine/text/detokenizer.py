@@ -6,8 +6,6 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Turns the tokens of one sequence into text that can be sent."""
-
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stop = tuple(text for text in stop if text)

@@ -1,14 +1,14 @@
 """Token ids of the parts of a chat, to tokenize only the new parts of a continued chat.
 
 A chat template separates messages with added tokens, such as `<|im_start|>`. A fast tokenizer splits the text at these tokens
-first, and normalizes, splits, and merges the text between them independently. So the ids of a text are the ids of its
-segments, if each segment begins with an added token that the tokenizer finds at the same places as a plain search:
+first, and processes the text between them independently. So a text has the ids of its segments, if each segment begins with an
+added token that the tokenizer finds at the same places as a plain search:
 
 - it is matched before normalization, with or without a word or blanks before it (`normalized`, `single_word`, `lstrip`);
 - no other added token contains it, or ends as it begins, so that no earlier match can cover a part of it.
 
 The first segment has the beginning of the text, which some tokenizers treat differently (Metaspace's `prepend_scheme="first"`).
-No later segment equals it, because later segments begin with an added token.
+Later segments begin with an added token, so none equals it.
 """
 
 import re

@@ -141,8 +141,6 @@ def _escape_in_class(letter: str) -> str:
 
 
 class ToolCallParser:
-    """Turns deltas into text and complete tool calls."""
-
     def __init__(self, form: ToolCallFormat) -> None:
         self._form = form
         self._buffers: dict[int, str] = {}

@@ -30,7 +30,7 @@ def no_capture(step: Step) -> Step:
 
 
 class CannotCapture(Exception):
-    """The forward pass waits for the device, so that it cannot be captured."""
+    """The forward pass waits for the device."""
 
 
 class CudaCapture:

@@ -1,1 +1,1 @@
-"""Reports of engines: their metrics, their prefix reuse, and the problems of their mirrors."""
+"""Engines' metrics, prefix reuse, and mirror problems."""

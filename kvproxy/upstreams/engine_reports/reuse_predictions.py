@@ -1,4 +1,4 @@
-"""Prefix reuse reported by an engine, compared with the predictions of its mirror."""
+"""Reported prefix reuse, compared with the mirror's predictions."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,6 @@ class ReuseFigures:
     """Reports of one engine for one model.
 
     Attributes:
-        predictions: reports with a prediction.
         exact, too_high, too_low: predictions by result.
         tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """

@@ -56,7 +56,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return the server's configuration; None if the server is not llama.cpp."""
+        """Return the configuration; None if the server is not llama.cpp."""
         identity, props = await self.identity()
         slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
@@ -122,7 +122,7 @@ class LlamaClient:
         return await self._transfer(slot, "save", name, "n_saved", "n_written")
 
     async def restore(self, slot: int, name: str) -> SlotTransfer:
-        """Read a file into a slot. A failure also clears the slot."""
+        """Read a file into a slot; a failure clears the slot."""
         return await self._transfer(slot, "restore", name, "n_restored", "n_read")
 
     async def erase(self, slot: int) -> None:

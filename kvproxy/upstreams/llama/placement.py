@@ -1,4 +1,4 @@
-"""A request in its chosen slot, until the new contents of the slot are known."""
+"""A request in its slot, until the slot's new contents are known."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -68,7 +68,7 @@ class ResponseCapture:
         for event in EventReader().push(body):
             assembler.push(event)
             reader.push(event)
-        # A cancelled stream has no end, but its slot still holds the generated tokens.
+        # A cancelled stream has no end, but its slot holds the tokens.
         assembler.done = True
         response = assembler.result()
         return CapturedResponse(None if response is None else self._text(response), reader.reuse)

@@ -1,6 +1,6 @@
 """Database of the files in a server's `--slot-save-path`, with the prefix in each.
 
-llama-server writes and reads the files but deletes none, so an unused file is overwritten by the next save.
+llama-server deletes no files, so the next save overwrites an unused one.
 """
 
 import logging
@@ -44,7 +44,7 @@ class SlotFile:
 
 
 class SlotFiles:
-    """The files of one server, in a database shared by all servers. Raises sqlite3.Error."""
+    """The files of one server in a shared database. Raises sqlite3.Error."""
 
     def __init__(
         self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None
@@ -99,7 +99,7 @@ class SlotFiles:
         return file.name
 
     def claim(self, name: str) -> bool:
-        """Reserve a file for a save; False if another save took it first."""
+        """Reserve a file for a save; False if it is taken."""
         is_unused = any(file.name == name for file in self.unused())
         if is_unused:
             self._writing.add(name)

@@ -1,7 +1,7 @@
 """Saves slots to files and restores them, within a disk budget.
 
 llama-server reports success for a restore that it cannot use: models with sliding windows need `--swa-full` (llama.cpp #26676).
-So each restore is verified by the reuse that the next response reports, and restores stop after several failures.
+So the reuse of the next response verifies a restore, and restores stop after several failures.
 """
 
 import logging
@@ -16,7 +16,7 @@ from kvproxy.upstreams.llama.slots import Slot
 MAX_FAILURES = 3
 """Consecutive restores without reuse before restores stop."""
 _MIN_GROWTH = 5
-"""An idle slot is saved again if one fifth of it is new, to limit the written bytes."""
+"""An idle slot is saved again if one fifth of it is new."""
 _EMPTY_BYTES = 1024
 """Smaller unused files are not overwritten with an empty slot."""
 _log = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ class Calibration:
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
         p_chr_auc: see `precision_hit_ratio_area`.
-        recommended: the level with the highest hit rate within the target error; None if no level keeps to it.
+        recommended: the level with the highest hit rate within the target error; None without one.
     """
 
     pairs: int

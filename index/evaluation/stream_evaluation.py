@@ -109,7 +109,7 @@ def make_stream(
     """Embed the questions of a stream for a replay, and the answers if cosines compare them.
 
     Args:
-        min_cosine: minimum cosine at which two answers count as equal; None compares their words.
+        min_cosine: cosine from which two answers count as equal; None compares words.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
@@ -136,7 +136,7 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """Return the fixed threshold, without guards, with the highest hit rate within the error bound, and its results."""
+    """Return the fixed threshold with the highest hit rate within the error bound, without guards, and its results."""
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _Nearest(threshold))

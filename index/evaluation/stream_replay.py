@@ -41,7 +41,7 @@ class Outcome:
     """The result of each request of a stream.
 
     Attributes:
-        scores: of the nearest answers that the policy considered; -1 for an answer that it would never serve.
+        scores: of the nearest answers; -1 for an answer that the policy would never serve.
         right: whether these answers are right.
     """
 
@@ -71,10 +71,10 @@ class Outcome:
 
 
 def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
-    """Return the area under the precision of hits by the share of requests that are hits (P-CHR AUC, arXiv 2606.19719).
+    """Return the area under the precision by the share of hits (P-CHR AUC, arXiv 2606.19719).
 
     Args:
-        scores: of the requests' nearest answers; those below 0 are never served, and add no area.
+        scores: of the nearest answers; those below 0 are never served.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)

@@ -1,4 +1,4 @@
-"""The interface of policies, which decide whether a response to a similar question may be served."""
+"""The interface of policies, which decide whether to serve a response to a similar question."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,7 +184,7 @@ class Policy(Protocol):
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return the refusal of a neighbour that is not similar enough or that a guard vetoes; None if it passes."""
+    """Return the refusal of a neighbour by the floor or a guard; None if it passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

@@ -43,7 +43,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def match(self, question: str) -> bool:
-        """Whether each earlier turn of a stored question equals its counterpart, or the policy would serve it for it."""
+        """Whether each earlier turn equals its counterpart, or the policy would accept it."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

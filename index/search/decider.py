@@ -17,13 +17,13 @@ _WIDER = 4
 
 
 class Decider:
-    """Finds the neighbours of a question and lets a policy decide about them. Threads may share it.
+    """Finds the neighbours of a question, about which a policy decides. Threads may share it.
 
     Args:
         observations: None if people's verdicts are not stored.
-        make_policy: creates another policy than the configured one, by the name in a request; may take long.
+        make_policy: creates the policy that a request names; may take long.
         random_number: returns a uniform random number below 1, for exploration.
-        embed: returns the vector of an earlier turn, `[dim]` float32 of length 1; None if the text has none.
+        embed: as in `EarlierTurns`.
     """
 
     def __init__(

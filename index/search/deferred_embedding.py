@@ -25,7 +25,7 @@ class DeferredEmbeddings:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Stop after the current entries. The next start of the proxy embeds the remaining entries."""
+        """Stop after the current entries. The proxy's next start embeds the others."""
         self._closed = True
         await self.wait_until_idle()
 

@@ -21,7 +21,7 @@ LookupResult = Lookup | list[PendingWrite]
 """The result of a lookup, or the pending writes that could change it."""
 _BATCH = 4
 _START_SHARE = 0.5
-"""Share of the timeout after which a waiting lookup would time out before its result."""
+"""Share of the timeout after which a waiting lookup is skipped, since it would time out."""
 _BACKGROUND_SECONDS = 1.0
 """Time after which a background job runs although lookups wait."""
 
@@ -57,7 +57,7 @@ class _Job(NamedTuple):
 class LookupQueue:
     """Runs lookups first in, first out, and background jobs while no lookup waits.
 
-    A batch contains the lookups that arrived during the previous batch, so the embedder gets several texts under load.
+    A batch contains the lookups that arrived during the previous batch.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class PendingObservation:
     """A decision that a fresh response can confirm or refute.
 
     Attributes:
-        candidate: the neighbour that was accepted, or that came closest to acceptance.
+        candidate: the neighbour that was accepted, or came closest.
         candidates: candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
         comparison_probability: probability with which such a request is forwarded.
@@ -82,7 +82,7 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen neighbour, else the one with the highest score, else the nearest; omit the `ignored` verdicts."""
+        """Return the chosen neighbour, else that with the highest score, else the nearest; omit `ignored` verdicts."""
         left = [each for each in self.candidates if each.verdict not in ignored]
         # `max` returns the nearest of equal ones.
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)

@@ -38,7 +38,7 @@ _WRITES_SHARE = 0.75
 """Share of a lookup's timeout that it may wait for pending writes."""
 _WRITES_SECONDS = 1.0
 _IDLE_FACTOR = 10
-"""A lookup without others has more time, because models are slow at first, and skipping it would relieve nothing."""
+"""A lookup without others has more time, because models are slow at first."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -48,8 +48,8 @@ class SemanticCache:
     Args:
         observations: None disables learning.
         random_number: returns a uniform random number below 1, for exploration.
-        languages: ISO 639-1 codes of the models' languages; questions in other languages have exact hits only.
-        make_policy: creates the policy with the name in a request.
+        languages: ISO 639-1 codes; questions in other languages have exact hits only.
+        make_policy: creates the policy that a request names.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Whether the models read all of the last turn and know its language. Other texts have exact hits only."""
+        """Whether the models can read all of the last turn and know its language."""
         return can_match(last_turn(text), self._embedder, self._languages)
 
     def _vector_or_none(self, text: str) -> np.ndarray | None:
@@ -112,10 +112,10 @@ class SemanticCache:
 
         Args:
             limits: make matching stricter, never looser.
-            explore: allow the policy to forward a request that the neighbour could serve, in order to learn.
+            explore: allow the policy to forward a request that could be served, in order to learn.
             seconds: timeout, after which the lookup is skipped; ten times as long without other lookups. None waits even
                 if the lookup queue is full.
-            policy: name of another policy than the configured one.
+            policy: None uses the configured policy.
         """
         pending = self.pending_writes.in_namespace(namespace)
         request = LookupRequest(namespace, text, limits, explore, allowed_freshness, policy, pending)

@@ -16,7 +16,7 @@ import numpy as np
 FLAT_LIMIT = 20_000
 _LINKS = 32
 _EF_SEARCH = 128  # FAISS's default of 16 misses neighbours of clustered questions.
-# With FAISS's default of 40, no link led to every sixth of 120,000 questions in dense clusters; with 100, to every twentieth.
+# With FAISS's default of 40, no link led to a sixth of 120,000 questions in dense clusters; with 100, to a twentieth.
 _EF_CONSTRUCTION = 100
 _MAX_RESULTS = 1_000  # Results of one search, including tombstones.
 _MAX_DEAD_SHARE = 0.3

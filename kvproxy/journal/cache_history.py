@@ -110,7 +110,7 @@ class History:
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Return reason and time of an entry's removal; None if there was no entry. An unknown time is None."""
+        """Return reason and time (None if unknown) of an entry's removal; None without an entry."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone

@@ -27,7 +27,7 @@ class Difference:
 
     Attributes:
         offset: number of equal characters before the difference.
-        before, after: text around the difference in the earlier request and in this one.
+        before, after: text around the difference in each request.
     """
 
     region: str
@@ -167,7 +167,7 @@ def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return the contents of two messages that differ only in their contents; else both values as text or JSON."""
+    """Return both values as text or JSON; of messages that differ in their contents only, the contents."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

@@ -1,4 +1,4 @@
-"""Hit rates and times of a pool of another size, or with a tier, forecast from the prompts since the start."""
+"""Forecasts for a pool of another size, or with a tier, from the prompts since the start."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class PoolForecast:
         requests, prompt_tokens: number of prompts since the start, and their tokens.
         pool_tokens: size of the pool; None if the engine does not report it.
         points: only `unlimited` if the size is unknown.
-        chart: sizes in tokens from the longest prompt on, and their hit rates.
+        chart: sizes in tokens, and their hit rates.
     """
 
     engine: str

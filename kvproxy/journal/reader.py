@@ -27,7 +27,7 @@ CACHES = ("exact", "semantic", "shared")
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Lengths in seconds of a time span of `Reader.counts`."""
+"""Seconds of a time span of `Reader.counts`."""
 _MOST_SPANS = 60
 
 
@@ -61,8 +61,7 @@ class RequestGroup:
     """Sums over the requests of a group, for example of a tenant.
 
     Attributes:
-        name: the common value; for a prompt, the beginning of its text, or its number.
-        entry: id of the stored response to a prompt.
+        name: the common value; for a prompt, its text or number.
         cached: requests that a cache answered.
         computed: computed tokens.
         seconds: time at the backend.
@@ -105,8 +104,7 @@ class Series:
         step: length of a time span in seconds.
         prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
         first_ms: median time to the first byte, by layer or reason.
-        cached_ms, backend_ms: median and 95th percentile of the time to the first byte, of hits and of backend
-            responses. All times come from a sample.
+        cached_ms, backend_ms: median and 95th percentile of the time to the first byte, from a sample.
     """
 
     start: float
@@ -174,7 +172,7 @@ class Reader:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Sum the matching requests by group, the largest number of requests or backend time first."""
+        """Sum the matching requests by group, the largest first."""
         condition, values = _where(query)
         backend = f"layer in {BACKEND}"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
@@ -182,7 +180,7 @@ class Reader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
-        # A semantic hit has the entry of another prompt, and the entry of an earlier response may be replaced.
+        # A record's entry may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "max(entry)"
         # Revalidations cost the backend, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
@@ -309,7 +307,7 @@ class Reader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return number and regions of the other prompts in the `limit` records before a record, newest first."""
+        """Return numbers and regions of other prompts in the `limit` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"

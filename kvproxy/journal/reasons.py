@@ -93,7 +93,7 @@ _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
-    """Return the reason token of a status that was sent before the request was parsed."""
+    """Return the reason token of a status sent before the request was parsed."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 
@@ -107,7 +107,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange. The journal's writer replaces `miss-new` by a more specific token."""
+    """Return the reason token of an exchange. The journal's writer refines `miss-new`."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -132,7 +132,7 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """Return the stored question that decided a semantic lookup; None without a lookup or a comparable question."""
+    """Return the neighbour that decided a semantic lookup; None without a lookup or a comparable one."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
@@ -164,7 +164,7 @@ def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_b
 
     Args:
         asked_before: an equal request is in the journal.
-        computed_before: the backend responded to it, so that its response could have been stored.
+        computed_before: the backend responded to it.
     """
     if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
         return f"skipped-{exchange.lookup.skip_reason}"

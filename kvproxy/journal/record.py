@@ -24,9 +24,11 @@ class Record:
     Attributes:
         time: arrival, in seconds since the epoch.
         tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
+        upstream: URL of the server that responded.
         layer, reason: source of the response, and its reason token; see `reasons.py`.
         changed: regions that differ from an earlier request with the same question.
-        similarity, score, error: of the deciding neighbour: cosine, verifier's score, expected share of wrong responses.
+        removed_at: removal time of the stored response.
+        similarity, score, error, guard: of the deciding neighbour; see `Decision`.
         predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
@@ -118,7 +120,7 @@ def record_of(exchange: Exchange) -> Record:
 
 
 def client_of(tenant: str) -> str | None:
-    """Return the name of the client with an API key that belongs to a tenant; None for other tenants."""
+    """Return the name of a tenant's client; None if the tenant is not a client with a key."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 

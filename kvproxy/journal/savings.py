@@ -32,8 +32,7 @@ class Saving:
         answered: requests that a cache answered.
         prompt_tokens, completion_tokens: of cached responses.
         reused_tokens: prompt tokens that the backend did not compute.
-        seconds: durations of the responses that hits replaced, less those of the hits, plus the known prefill time of
-            reused tokens.
+        seconds: durations of replaced responses less those of the hits, plus the known prefill time of reused tokens.
         unmeasured_tokens: reused tokens of unknown prefill time.
         money: None without a price for any of the models.
         least_money: money if as many semantic hits as possible were wrong, and so worth nothing.
@@ -148,8 +147,7 @@ def _subtract_writes(
 
 
 def _wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
-    """Return the share of wrong semantic hits: the interval of the comparisons in `counts`, or the bound of the policy; None if
-    neither is known."""
+    """Return the interval of the comparisons in `counts`, else the policy's bound; None if neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:

@@ -1,4 +1,4 @@
-"""Texts of requests: the part that settings or a rule keep in the file, and recent questions in memory."""
+"""Texts of requests: kept in the file by settings or a rule, and recent questions in memory."""
 
 import zlib
 from collections import OrderedDict

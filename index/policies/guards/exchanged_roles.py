@@ -48,7 +48,7 @@ Role = tuple[str, str]
 def order_differs(question: str, cached_question: str) -> bool:
     """Whether two words of one text are exchanged in the other.
 
-    Each word is compared by its preposition and its neighbours, so `to Rome from Oslo` equals `from Oslo to Rome`.
+    Words are compared by preposition and neighbours: `to Rome from Oslo` equals `from Oslo to Rome`.
     Words around `and` or `or` may be exchanged.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)

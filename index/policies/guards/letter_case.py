@@ -25,8 +25,8 @@ _NAMES = frozenset(
 def case_differs(question: str, cached_question: str) -> bool:
     r"""Whether units, codes, or short names differ in letter case.
 
-    For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The capital of a sentence's first word is
-    ignored, and so are names in a question without capitals.
+    For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The first word of a sentence is ignored, and so are
+    names in a question without capitals.
     """
     ours, theirs = _forms(question), _forms(cached_question)
     typed = _is_uniform(question) or _is_uniform(cached_question)

@@ -1,4 +1,4 @@
-"""Classes of equal answers. A fresh answer joins the class of a neighbour's answer that equals it."""
+"""Classes of equal answers."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ class ClassAssignment:
     """The class of a fresh answer, after its comparison with the neighbours' answers.
 
     Attributes:
-        right: the answer of the judged neighbour, which was or could have been served, equals the fresh one.
+        right: the judged neighbour's answer equals the fresh one.
         joined: class of the fresh answer; None for a new class.
         is_outlier: the judged answer differs from the fresh one, but another answer of its class equals it.
     """
@@ -44,7 +44,7 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
 
     Args:
         places: neighbours in the order of `comparison_order`.
-        are_equal: whether the answers of the first neighbours in `places` equal the fresh answer; only the last can be true.
+        are_equal: whether the first of these answers equal the fresh answer; only the last can be true.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])

@@ -19,8 +19,8 @@ class ClassErrors:
     """Evidence about the classes of one namespace.
 
     Attributes:
-        odds: by class, the odds that fresh responses no longer equal its stored answer; a class without evidence is absent.
-        lifted_guards: pairs (class, guard). The guard's vetoes are ignored, because the last compared answers were equal.
+        odds: by class, the odds that fresh responses no longer equal its answer; absent without evidence.
+        lifted_guards: pairs (class, guard) whose vetoes are ignored, because the last compared answers were equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class ClassErrors:
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, name: str) -> bool:
-        """Whether a class differed from fresh answers so often that its entries are ignored."""
+        """Whether a class has probably changed, so that its entries are ignored."""
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:
@@ -53,7 +53,7 @@ class ClassErrors:
             self.odds[name] = min(odds, _MAX_ODDS)
 
     def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
-        """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
+        """Return the first of the vetoing guards that is not lifted for a class; None if all are."""
         return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
 
     def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:

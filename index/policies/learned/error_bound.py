@@ -4,7 +4,7 @@ Each wrong answer is an event with a probability known before it, up to an unkno
 probabilities that add up to x, `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r, and so is its mean over a
 distribution of ratios. The bounds use the served answers with ratios above 1, and the comparisons with ratios below 1. The
 product of both is a supermartingale too, so by Ville's inequality it reaches 10 with a probability of at most 10%, in any
-order of the requests. Gamma distributions of ratios have a closed form.
+order of the requests.
 """
 
 import math
@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 FROM = 500
-"""Number of served answers from which the bound holds. Before, the number of wrong answers allowed then holds."""
+"""Served answers from which the bound holds. Before, as many wrong answers are allowed as at this number."""
 _REFUSED = math.log(10)
 """Logarithm of the evidence that refuses a factor: the inverse of the probability that the bound fails."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
@@ -62,7 +62,7 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
     expected = np.linspace(0.0, count, 400)[1:]
     parts = [_log_evidence(expected, count, *ratios) for ratios in _SERVED_RATIOS]
     evidence = np.logaddexp.reduce(parts) - math.log(len(parts))
-    # The evidence falls with the expected number. Below the least evidence, the comparisons alone refuse the factor.
+    # The evidence falls with the expected number.
     found: np.ndarray = np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
     return found
 

@@ -1,5 +1,3 @@
-"""Online logistic regression of the probability that an answer is right."""
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +59,7 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
 
 
 _MAX_IMPORTANCE = 8.0
-"""Limits the variance of the weights. Rarely explored answers have at most this importance."""
+"""Limit of an observation's weight, which limits the variance."""
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class ErrorModel:
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        num_slips, num_sure: number of random errors, and of answers with a high probability; the rate is their quotient.
+        num_slips, num_sure: random errors, and answers with a high probability; the rate is their quotient.
     """
 
     weights: np.ndarray
@@ -87,10 +85,10 @@ class ErrorModel:
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
         """Update the weights by one Newton step.
 
-        Observations with a low probability have little weight: the model must be accurate for answers that may be served.
+        Observations with a low probability have little weight, because their answers would not be served.
 
         Args:
-            chance: probability that such a request is compared. Explored requests stand for the served ones.
+            chance: probability that such a request is compared.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.num_slips / self.num_sure
@@ -111,7 +109,7 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Expected errors that the prior counts as; few, so that each namespace needs evidence of its own."""
+"""Weight of the prior in expected errors; low, so that each namespace needs its own evidence."""
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ class Prior:
     """The error model that learns from all namespaces, for new namespaces.
 
     Attributes:
-        seen_wrong, seen_expected: wrong answers, and their expected number, among answers with a small estimated error.
+        seen_wrong, seen_expected: wrong answers with a small estimated error, and their expected number.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))

@@ -1,5 +1,3 @@
-"""Learning from fresh responses and from verdicts of people, off the request path."""
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,11 +48,11 @@ class FeedbackRecorder:
         """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
 
         Args:
-            compare: compares the answer of an entry, given by id, with the fresh one.
-            was_to_be_served: the request was forwarded for another reason than exploration, such as shadow mode.
+            compare: compares an entry's answer, by id, with the fresh one.
+            was_to_be_served: forwarded for another reason than exploration, such as shadow mode.
 
         Returns:
-            The observation; None if the answer was compared with no other answer.
+            The observation; None if no answer was compared.
         """
         assignment = await self._compare(lookup.observation, compare) if lookup.observation is not None else None
         return await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""The policy `learned`: serves answers that the traffic of a namespace has proved right, within a bound on wrong answers.
+"""The policy `learned`: serves answers that traffic has proved right, within a bound on wrong answers.
 
 Before a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee.
 """
@@ -35,10 +35,10 @@ class LearnedPolicy:
     """Serves the nearest neighbour if its estimated error is within the limit of the namespace.
 
     Args:
-        checked: decides in new namespaces, and about neighbours without a second neighbour of the same answer.
+        checked: decides in new namespaces, and about neighbours whose answer no other neighbour has.
         max_error: largest share of wrong answers.
         floor: least cosine of a neighbour that may be served.
-        guards: a veto stands until comparisons show that the guard does not matter to the class of the answer.
+        guards: a veto stands until comparisons show that the guard does not matter to the answer's class.
         has_new_words: whether a question has words that the stored questions of a class lack. Such a question is not
             served, and does not count as a comparison. None if the guards know the language of all questions.
     """
@@ -177,7 +177,7 @@ class LearnedPolicy:
         if learner is None:
             with self._lock:
                 return self._catch_up(namespace)
-        # A lookup must not wait for the lock, which is held during writes. The learner may be evicted meanwhile.
+        # Without the lock, which is held during writes. The learner may be evicted meanwhile.
         with contextlib.suppress(KeyError):
             self._learners.move_to_end(namespace)
         return learner
@@ -210,7 +210,7 @@ class LearnedPolicy:
         self._saved[namespace] = learner.number
 
     def _evict(self, namespace: str, learner: Learner) -> None:
-        # Without a snapshot, the prior would learn the same observations again after a reload.
+        # Otherwise, the prior would learn the same observations again after a reload.
         if learner.number > self._saved[namespace]:
             self._save(namespace, learner)
         del self._saved[namespace]

@@ -56,7 +56,7 @@ class Learner:
     """State of the learned policy in one namespace.
 
     Attributes:
-        num_checked, num_checked_wrong: comparisons of answers that `checked` accepted, and the wrong answers among them.
+        num_checked, num_checked_wrong: comparisons of answers that `checked` accepted, and wrong ones.
         number: number of the last observation.
     """
 
@@ -94,7 +94,7 @@ class Learner:
         return self.level.limit > 0 and self.level.expected >= ENOUGH
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of acceptable requests with this estimated error that are forwarded for exploration."""
+        """Return the share of acceptable requests with this error that are forwarded for exploration."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 

@@ -28,13 +28,12 @@ _TIMES = 12.0
 
 @dataclass(slots=True)
 class ServingLevel:
-    """The limit of the estimated error of a served answer in one namespace, and the counts that determine it.
+    """The limit of the estimated error in one namespace, and the counts that determine it.
 
     Attributes:
         served, risk: number of served answers, and the sum of their estimated errors.
-        wrong, expected: number of wrong answers among comparisons within `reach`, and its expected value.
-        num_repeats, num_judged_different: comparisons of equal questions, and the comparisons among them that judged the answers
-            different.
+        wrong, expected: wrong answers among comparisons within `reach`, and their expected number.
+        num_repeats, num_judged_different: comparisons of equal questions, and those that judged the answers different.
         factor: the largest factor by which errors may be underestimated.
         limit: largest estimated error of a served answer; 0 serves no answer.
         error_histogram: `[64]` decaying histogram of the estimated errors of requests.
@@ -68,7 +67,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def expected_share(self, answers: int) -> float:
-        """Return the share of wrong answers among `answers` served ones that the sum of estimated errors implies."""
+        """Return the expected share of wrong answers among `answers` served ones."""
         risk = self.risk / (1 - self.judge_error)
         least, most = 0, answers
         while least < most:
@@ -104,7 +103,7 @@ class ServingLevel:
     def judge_error(self) -> float:
         """Return the estimated share of equal answers that the comparison judges different, at most 0.5.
 
-        The share of different answers that it judges equal is assumed to be the same.
+        The share for different answers is assumed to be the same.
         """
         return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
 

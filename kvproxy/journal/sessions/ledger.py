@@ -18,11 +18,11 @@ CAUSES = {
 STORED = "stored"
 """Sums of reused tokens times the hours since their last use."""
 _BLOCK = 16
-"""Tokens of a block, if the backend does not report them. A partial block at the end of a prefix is not cached."""
+"""Tokens of a block, if the backend does not report them. Partial blocks are not cached."""
 _PROVIDER_BLOCK = 128
 """OpenAI caches multiples of this."""
 _ESTIMATE_ERROR = 0.125
-"""Part of an estimated prefix by which the estimate may be wrong."""
+"""Largest error of an estimated prefix, as its share."""
 
 
 @dataclass(frozen=True, slots=True)

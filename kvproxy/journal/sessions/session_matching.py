@@ -23,7 +23,7 @@ class KnownTurn:
         parent: number of the turn that it continues.
         prompt: number of its prompt in the journal.
         time, ended: seconds since the epoch.
-        stored: prompt tokens in the provider's cache after it; None if the provider does not report them.
+        stored: prompt tokens in the provider's cache after it; None if unknown.
         ttl: seconds until the provider drops the prefix.
         answer: digests of the parts of its answer; None if unknown.
         end: hash of its whole prompt; 0 for an empty prompt. `SessionIndex.add` sets it.
@@ -50,7 +50,7 @@ class KnownPrefix:
     """The longest prefix of a prompt that an earlier request sent.
 
     Attributes:
-        tokens: measured if `is_exact`, else estimated from the nearest measured prefix.
+        tokens: measured if `is_exact`, else estimated.
         turn: the last request that sent the prefix.
     """
 
@@ -95,10 +95,10 @@ class SessionIndex:
     def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues, and its session; None for a first turn, and for a new session.
 
-        The longest known conversation decides, then the latest known answer, since clients also change the first messages.
+        The longest known conversation decides, then the latest known answer.
 
         Args:
-            name: name of the session from the client. It excludes turns of other sessions.
+            name: the client's name of the session, which excludes turns of other sessions.
         """
         named = None if name is None else self._names.get(f"{scope} {name}")
         found = self._continued(chain)
@@ -110,8 +110,8 @@ class SessionIndex:
         answers = chain.answers()
         if not answers:
             return None
-        # A request that is sent again has the same parent as before, so the last region is left out. After several answers,
-        # the first turn alone would be a bad match.
+        # A repeated request has the same parent as before, so the last region is left out. After several answers, the first turn
+        # alone would be a bad match.
         start = chain.first if len(answers) == 1 else chain.first + 1
         for key in reversed(chain.conversation[start:-1]):
             if key is not None and key in self._conversations:

@@ -36,7 +36,7 @@ class Turn:
 
     Attributes:
         number: of its record.
-        parent: number of the turn that it continues; of a sub-agent's first turn, the turn that started the sub-agent.
+        parent: number of the turn that it continues, or that started the sub-agent.
         name: the session's name from the client.
         pause: seconds since the end of the parent's response.
         reused_tokens: None if the backend did not report them.
@@ -181,7 +181,7 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return seconds, tenant, and start of the latest pauses between a response and the session's next request.
+        """Return seconds, tenant, and start of the latest pauses before a session's next request.
 
         The seconds are infinite if the session had no turn for an hour.
         """
@@ -220,7 +220,7 @@ class SessionReader:
 def tree(turns: Sequence[Turn]) -> list[TreeRow]:
     """Order turns as a tree, each branch before the turns that follow on the main line.
 
-    The continuation with the latest turn has the depth of its parent; each other branch is one level deeper.
+    The continuation with the latest turn keeps its parent's depth; other branches are one level deeper.
     """
     numbers = {turn.number for turn in turns}
     children: dict[int | None, list[Turn]] = {}

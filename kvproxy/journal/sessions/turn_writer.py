@@ -1,4 +1,4 @@
-"""Writes the turn of each request to the backend: its session, its parent, and the ledger of its prompt tokens."""
+"""Writes the turn of each request to the backend: session, parent, and ledger of prompt tokens."""
 
 import sqlite3
 from collections import OrderedDict
@@ -212,7 +212,7 @@ class TurnWriter:
         return _Change(chain.names[shared], place, tokens)
 
     def _difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
-        """The first different character of two regions, and the share of the text after the change."""
+        """The first different character of two regions, and the share of text after it."""
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0
@@ -263,7 +263,7 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 
 def _lifetime(use: PrefixUse, known: KnownPrefix | None, price: PriceSettings) -> float:
-    """Seconds until the provider drops the prefix. Reading keeps the lifetime of the stored prefix."""
+    """Seconds until the provider drops the prefix."""
     if use.written_1h:
         return _HOUR
     return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl

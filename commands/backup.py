@@ -1,5 +1,3 @@
-"""kvproxy backup, restore"""
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,5 +1,3 @@
-"""kvproxy config check, init"""
-
 import typer
 
 from kvproxy.commands.command import command

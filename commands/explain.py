@@ -52,7 +52,7 @@ def explain(
     body = read_body(prompt, system, file)
     from kvproxy.offline.api_detection import detect_api
 
-    # A body with only an input is most likely for Responses.
+    # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     headers = credentials(chosen, api_key)
     if model is not None or "model" not in body:

@@ -1,5 +1,3 @@
-"""kvproxy keys: the clients of the proxy."""
-
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated

@@ -7,7 +7,7 @@ from kvproxy.commands.formatting import one_line, percent
 from kvproxy.units import format_bytes, format_seconds, plural
 
 BOUND_VALID_FROM = 500
-"""The bound on the share holds from this number of semantic hits; with fewer hits it limits the wrong responses."""
+"""Semantic hits from which the bound on the share holds; before, it limits the number of wrong responses."""
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",

@@ -91,7 +91,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Show the requests by layer and both caches; `figures` is a result of `proxy_statistics.rates`."""
+    """Show requests by layer and both caches; `figures` is a result of `proxy_statistics.rates`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

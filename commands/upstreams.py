@@ -1,5 +1,3 @@
-"""kvproxy upstreams: the engines behind a proxy."""
-
 from typing import Annotated, Any
 
 import typer

@@ -162,7 +162,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
     except FileNotFoundError:
         raise NotFound(f"there is no file {archive}") from None
     except tarfile.ReadError:
-        # Its message lists each compression in a line of its own.
+        # The original message has several lines.
         raise InvalidRequest(f"{archive} is no archive: give a file of kvproxy backup") from None
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InvalidRequest(f"cannot restore {archive} ({error}): is it a file of kvproxy backup?") from None

@@ -29,7 +29,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart. Charts at a terminal show neither intervals nor dashes.
+    """A line of a chart. A terminal shows neither intervals nor dashes.
 
     Attributes:
         lows, highs: an interval around each value; empty without intervals.

@@ -48,7 +48,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def requires_client_key(settings: Settings) -> bool:
-    """Whether requests require a key, which stays true after the last client's removal."""
+    """Whether requests require a key, also after the last client's removal."""
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:

@@ -104,13 +104,13 @@ class Exchange:
         api: name of the cached API; None for other routes.
         tenant: see `flow/cache_keys.py`.
         arrived: seconds since the epoch.
-        method, path: of a client's request, without the query; empty for the proxy's own routes and background requests.
+        method, path: without the query; empty for the proxy's own routes and background requests.
         account: charges the client; None without quotas.
         trace: None until telemetry begins one.
         cacheable: an equal request may get the same response.
         bypass_reason: code of the reason to skip lookups; see `journal/reasons.py`.
         stale_entry: expired response, served if no other is available.
-        is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` refuses it.
+        is_entry_refused: the request's `no-cache` or `max-age` refuses a fresh stored response.
         lookup_failed: a store or an embedder failed.
         requested_ttl: lifetime of the response to be stored, if the request sets one.
         was_collapsed: shared with an identical request in flight.
@@ -179,6 +179,6 @@ class Exchange:
 
     @property
     def cache_key(self) -> CacheKey:
-        """Return the exact key and the semantic namespace of the request; an error before the flow has computed them."""
+        """Return the keys of the request; an error before the flow has computed them."""
         assert self.key is not None
         return self.key

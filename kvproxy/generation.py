@@ -11,7 +11,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: None for the maximum of the model and the pool; 0 computes the prompt only.
-        temperature: values below 1e-5 select the most likely token; dividing by them would overflow.
+        temperature: values below 1e-5 select the most likely token.
         top_k: 0 and -1 disable it.
         seed: makes the output repeatable, independently of the batch.
         stop: strings that end the output, which does not include them.

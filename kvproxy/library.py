@@ -98,7 +98,7 @@ class AsyncCache:
 class Cache:
     """Stored answers with exact and semantic lookups.
 
-    Open it with `open_cache`. Works in threads, notebooks, and running event loops. Methods raise CacheStoreError or
+    Open it with `open_cache`. Works in threads and in running event loops. Methods raise CacheStoreError or
     EmbedderError, and TypeError or ValueError for invalid arguments.
     """
 

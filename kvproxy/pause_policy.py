@@ -1,7 +1,7 @@
 """Decides how a provider should keep a session's prefix during the pause before the next request.
 
-A provider such as Anthropic drops an unused prefix after five minutes, or after one hour for a higher price of writes. Each use
-renews the time. The decisions minimise the expected price, given the distribution of earlier pauses.
+A provider such as Anthropic drops a prefix five minutes after its last use, or one hour after it for a higher price.
+The policy minimises the expected price, given the distribution of earlier pauses.
 """
 
 from bisect import bisect_left
@@ -86,7 +86,7 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
     Each request reads the whole prefix once. If the session returns later, the prefix is written again.
 
     Args:
-        kept: part of the prefix that the provider keeps for one hour; only the rest would be lost.
+        kept: part of the prefix that the provider keeps for one hour.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
@@ -102,9 +102,8 @@ def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: Ca
     """Whether to write the new tokens of a prompt for one hour.
 
     Args:
-        new: tokens that are written. They cost more.
-        unprotected: tokens of the prompt after the last prefix that is kept for one hour, including `new`. They survive
-            the next pause if it is at most one hour.
+        new: tokens that are written, which cost more.
+        unprotected: tokens of the prompt, including `new`, after the last prefix that is kept for one hour.
     """
     likely = survival.between(KEEP_WARM_SECONDS, HOUR)
     return (prices.write_1h - prices.write_5m) * new <= likely * (prices.write_5m - prices.read) * unprotected

@@ -55,7 +55,7 @@ class _Bucket:
             raise
 
     def charge(self, units: float) -> None:
-        """Take units, into debt if necessary, and from the shared bucket in the background. Negative units are returned."""
+        """Take units, into debt if necessary; negative units are returned. The shared bucket follows in the background."""
         if self._shared is None:
             self.local.take(units)
             return

@@ -1,5 +1,3 @@
-"""Durations such as `90s` or `7d`, and sizes such as `2GiB`."""
-
 import math
 import re
 

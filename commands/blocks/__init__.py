@@ -1,5 +1,3 @@
-"""kvproxy blocks: the prefix cache of a running proxy."""
-
 import typer
 
 from kvproxy.commands.blocks import ls, picture, pin, tiers, what_if

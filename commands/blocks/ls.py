@@ -1,5 +1,3 @@
-"""kvproxy blocks ls, queue, show, chains, stats"""
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

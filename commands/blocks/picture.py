@@ -1,5 +1,3 @@
-"""kvproxy blocks"""
-
 from typing import TYPE_CHECKING, Any
 
 import typer

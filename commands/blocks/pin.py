@@ -1,5 +1,3 @@
-"""kvproxy blocks pin, pins, unpin"""
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,5 +1,3 @@
-"""kvproxy blocks tiers, clear-tier, reset"""
-
 from typing import Annotated, Any, Literal
 
 import typer

@@ -1,5 +1,3 @@
-"""kvproxy cache: the stored responses, of a running proxy or of a store."""
-
 import typer
 
 from kvproxy.commands.cache import export, feedback, ls, rm, stats

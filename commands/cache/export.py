@@ -1,5 +1,3 @@
-"""kvproxy cache export, import, encrypt"""
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""kvproxy cache reject, approve, pin, unpin"""
-
 from typing import Annotated
 
 import typer

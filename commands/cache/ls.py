@@ -1,5 +1,3 @@
-"""kvproxy cache ls, show, queue"""
-
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,5 +1,3 @@
-"""kvproxy cache stats, usage"""
-
 from typing import Annotated, Literal
 
 import typer

@@ -1,5 +1,3 @@
-"""kvproxy log: requests in the journal."""
-
 import typer
 
 from kvproxy.commands.log import requests, top

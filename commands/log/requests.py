@@ -1,5 +1,3 @@
-"""kvproxy log, log show"""
-
 import json
 import time
 from dataclasses import asdict, dataclass, replace

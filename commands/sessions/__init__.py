@@ -1,5 +1,3 @@
-"""kvproxy sessions: conversations in the journal."""
-
 import typer
 
 from kvproxy.commands.sessions import sessions

@@ -1,5 +1,3 @@
-"""kvproxy sessions, sessions show"""
-
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 

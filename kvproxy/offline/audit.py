@@ -67,7 +67,7 @@ class AuditedPair:
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
-    """Generate request bodies of a few hundred tokens, none of which begin alike."""
+    """Generate request bodies of a few hundred tokens that begin differently."""
     chance = random.Random(seed)
     found: list[JsonObject] = []
     for number in range(count):

@@ -36,8 +36,8 @@ class ChangedSpan:
 
     Attributes:
         region, role: see `Region.name`; role of the message, None in tools and plain prompts.
-        at: offset in the region of the later prompt, in characters.
-        old, new: text of the span in the earlier and in the later prompt.
+        at: offset in characters in the later prompt's region.
+        old, new: text of the span in each prompt.
         before, after: equal text around the span.
         recomputed_words: equal words after the span, which a prefix cache cannot reuse.
     """
@@ -60,7 +60,7 @@ class ChangedSpan:
 
 
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
-    """Return the first changing span; None if the prompts are unrelated, or if one of them continues the other."""
+    """Return the first changing span; None if the prompts are unrelated or one continues the other."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
@@ -98,7 +98,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
 
 
 def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return the places in both where the text is equal again, and the number of equal words from there."""
+    """Return where both texts are equal again, and the number of equal words from there."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place

@@ -18,7 +18,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongShare:
-    """The hits of a replay compared with the logged response, wrong ones, and the mean error that the policy expected."""
+    """Semantic hits of a replay that were compared with the logged response, and the mean error that the policy expected."""
 
     compared: int
     wrong: int
@@ -51,9 +51,9 @@ class Estimate:
 
     Attributes:
         exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
-        similar_range: fewest and most semantic hits of all replays, which explore at random.
+        similar_range: fewest and most semantic hits of all replays.
         uncacheable: forwarded requests that are never cached.
-        learned: whether the log has responses, from which the policy learned.
+        learned: the policy learned from responses in the log.
         prefix: reuse of forwarded prompts by the engine.
         prefix_alone: reuse by the engine without a response cache.
         unread: forwarded requests whose prompt cannot be tokenized.
@@ -88,8 +88,8 @@ async def estimate(
     Args:
         tokenizer: the tokenizer of the engine.
         block_size: in tokens.
-        sizes: pool sizes in blocks; by default a range that fits the log.
-        draws: number of replays of a log with responses; the replay with the median of semantic hits counts.
+        sizes: pool sizes in blocks; None selects a range for the log.
+        draws: number of replays of a log with responses; the one with the median of semantic hits counts.
     """
     count = draws if has_responses(requests) else 1
 

@@ -48,7 +48,7 @@ class FamilyReport:
 
     Attributes:
         reused: prompt tokens that a prefix cache reuses without edits.
-        shared_blocks: median number of reused blocks of a prompt, without the first prompt.
+        shared_blocks: median number of reused blocks per prompt after the first.
         savings: for each span, with the edits of the earlier spans.
     """
 
@@ -66,7 +66,7 @@ class FamilyReport:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """The findings of all families of prompts with a common beginning, largest family first.
+    """The findings of all families, the largest first.
 
     Attributes:
         unread: number of prompts that cannot be tokenized.
@@ -115,7 +115,7 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, as text, conversation, or token ids (`forms`), and as tokens of the tokenizer."""
+    """The prompts of a log, as sent (`forms`), and as tokens of the tokenizer."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []

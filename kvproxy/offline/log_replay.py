@@ -125,7 +125,7 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text if there is none. `now` is the request's time."""
+    """Returns the logged response, or a unique text without one. `now` is the request's time."""
 
     name = "log"
     forwarder: Forwarder | None = None

@@ -57,7 +57,7 @@ def price(session: Session, requests: Requests, long_write: LongWrite, prices: C
 
 
 def live_tokens(step: Step, sent: float, kept: int) -> int:
-    """Return the tokens of a step that are still cached, after `sent` keep-warm requests in its pause.
+    """Return the tokens of a step that are still cached after `sent` keep-warm requests.
 
     `kept` tokens were written for one hour.
     """

@@ -18,7 +18,7 @@ class TokenizedRequest:
     """The tokens of a request.
 
     Attributes:
-        response: tokens of the logged response, with which the next prompt of the conversation may continue.
+        response: tokens of the logged response, which the next prompt may contain.
         salt: requests with different salts share no blocks.
     """
 
@@ -41,7 +41,7 @@ class PrefixEstimate:
 
     Attributes:
         block_size: in tokens.
-        prompts, prompt_tokens: number of requests to the engine, and of their tokens.
+        prompts, prompt_tokens: of the requests to the engine.
         endless: tokens that an unlimited pool reuses.
         points: reuse by size of the pool.
     """

@@ -23,7 +23,6 @@ class Family:
     Attributes:
         head: beginning of the first prompt, see `prompt_head`.
         members: indexes of the requests in the log.
-        shingles: hashes of the head, see `shingles`.
     """
 
     model: str
@@ -33,7 +32,7 @@ class Family:
 
 
 def shingles(text: str) -> set[int]:
-    """Return hashes of all runs of three words; of the whole text if it is shorter."""
+    """Return hashes of all runs of three words, or of a shorter text."""
     words = _WORD.findall(text)[:_MOST_WORDS]
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
     runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
@@ -41,11 +40,7 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
-    """Group prompts, the largest family first. Prompts without text belong to no family.
-
-    Args:
-        models, prompts: the model and the regions of each request.
-    """
+    """Group prompts, the largest family first. Prompts without text belong to no family."""
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):
@@ -57,7 +52,7 @@ def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> li
         number, count = votes.most_common(1)[0] if votes else (-1, 0)
         size = len(families[number].shingles) if votes else len(hashes)
         if count < _LEAST_OVERLAP * min(len(hashes), size):
-            # Only the first head defines the family: all texts of a changing span would attract other families.
+            # Only the first head defines the family, so that changing spans do not attract other families.
             number = len(families)
             families.append(Family(model, head, shingles=hashes))
             for each in hashes:

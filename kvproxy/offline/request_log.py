@@ -22,7 +22,7 @@ _HEADERS = ("headers", "request_headers")
 _OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
 _LEAST_MILLISECONDS = 1e11
-"""Timestamps above this number are milliseconds: as seconds they would lie beyond the year 5138."""
+"""Timestamps above this are milliseconds: seconds would lie beyond the year 5138."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class _Skip(Exception):
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
     """Parse all requests of a log.
 
-    The log is JSON lines if a line contains a request, or if all lines are JSON objects. Otherwise each line is a prompt,
-    except comments with `#`.
+    The log is JSON lines if a line contains a request, or if all lines are objects. Otherwise each line is a prompt, except
+    `#` comments.
 
     Args:
         file: name of the log in errors.
@@ -85,7 +85,7 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
     Raises:
         InvalidRequest: the log contains no request.
     """
-    # str.splitlines would also split at U+2028, which may occur inside a text.
+    # str.splitlines would also split at U+2028 inside a text.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     content = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     log = RequestLog(skipped=len(lines) - len(content))

@@ -48,12 +48,12 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        repeated: median and mean over sessions of the share of the input that the previous turn contained.
+        repeated: median and mean share of a session's input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
-        ways: by pause policy, the cost of all input, where 1.0 is the cost of five-minute writes without keep-warm requests.
+        ways: cost by pause policy, relative to five-minute writes without keep-warm requests.
         unread: requests without usage.
-        is_relative: costs are in millions of input tokens, because at least one model has no price.
+        is_relative: costs are in millions of input tokens, because a model has no price.
     """
 
     sessions: list[Session]
@@ -151,7 +151,7 @@ def _exchange(request: TimedRequest, number: int) -> Exchange | None:
 
 
 def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    """Return the turns of a trace. Traces report no reuse, so it is computed from the provider's lifetime of prefixes."""
+    """Return the turns of a trace. Their reuse is computed from the provider's lifetime of prefixes."""
     turns: list[Turn] = []
     before: list[object] = []
     ended = None

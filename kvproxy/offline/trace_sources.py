@@ -44,7 +44,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
 
     Args:
         block_size: in tokens; by default that of the trace, or 16.
-        users: start one file of a folder after the other, so that this many overlap; by default the recorded times count.
+        users: number of files of a folder that overlap; by default the recorded times count.
 
     Raises:
         TraceError: a file is invalid; the message has its line.
@@ -98,7 +98,6 @@ def _region_trace(
 
     Args:
         prompts: time, chain, prompt tokens if known, and response tokens of each request.
-        size: tokens in a block.
     """
     tokens = sum(each or 0 for _, _, each, _ in prompts)
     ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
@@ -122,7 +121,7 @@ def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int
 
 
 def _read_events(path: Path, ids: ChainIds) -> Workload:
-    """Restore prompts from the blocks that they stored, and from the cached blocks before these."""
+    """Restore prompts from the blocks that they stored and the cached blocks before these."""
     parents: dict[Hash, Hash | None] = {}
     prompts: list[tuple[float, Hash]] = []
     open_prompts: dict[Hash, tuple[int, float]] = {}
@@ -167,7 +166,7 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
 
 
 def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the batches of a file: JSON lines, or msgpack payloads one after the other."""
+    """Yield the batches of a file: JSON lines, or consecutive msgpack payloads."""
     if path.suffix == ".msgpack":
         unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
         unpacker.feed(path.read_bytes())

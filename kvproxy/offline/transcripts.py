@@ -77,7 +77,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[Tr
 
 
 def _lines(text: str) -> Iterator[JsonObject]:
-    """Yield the objects of a file. An agent may still be writing the last line, so invalid lines are skipped."""
+    """Yield the objects of a file. Invalid lines are skipped: the last may be incomplete."""
     for line in text.split("\n"):
         try:
             value = json.loads(line)
@@ -149,7 +149,7 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
 
 
 def _codex(lines: Sequence[JsonObject]) -> list[TimedRequest]:
-    """Return one request for each report of used tokens, with the items before the model's output as its input."""
+    """Return one request for each report of used tokens."""
     items: list[Json] = []
     found: list[TimedRequest] = []
     name, model, answer, start, reported = "", "", None, None, None

@@ -56,12 +56,12 @@ class RemoteCache:
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove all matching entries, or only expire them if `soft`; return the number of changed entries."""
+        """Remove or expire all matching entries, as `remove`; return the number of changed entries."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict: the response is right or wrong, for a question or for all similar questions."""
+        """Record a person's verdict on a response, for a question or for all similar questions."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 

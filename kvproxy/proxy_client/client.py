@@ -59,7 +59,7 @@ class ProxyClient:
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the listed model ids; empty if the answer is not a list of models. The headers carry a client's key."""
+        """Return the listed model ids; empty if the answer is not a list of models."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -74,7 +74,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Ask the proxy for the tenant of a client's headers. The probe names a model, which the proxy must serve."""
+        """Return the tenant of a client's headers. The proxy must serve the model."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:

@@ -103,7 +103,7 @@ class JournalFile:
         return tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Sum the results of all prompt tokens of whole days within the last `since` seconds."""
+        """Return the ledger of whole days within the last `since` seconds."""
         return self._sessions().ledger(self._settings.journal.currency, first_day(since))
 
     def _sessions(self) -> SessionReader:
@@ -114,7 +114,7 @@ class JournalFile:
         return self._reader.prompt_counts()
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
-        """Yield the request body of each prompt, from the store or the journal's text; None if neither has it."""
+        """Yield each prompt's request body, from the store or the journal; None if neither has it."""
         with self._open_store() as store:
             for prompt in prompts:
                 id, contents = self._reader.entry_id(prompt.number), self._reader.contents(prompt.number)

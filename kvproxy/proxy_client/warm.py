@@ -31,8 +31,8 @@ class WarmReport:
         outcomes: number of responses that are `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         skipped: lines without a request.
         duplicates: lines equal to an earlier line; they are not sent.
-        pinned: tokens pinned; None without pinning.
-        not_pinned: answered prompts that could not be pinned; each is also one of the `errors`.
+        pinned: tokens; None without pinning.
+        not_pinned: answered prompts that could not be pinned, also counted in `errors`.
         has_cache: the server is a kvproxy.
     """
 

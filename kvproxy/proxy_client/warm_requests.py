@@ -34,7 +34,7 @@ class WarmSource:
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: number of comments, lines of other programs, responses of other tenants, and prompts without a text.
+        skipped: comments, other lines, responses of other tenants, and prompts without a text.
         errors: malformed requests.
     """
 
@@ -66,7 +66,7 @@ def stored_requests(
 
     Args:
         api_key: key of the tenant for which the requests will be sent.
-        same_proxy: the requests will be sent to `client`, so other tenants are left out.
+        same_proxy: the requests will be sent to `client`; other tenants are left out.
     """
     cache = RemoteCache(client)
     served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
@@ -136,5 +136,5 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
-    """Return the tenant of a client's key for each API; `models` has a served model of each."""
+    """Return the tenant of a client's key for each API, given a served model of each."""
     return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

@@ -1,4 +1,4 @@
-"""Plans the capacity of an engine from a trace: the recommendation, tables, plots, and a report in HTML or Markdown."""
+"""Plans the capacity of an engine from a trace, with a report in HTML or Markdown."""
 
 import html
 import tempfile
@@ -30,7 +30,6 @@ class CapacityPlan:
     """The results of a simulation.
 
     Attributes:
-        name: of the trace.
         costs: of each pool size with LRU and the tiers; empty without a speed.
         alone: of each pool size with LRU and without tiers.
         speed: None if the bytes of a token are unknown.
@@ -111,7 +110,6 @@ class CapacityPlan:
         return [*head, *(["price per million tokens"] if has_price else [])], rows
 
     def charts(self) -> list[Chart]:
-        """Return charts of the hit rates and, with a speed, of the mean TTFT by pool size."""
         if not self.costs:
             return sweep_charts(self.sweep)
         sizes = [size * self.sweep.block_tokens for size in self.sweep.sizes]
@@ -143,7 +141,7 @@ def plan_capacity(
     *,
     exact: bool,
 ) -> CapacityPlan:
-    """Simulate pool sizes and eviction policies, see `sweep`, and the cost of each size with LRU."""
+    """Simulate pool sizes and eviction policies (see `sweep`), and compute the cost of each size with LRU."""
     chains, block_tokens = workload.chains, workload.block_tokens
     result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact)
     if speed is None:
@@ -158,7 +156,7 @@ def plan_capacity(
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write HTML with its plots, or Markdown with its plots in an SVG file of the same name. Raises OSError."""
+    """Write HTML, or Markdown with its plots in an SVG file of the same name. Raises OSError."""
     head, rows = plan.table()
     title, charts = f"Capacity for {plan.name}", plan.charts()
     if path.suffix == ".md":

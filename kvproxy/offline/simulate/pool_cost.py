@@ -1,4 +1,4 @@
-"""Time and money of a pool and its tiers: bytes of a token by model, transfers, and recomputation."""
+"""Time and money of a pool and its tiers."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class KVSize:
 
     Attributes:
         token: bytes of a token in the layers that keep all tokens.
-        window_token, window: bytes of a token in layers with a sliding window, and its length in tokens.
+        window_token, window: bytes of a token in layers with a sliding window, and the window in tokens.
         prompt: bytes of the state of other layers, for each cached prompt.
     """
 
@@ -122,7 +122,7 @@ class PoolCost:
     """The cost of the prompts with one pool.
 
     Attributes:
-        hits: share of the prompt tokens in the pool, and in each tier, by name.
+        hits: share of the prompt tokens in `pool` and in each tier.
         ttft: mean seconds of prefill and transfers of a request, without queueing.
         price: of a million prompt tokens.
     """
@@ -137,12 +137,11 @@ def pool_cost(
 ) -> PoolCost:
     """Compute the cost of a pool and its tiers.
 
-    Tiers are inclusive: each holds its most recently used blocks, whether the pool has them or not. A block is loaded from
-    the first tier that has it, or recomputed if that is faster.
+    Tiers are inclusive: a tier may hold blocks that the pool has. A block is loaded from the first tier that has it, or
+    recomputed if that is faster.
 
     Args:
         hits: prompt tokens that LRU pools of these sizes would reuse: the pool's size, then each tier's.
-        tokens, requests: prompt tokens and requests of the trace.
     """
     seconds, known = 0.0, hits[0]
     shares = {"pool": known / (tokens or 1)}

@@ -15,7 +15,7 @@ class ChainRequest:
     Attributes:
         blocks: two prompts with an equal id have an equal prefix up to this block.
         reusable: number of blocks that may be hits; at least one token is always computed.
-        partial: the prompt ends in an incomplete block, which takes space until the request ends.
+        partial: the prompt ends in an incomplete block, which takes space during the request.
         use: time and client, for the policy `sessions`; None if unknown.
     """
 
@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """The result of a simulation: blocks requested, blocks hit, and requests that exceed the pool."""
+    """Blocks requested, blocks hit, and requests refused because they exceed the pool."""
 
     blocks: int
     hits: int
@@ -139,7 +139,7 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
         curve.add(request.blocks, request.reusable, request.partial)
     hits = curve.hits()
     return [
-        # A smaller pool refuses requests, so that its stack is another one.
+        # A smaller pool refuses requests, so its stack differs.
         simulate(requests, size, "lru").hits
         if size is not None and size < curve.least
         else hits[-1 if size is None else min(size, len(hits) - 1)]

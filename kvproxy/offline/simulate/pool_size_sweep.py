@@ -22,9 +22,8 @@ class Sweep:
     Attributes:
         sizes: pool sizes in blocks, ascending.
         rates: hit rates of each policy, one for each size.
-        errors: error bars of the rates, 0 for exact ones: twice the standard error of the samples.
+        errors: twice the standard error of the rates; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
-        block_tokens: tokens in a block.
         requests, blocks: size of the trace.
     """
 
@@ -51,13 +50,12 @@ def sweep(
     *,
     exact: bool = False,
 ) -> Sweep:
-    """Compute the hit rate of every size and policy: exact for LRU, and for other policies of small traces.
+    """Compute the hit rate of every size and policy, exactly for LRU and for small traces.
 
     Args:
-        block_tokens: tokens in a block.
         sizes: in blocks.
         policies: some of `eviction_policies.POLICY_NAMES`.
-        progress: receives the completed share after each simulation, up to 1.
+        progress: receives the completed share, up to 1.
         exact: simulate all blocks of a large trace, too.
     """
     ordered = tuple(sorted(set(sizes)))
@@ -90,8 +88,8 @@ def sweep(
 def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
     """Return two samples of the blocks, each for a pool of 1/21 of the size (SHARDS; Waldspurger et al., 2015).
 
-    A sample has every 21st distinct block in the order of first use. A chain without some of its blocks is still a chain, so
-    parents are evicted after their children. Blocks that many requests use are hits in any pool, and are left out.
+    A sample has every 21st distinct block in the order of first use. Blocks that many requests use are hits in any pool, and
+    are left out.
     """
     uses = Counter(chain.from_iterable(request.blocks for request in requests))
     most = max(2, len(requests) // 20)

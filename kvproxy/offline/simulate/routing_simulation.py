@@ -27,10 +27,9 @@ class FleetShape:
 
     Attributes:
         blocks: blocks of each engine's pool.
-        block_tokens: tokens in a block.
         prefill_rate: prompt tokens per second.
         event_delay: seconds until routing learns of a change of a cache.
-        event_loss: share of the requests whose changes routing never learns of.
+        event_loss: share of requests whose changes routing never learns.
     """
 
     engines: int
@@ -46,7 +45,7 @@ class RoutingResult:
     """The result of a routing policy.
 
     Attributes:
-        hit_tokens, hit_rate: number of prompt tokens found in a cache, and their share.
+        hit_tokens, hit_rate: prompt tokens found in a cache, and their share.
         imbalance: computed tokens of the busiest engine, divided by the mean.
         wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
         refused: requests that exceed a pool.

@@ -42,7 +42,6 @@ class Workload:
 
     Attributes:
         arrivals: by time, or in the order of the file without times.
-        block_tokens: tokens in a block.
         notes: sentences about the facts that the format does not contain.
     """
 
@@ -63,7 +62,7 @@ class Workload:
 
 
 class ChainIds:
-    """Numbers blocks: equal ids with equal blocks before them have one number. Numbers start at 0, in the order of use."""
+    """Numbers blocks from 0. Equal ids with equal blocks before them have one number."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}

@@ -172,7 +172,6 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
-        """Return the filter for decrypted prompts; None if the database filters them."""
         if self.codec.cipher is None or (where.prompt is None and where.search is None):
             return None
         start, part = where.prompt or "", where.search

@@ -1,4 +1,4 @@
-"""The view of an embedded, mirrored, or llama.cpp prefix cache."""
+"""The view of a prefix cache: embedded, mirrored, or of llama.cpp."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

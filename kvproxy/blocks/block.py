@@ -16,8 +16,8 @@ class KVCacheBlock:
         group: index of the KV cache group that cached the block; None if there is one group.
         priority: highest priority of the requests that used the block since it was cached.
         last_accessed: number of the pool's operation that last used the block.
-        source: the request that cached the block and the block's offset in it; None if it is not cached.
-        prev, next: neighbours in the free queue; None in use.
+        source: the request that cached the block and the offset of the block's first token; None if it is not cached.
+        prev, next: neighbours in the free queue; None while in use.
     """
 
     __slots__ = ("group", "hash", "id", "last_accessed", "next", "parent", "prev", "priority", "ref_count", "source")

@@ -55,7 +55,7 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return vLLM's map; defaults are omitted."""
+        """Return the event as a map in vLLM's format, without defaults."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],

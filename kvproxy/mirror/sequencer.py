@@ -99,7 +99,6 @@ class Sequencer:
             self.on_batch(number, payload)
 
     def _is_repeated(self, number: int, payload: bytes) -> bool | None:
-        """Whether an applied batch had this content; None if that is unknown."""
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 

@@ -27,7 +27,6 @@ class StreamStatus(StreamCounts):
     """Status of one publisher's stream.
 
     Attributes:
-        next: number of the next batch.
         complete: whether all batches since the publisher's start were applied.
         silent_seconds: seconds since the last message; None before the first.
     """

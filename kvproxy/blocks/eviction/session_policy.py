@@ -23,7 +23,7 @@ from kvproxy.blocks.eviction.eviction_policy import Key, Use
 _SUPERSEDED_AGE = 3_000.0
 """Seconds by which a block that its session dropped counts as older."""
 _LEFT_AGE = 10_000.0
-"""Seconds for the blocks of a session that its client left."""
+"""Seconds by which blocks of a session that its client left count as older."""
 _RARE = 0.25
 """Share of left sessions with a later request, below which they count as older."""
 _LEAST_PAUSES = 10

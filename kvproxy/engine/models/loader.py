@@ -22,7 +22,7 @@ from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""Smallest number of weights for which a CPU is faster in bfloat16."""
+"""Smallest number of weights with which a CPU is faster in bfloat16."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 

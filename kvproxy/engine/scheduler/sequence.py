@@ -119,7 +119,7 @@ class SequenceState:
         return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request after its prompt."""
+        """Create another sequence of the request, after the prompt is computed."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,

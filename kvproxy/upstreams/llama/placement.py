@@ -115,7 +115,7 @@ class Placement:
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
-        """Release the slot without a response; its contents are then unknown."""
+        """Release the slot of a request without a response; its contents are then unknown."""
         if not self._released:
             self._released = True
             self._slot.prefix = b""

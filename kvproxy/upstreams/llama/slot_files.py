@@ -114,7 +114,6 @@ class SlotFiles:
         self._put(SlotFile(name, identity, tokens, count, size, self._clock()))
 
     def touch(self, name: str) -> None:
-        """Record that a file was restored."""
         file = self._files[name]
         file.used = self._clock()
         self._write("UPDATE files SET used = ? WHERE url = ? AND name = ?", file.used, self._url, name)

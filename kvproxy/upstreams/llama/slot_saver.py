@@ -1,7 +1,7 @@
 """Saves slots to files and restores them, within a disk budget.
 
 llama-server reports success for a restore that it cannot use: models with sliding windows need `--swa-full` (llama.cpp #26676).
-So the reuse of the next response verifies a restore, and restores stop after several failures.
+So each restore is verified by the reuse of the next response, and restores stop after several failures.
 """
 
 import logging

@@ -180,7 +180,7 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Return a text's vector, `[dim]` float32 of length 1; raises an EmbedderError if it has none."""
+        """Return a text's vector, `[dim]` float32 of length 1; raises an EmbedderError if it has no usable vector."""
         vector = self.get_cached(text)
         if vector is None:
             (vector,) = self.vectors([text])

@@ -32,7 +32,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
-    """Return rows with their questions; log and skip those that cannot be decrypted."""
+    """Return rows with their questions; log and skip questions that cannot be decrypted."""
     for row in rows:
         try:
             prompt = codec.decrypt(row)["prompt"]

@@ -34,7 +34,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """Not thread-safe: `EngineThread` makes all calls.
+    """A model with a paged prefix cache. Not thread-safe: `EngineThread` makes all calls.
 
     Args:
         capture: captures decode steps; None uses CUDA graphs if the device supports them.

@@ -47,7 +47,7 @@ class PlattScaling:
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 `[n]` for logits and cosines `[n]`."""
+        """Return the probabilities, float32 `[n]`, of logits and cosines `[n]`."""
         weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
         exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)

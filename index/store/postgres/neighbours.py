@@ -55,7 +55,7 @@ class PostgresNeighbours(Neighbours):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create an index for each large namespace; drop those of small namespaces."""
+        """Create an index for each large namespace; drop the indexes of small namespaces."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",

@@ -8,7 +8,7 @@ added token that the tokenizer finds at the same places as a plain search:
 - no other added token contains it, or ends as it begins, so that no earlier match can cover a part of it.
 
 The first segment has the beginning of the text, which some tokenizers treat differently (Metaspace's `prepend_scheme="first"`).
-Later segments begin with an added token, so none equals it.
+Later segments begin with an added token, so no later segment equals it.
 """
 
 import re

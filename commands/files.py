@@ -50,6 +50,8 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
     arrive.
     """
     with explain_write_errors(file):
+        with contextlib.suppress(FileNotFoundError):
+            file.stat()  # A loop of links is an error, and must not be replaced.
         # /dev/stdout may be a regular file to which a shell continues to write.
         if str(file.absolute()).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file()):
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:

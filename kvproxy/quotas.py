@@ -24,6 +24,7 @@ class _Bucket:
         self._name = client, unit
         self._shared = shared
         self._owed = 0.0
+        self._paying = asyncio.Lock()
         self._charges: set[asyncio.Task[float]] = set()
 
     async def take(self, units: float, *, into_debt: bool = False) -> float:
@@ -31,7 +32,9 @@ class _Bucket:
         local, shared = self.local, self._shared
         if shared is not None:
             try:
-                await self._pay(shared)
+                # No request may be granted before the debt is charged.
+                async with self._paying:
+                    await self._pay(shared)
                 seconds = units * 60 / local.per_minute
                 taken, busy = await shared.take(*self._name, seconds, into_debt=into_debt)
                 local.share, local.level = 1.0, local.per_minute * (1 - busy / 60)

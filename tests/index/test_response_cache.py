@@ -82,7 +82,7 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
 
 
 async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "r.db"
+    path = tmp_path / "r.db"
     async with open_async_cache(path, EXACT) as cache:
         await cache.set("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
     async with open_async_cache(path, EXACT) as cache:

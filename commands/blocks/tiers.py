@@ -7,7 +7,7 @@ from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, sentence
 from kvproxy.commands.tables import Row, table
 from kvproxy.proxy_client.client import path_segment
-from kvproxy.units import format_bytes
+from kvproxy.units import format_bytes, plural
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
@@ -74,7 +74,7 @@ def _pool_line(done: dict[str, Any]) -> str:
     if done["reset"]:
         return "the prefix cache is empty"
     if done["pinned"]:
-        return f"refused: {done['pinned']} blocks are pinned; list pins with blocks pins, remove one with blocks unpin"
+        return f"refused: {plural(done['pinned'], 'pinned block')}; list pins with blocks pins, remove one with blocks unpin"
     return "refused: a request uses blocks; try again when it has finished"
 
 

@@ -53,4 +53,5 @@ def test_a_session_is_shown_by_turns(data: Path) -> None:
     shown = kvproxy("sessions", "show", 1, "--data", data).stdout
     assert "20,200 tokens, 0.0% reused" in shown
     assert "expired 10,000" in shown
-    assert kvproxy("sessions", "show", "nothing", "--data", data).returncode == 3
+    missing = kvproxy("sessions", "show", 99, "--data", data)
+    assert (missing.returncode, "no session '99'" in missing.stderr) == (3, True)

@@ -82,7 +82,7 @@ def test_the_list_shows_whole_urls(two: Two) -> None:
         (
             {"reset": False, "pinned": 3, "used": 0, "engines": []},
             1,
-            ["refused: 3 blocks are pinned; list pins with blocks pins, remove one with blocks unpin"],
+            ["refused: 3 pinned blocks; list pins with blocks pins, remove one with blocks unpin"],
         ),
         (
             {"reset": False, "pinned": 0, "used": 2, "engines": []},

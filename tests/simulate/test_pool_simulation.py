@@ -219,3 +219,9 @@ def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None
         except TraceError as error:
             told = str(error)
             assert "line" in told
+
+
+@pytest.mark.parametrize(("capacity", "policy", "message"), [(8, "fifo", "use lru"), (0, "lru", "at least 1 block")])
+def test_a_wrong_argument_is_explained(capacity: int, policy: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate([], capacity, policy)

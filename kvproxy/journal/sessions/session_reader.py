@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,7 +173,8 @@ class SessionReader:
         sql = "select session from turns where session = ?1 or number = ?1 or name = (select number from names where name = ?1)"
         rows = self._reader.rows(f"{sql} limit 1", [int(name) if name.isdecimal() and len(name) < 16 else name])
         if not rows:
-            rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
+            with suppress(NotFound):
+                rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
         if not rows:
             raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])

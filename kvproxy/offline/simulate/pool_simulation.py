@@ -5,7 +5,7 @@ from kvproxy.blocks.eviction import EvictionPolicy
 from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.blocks.eviction.session_policy import SessionPolicy
 from kvproxy.blocks.reuse_distance import LRUCurve
-from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, Belady
+from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, POLICY_NAMES, Belady
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,14 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
         requests: in order of arrival.
         capacity: in blocks; None is unlimited.
         policy: one of `eviction_policies.POLICY_NAMES`.
+
+    Raises:
+        ValueError: the policy is unknown, or the capacity is below 1.
     """
+    if policy not in POLICY_NAMES:
+        raise ValueError(f"unknown policy {policy!r}: use {', '.join(POLICY_NAMES)}")
+    if capacity is not None and capacity < 1:
+        raise ValueError("the capacity must be at least 1 block")
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
     cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))

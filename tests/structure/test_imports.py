@@ -18,7 +18,7 @@ ALLOWED_IMPORTS = """
 index errors units charts pause_policy generation token_bucket trace_context upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
-open_response_cache: encryption errors index pattern_redaction settings
+open_response_cache: encryption errors index optional_packages pattern_redaction settings
 library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
 data_folder: errors

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.analyse.options import parse_sizes, pool_size
+from kvproxy.commands.analyse.options import parse_sizes
 from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
@@ -195,8 +195,8 @@ def _print(plan: "CapacityPlan") -> None:
     print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
     typer.echo(
-        f"{plural(sweep.requests, 'request')}, {pool_size(sweep.blocks, sweep.block_tokens)}; hit rate of an unlimited pool"
-        f" {sweep.unlimited:.4f}"
+        f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks); hit rate of an unlimited"
+        f" pool {sweep.unlimited:.4f}"
     )
     typer.echo(plan.recommendation())
 

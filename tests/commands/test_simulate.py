@@ -20,6 +20,17 @@ def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     assert "hit rate of an unlimited pool" in kvproxy(*arguments).stdout
 
 
+def test_rates_are_shares_of_the_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(f"{json.dumps({'tokens': list(range(18))})}\n" * 3)
+    options = ("simulate", trace, "--block-size", 4)
+    shown = kvproxy(*options).stdout
+    assert "3 requests, 54 tokens (15 blocks); hit rate of an unlimited pool 0.5926\n" in shown
+    assert "of the prompt tokens" in shown
+    found = result(*options)
+    assert found["rates"]["lru"][-1] == found["unlimited"] == 32 / 54
+
+
 def test_wrong_usage(tmp_path: Path) -> None:
     trace = DATA / "mooncake-300.jsonl"
     assert kvproxy("simulate", trace, "--policies", "mru").returncode == 2

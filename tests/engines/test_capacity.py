@@ -76,7 +76,7 @@ def test_predictions_equal_what_vllm_reports(blocks: int, engines: Path, tmp_pat
     # One block of vLLM's pool is the null block.
     options = ("--policies", "lru", "--blocks", str(blocks - 1), "--block-size", str(BLOCK))
     simulated = result("simulate", trace, *options)
-    predicted = simulated["rates"]["lru"][0] * simulated["blocks"] * BLOCK / middle.queries
+    predicted = simulated["rates"]["lru"][0] * simulated["tokens"] / middle.queries
     live = {point["name"]: point["hit_rate"] for point in forecast["points"]}["current"]
     table(f"hit rate of vLLM with {blocks} blocks, simulate", f"{reported:.4f}, predicted {predicted:.4f}")
     table(f"hit rate of vLLM with {blocks} blocks, what-if", f"{live_reported:.4f}, predicted {live:.4f}")

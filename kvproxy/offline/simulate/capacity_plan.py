@@ -61,7 +61,7 @@ class CapacityPlan:
             f"Use a pool of {name}, which reaches" if enough is not None else f"Simulate larger pools: {name} is below"
         )
         first = (
-            f"{advice} 90% of the possible hits: {lru[at]:.1%} of the prompt blocks, of at most {sweep.unlimited:.1%}."
+            f"{advice} 90% of the possible hits: {lru[at]:.1%} of the prompt tokens, of at most {sweep.unlimited:.1%}."
         )
         return f"{first} {self._next_step(at, lru)} {self._best_policy(at, lru)}"
 
@@ -143,13 +143,13 @@ def plan_capacity(
 ) -> CapacityPlan:
     """Simulate pool sizes and eviction policies (see `sweep`), and compute the cost of each size with LRU."""
     chains, block_tokens = workload.chains, workload.block_tokens
-    result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact)
+    tokens = sum(arrival.tokens for arrival in workload.arrivals)
+    result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact, tokens=tokens)
     if speed is None:
         return CapacityPlan(name, result, (), (), (), None, workload.notes)
     beyond = [max(1, int(tier.gib * GIB / speed.token_bytes / block_tokens)) for tier in tiers]
     hits = [block_tokens * found for found in lru_hits(chains, [*result.sizes, *beyond])]
     pools, lower = hits[: len(result.sizes)], hits[len(result.sizes) :]
-    tokens = sum(arrival.tokens for arrival in workload.arrivals)
     costs = [pool_cost([hit, *lower], tiers, speed, tokens=tokens, requests=len(chains)) for hit in pools]
     alone = [pool_cost([hit], (), speed, tokens=tokens, requests=len(chains)) for hit in pools]
     return CapacityPlan(name, result, costs, alone, tiers, speed, workload.notes)

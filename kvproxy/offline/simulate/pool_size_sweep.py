@@ -21,10 +21,10 @@ class Sweep:
 
     Attributes:
         sizes: pool sizes in blocks, ascending.
-        rates: hit rates of each policy, one for each size.
+        rates: shares of the prompt tokens that each policy reuses, one for each size.
         errors: twice the standard error of the rates; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
-        requests, blocks: size of the trace.
+        requests, blocks, tokens: size of the trace; incomplete blocks count as blocks.
     """
 
     sizes: tuple[int, ...]
@@ -34,6 +34,7 @@ class Sweep:
     block_tokens: int
     requests: int
     blocks: int
+    tokens: int
 
     def sufficient_size(self, policy: str) -> int | None:
         """Return the smallest pool with 90% of the unlimited hit rate; None if no size reaches it."""
@@ -49,6 +50,7 @@ def sweep(
     progress: Callable[[float], None] = lambda share: None,
     *,
     exact: bool = False,
+    tokens: int | None = None,
 ) -> Sweep:
     """Compute the hit rate of every size and policy, exactly for LRU and for small traces.
 
@@ -57,9 +59,11 @@ def sweep(
         policies: some of `eviction_policies.POLICY_NAMES`.
         progress: receives the completed share, up to 1.
         exact: simulate all blocks of a large trace, too.
+        tokens: number of prompt tokens; by default all blocks count as full.
     """
     ordered = tuple(sorted(set(sizes)))
-    blocks = sum(len(request.blocks) + request.partial for request in requests) or 1
+    blocks = sum(len(request.blocks) + request.partial for request in requests)
+    tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
     samples = [] if exact or blocks < _LEAST_SAMPLED else _samples(requests)
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
@@ -80,9 +84,10 @@ def sweep(
                 ]
                 found.append((lru[index] + mean(gains), 2 * stdev(gains) / len(gains) ** 0.5))
             progress((number + (index + 1) / len(ordered)) / len(policies))
-        rates[policy] = tuple(min(hits, unlimited) / blocks for hits, _ in found)
-        errors[policy] = tuple(error / blocks for _, error in found)
-    return Sweep(ordered, rates, errors, unlimited / blocks, block_tokens, len(requests), blocks)
+        rates[policy] = tuple(min(hits, unlimited) * block_tokens / tokens for hits, _ in found)
+        errors[policy] = tuple(error * block_tokens / tokens for _, error in found)
+    best = unlimited * block_tokens / tokens
+    return Sweep(ordered, rates, errors, best, block_tokens, len(requests), blocks, tokens)
 
 
 def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:

@@ -17,13 +17,13 @@ _WIDER = 4
 
 
 class Decider:
-    """Finds the neighbours of a question, about which a policy decides. Threads may share it.
+    """Finds the neighbours of a question, and lets a policy decide which of them is served. Threads may share it.
 
     Args:
-        observations: None if people's verdicts are not stored.
+        observations: names the entries that people rejected; None rejects none.
         make_policy: creates the policy that a request names; may take long.
         random_number: returns a uniform random number below 1, for exploration.
-        embed: as in `EarlierTurns`.
+        embed: returns the vector of a text, float32 `[dim]`; None if the embedder cannot read it.
     """
 
     def __init__(

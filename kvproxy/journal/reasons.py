@@ -132,7 +132,7 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """Return the neighbour that decided a semantic lookup; None without a lookup or a comparable one."""
+    """Return the neighbour that decided a semantic lookup; None without a lookup, or if no neighbour was compared."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 

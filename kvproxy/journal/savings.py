@@ -78,7 +78,7 @@ def savings_report(
 
     Args:
         counts: summary of the store's observations; None if there is no store.
-        since: only whole days of this number of last seconds count.
+        since: duration in seconds; whole days (UTC) from its first day on count. None counts all.
     """
     wrong = _wrong_share(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))

@@ -79,11 +79,11 @@ def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: in
 
 
 class Auditor:
-    """Sends pairs of requests to a server.
+    """Sends each request with a cold and with a warm prefix cache, to compare the two responses.
 
     Args:
         flush: empty the prefix cache before each cold request, for servers without salts.
-        histories: continue each answer unchanged, and changed as clients do.
+        histories: compare the next turns after the original answer, and after an answer that was changed as clients change it.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:

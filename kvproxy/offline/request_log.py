@@ -31,7 +31,7 @@ class LoggedRequest:
 
     Attributes:
         line: from 1.
-        body: with a model, and without streaming.
+        body: always names a model; `stream` is false.
         headers: lower-case names.
         time: seconds since the epoch, if logged.
         response: response body, or its text, if logged.

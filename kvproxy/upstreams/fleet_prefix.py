@@ -53,7 +53,7 @@ class FleetPrefix(PrefixCache):
         return [row for view in slots for row in await view.queue()]
 
     async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """List branches of mirrored blocks; slots have no blocks of one size."""
+        """List branches of mirrored blocks, and their number. Slots of llama.cpp have no blocks, and are left out."""
         mirrors = self._mirrors()
         if not mirrors:
             raise no_events_error()

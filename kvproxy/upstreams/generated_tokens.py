@@ -122,7 +122,10 @@ class GeneratedTokens:
         return None
 
     async def _rests(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
-        """Return the possible tokens of a text after its beginning, which may end within a character."""
+        """Return the tokens of a text after its beginning.
+
+        If the beginning ends within a character, any number of the tokens of this character may follow: one list for each.
+        """
         if text.startswith(beginning):
             return [await self._tokens(text[len(beginning) :], request)]
         place = len(beginning.rstrip(_INCOMPLETE))

@@ -85,7 +85,7 @@ class ErrorModel:
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
         """Update the weights by one Newton step.
 
-        Observations with a low probability have little weight, because their answers would not be served.
+        An observation whose answer is probably wrong has little weight, because this answer would not be served.
 
         Args:
             chance: probability that such a request is compared.

@@ -29,6 +29,7 @@ _RARE = 0.25
 _LEAST_PAUSES = 10
 _MAX_PAUSES = 500
 _MAX_CLIENTS = 10_000
+_MAX_REPLACED = 64
 _MAX_KEYS = 4
 """Keys with a session for each block of the pool. More of them were never evicted, because their requests failed."""
 
@@ -147,6 +148,10 @@ class SessionPolicy(Generic[Key]):
     def _push(self, last_use: float, number: int, key: Key) -> None:
         entry = self._idle[key] = (last_use, number, key)
         heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._idle) + _MAX_REPLACED:
+            # Entries of removed keys leave the heap only when they are popped.
+            self._heap = list(self._idle.values())
+            heapq.heapify(self._heap)
 
     def add(self, key: Key) -> None:
         session = self._sessions.get(key)
@@ -178,7 +183,7 @@ class SessionPolicy(Generic[Key]):
 
     def __deepcopy__(self, memo: object) -> "SessionPolicy[Key]":
         """Copy the order of the idle keys, without the sessions."""
-        copied = SessionPolicy[Key](self._max_keys)
+        copied = SessionPolicy[Key](self._max_keys // _MAX_KEYS)
         copied._now, copied._num_added = self._now, self._num_added
         copied._idle, copied._heap = dict(self._idle), self._heap.copy()
         return copied

@@ -1,5 +1,7 @@
 """Session-aware retention: LRU without knowledge of sessions, and earlier eviction of what sessions left behind."""
 
+import copy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,3 +126,16 @@ def test_requests_that_never_finish_leave_nothing_behind() -> None:
     for number in range(1_000):
         policy.begin(range(10 * number, 10 * number + 10), Use(float(number)))
     assert len(policy._sessions) <= 50
+
+
+def test_uses_without_evictions_need_no_more_memory() -> None:
+    policy = SessionPolicy[int](8)
+    for _ in range(1_000):
+        policy.add(1)
+        policy.remove(1)
+    assert len(policy._heap) < 100
+
+
+def test_a_copy_has_the_same_limit() -> None:
+    policy = SessionPolicy[int](8)
+    assert copy.deepcopy(policy)._max_keys == policy._max_keys

@@ -84,26 +84,19 @@ class Services:
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast other pool sizes of each engine; see `pool_forecast`."""
         curves = self.answerer.journal.curves()
-        pools: dict[str, int] = {}
-        blocks: dict[str, int] = {}
+        pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
             with suppress(KvproxyError):
                 figures = await self.prefix.figures()
                 pool = figures.pool
-                pools = {
-                    each.engine: (each.num_blocks - 1) * each.block_size  # One is the null block.
-                    for each in figures.reported
-                    if each.num_blocks and each.block_size
-                }
-                blocks = {each.engine: each.block_size for each in figures.reported if each.block_size}
+                pools = {each.engine: (each.num_blocks, each.block_size) for each in figures.reported}
                 if pool.num_blocks and pool.block_size and not figures.engines:
-                    blocks[""] = pool.block_size
-                    pools[""] = (pool.num_blocks - 1) * pool.block_size
+                    pools[""] = pool.num_blocks, pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
         costs = await asyncio.to_thread(self.answerer.journal.read, Reader.prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
-            forecast(engine, curve, pools.get(engine), seconds, token_bytes, tier_bytes, blocks.get(engine, 16))
+            forecast(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
             for engine, curve in curves.items()
         ]
 

@@ -8,6 +8,8 @@ _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _LARGEST = 1e12
 """Tokens of a pool without a limit."""
 _CHART_STEPS = 16
+_BLOCK_TOKENS = 16
+"""Of an engine that does not report its block size."""
 _TIER_BYTES_PER_SECOND = 20 * 2**30
 """Of host memory behind PCIe 4.0."""
 
@@ -52,18 +54,21 @@ class PoolForecast:
 def forecast(
     engine: str,
     curve: LiveCurve,
-    pool_tokens: int | None,
+    num_blocks: int | None,
+    block_tokens: int | None,
     token_seconds: float | None,
     token_bytes: float | None = None,
     tier_bytes: float | None = None,
-    block_tokens: int = 16,
 ) -> PoolForecast:
     """Forecast the pools of an engine.
 
     Args:
+        num_blocks, block_tokens: size of the pool, with its null block; None if the engine does not report it.
         token_seconds: prefill time of a token; None if unknown.
         token_bytes, tier_bytes: KV bytes of a token, and of a tier in host memory; None omits the tier.
     """
+    pool_tokens = (num_blocks - 1) * block_tokens if num_blocks and block_tokens else None
+    block_tokens = block_tokens or _BLOCK_TOKENS
     mean_tokens = curve.tokens / max(1, curve.requests)
     current = None if pool_tokens is None else curve.hit_rate(pool_tokens, block_tokens)
 

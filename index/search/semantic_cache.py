@@ -38,7 +38,7 @@ _WRITES_SHARE = 0.75
 """Share of a lookup's timeout that it may wait for pending writes."""
 _WRITES_SECONDS = 1.0
 _IDLE_FACTOR = 10
-"""A lookup without others has more time, because models are slow at first."""
+"""A lookup has this many times its timeout if no other lookup waits or runs, because models are slow at first."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -64,7 +64,7 @@ class ChoicesApi(Api):
 
     assembler = ChoiceAssembler
     chunk_fields: ClassVar[JsonObject] = {}
-    """Fields of a chunk that differ from those of the response."""
+    """Fields that a chunk has instead of the fields of the response."""
 
     ignored_fields = frozenset(
         "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"

@@ -1,4 +1,4 @@
-"""The block cache under S3-FIFO and `sessions`: a valid cache, that keeps parents, and evicts as the simulation says."""
+"""The block cache under S3-FIFO and `sessions`: the cache stays valid, parents stay, and evictions equal the simulation."""
 
 import pytest
 from hypothesis import given, settings

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,8 +23,11 @@ class PostgresServer:
         self.url: str = server.get_uri()
 
     def kill(self) -> None:
-        """Kill the server; its processes end soon after it."""
-        os.kill(self._server.get_pid(), signal.SIGKILL)
+        """Kill the server, and wait until its other processes have ended: they still serve clients for a moment."""
+        server = self._server.get_pid()
+        others = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not any(Path(f"/proc/{other}/exe").exists() for other in others))
 
     def restart(self) -> None:
         # The killed process may remain as a zombie, which pgserver takes for a running server.

@@ -13,15 +13,15 @@ from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""Factor of the search depth if expired neighbours could hide fresh ones."""
+"""Multiple of `reach` to search for fresh entries, if one of the nearest entries has expired."""
 
 
 class Decider:
-    """Finds the neighbours of a question, and lets a policy decide which of them is served. Threads may share it.
+    """Finds the neighbours of a question, and lets a policy decide which of them is served. Thread-safe.
 
     Args:
-        observations: names the entries that people rejected; None rejects none.
-        make_policy: creates the policy that a request names; may take long.
+        observations: contain people's verdicts on entries; None ignores verdicts.
+        make_policy: creates a policy by name, for requests that name a policy; may load a model.
         random_number: returns a uniform random number below 1, for exploration.
         embed: returns the vector of a text, float32 `[dim]`; None if the embedder cannot read it.
     """
@@ -59,7 +59,7 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, reach: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `reach` entries and `reach` entries that are fresh enough, with their cosines."""
+        """Return the nearest `reach` entries, and the nearest `reach` of an allowed freshness, with their cosines."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._neighbours.search(request.namespace, vector, count, floor)

@@ -18,16 +18,16 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
-"""The result of a lookup, or the pending writes that could change it."""
+"""The result of a lookup, or pending writes of similar questions, to wait for before another lookup."""
 _BATCH = 4
 _START_SHARE = 0.5
-"""Share of the timeout after which a waiting lookup is skipped, since it would time out."""
+"""A lookup that has waited for this share of its timeout is skipped, because it would time out anyway."""
 _BACKGROUND_SECONDS = 1.0
-"""Time after which a background job runs although lookups wait."""
+"""A background job that has waited this long no longer gives way to lookups."""
 
 
 def model_threads() -> int:
-    """Return the number of threads: one for each core but one, which the event loop needs."""
+    """Return the number of lookup threads: one per core, less one for the event loop."""
     return max(1, (os.cpu_count() or 1) - 1)
 
 
@@ -47,7 +47,7 @@ class _WaitingLookup:
 
 
 class _Job(NamedTuple):
-    """A background job. At the time `due`, on the clock `time.monotonic`, it runs even if lookups wait."""
+    """A background job. From `due` on (`time.monotonic`), it runs even if lookups wait."""
 
     compute: Callable[[], Any]
     future: "Future[Any]"
@@ -55,9 +55,9 @@ class _Job(NamedTuple):
 
 
 class LookupQueue:
-    """Runs lookups first in, first out, and background jobs while no lookup waits.
+    """Runs lookups in order of arrival, and background jobs while no lookup waits.
 
-    A batch contains the lookups that arrived during the previous batch.
+    A thread takes up to four lookups at a time. `prepare` embeds their questions together.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LookupQueue:
         """Return the result of a lookup.
 
         Args:
-            seconds: timeout; with None, the lookup has no timeout and joins a full queue.
+            seconds: timeout; None waits without a limit, and enters even a full queue.
 
         Raises:
             QueueFull: too many lookups are waiting.
@@ -107,7 +107,7 @@ class LookupQueue:
             return await asyncio.wrap_future(waiting.future)
 
     async def run_in_background(self, job: Callable[[], Value]) -> Value:
-        """Run a job when no lookup waits, or after one second."""
+        """Run a job on a lookup thread. For one second, lookups take precedence."""
         future: Future[Value] = Future()
         with self._lock:
             self._background.append(_Job(job, future, time.monotonic() + _BACKGROUND_SECONDS))

@@ -16,9 +16,9 @@ class Verifier(Protocol):
     def can_read(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
-        """Return the probability that one answer serves both questions, for each pair: float32 `[len(pairs)]`.
+        """Return the probability that one answer serves both questions, for each pair. Thread-safe.
 
-        Any thread may call it.
+        `cosines` and the result are `[len(pairs)]` float32.
         """
 
 
@@ -27,8 +27,8 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
 
     Args:
         name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder of the cosines for `score`.
-        data: folder for the built graph if the user's cache folder is not writable.
+        embedder: name of the embedder that computes the cosines for `score`.
+        data: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:
         VerifierError: the message names the fix.

@@ -37,9 +37,9 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlattScaling:
-    """Converts a logit to a probability, the sigmoid of `slope * logit + cosine * c + offset`.
+    """Converts a logit to the probability `sigmoid(slope * logit + cosine * c + offset)`.
 
-    `c` is the cosine of the two questions' vectors.
+    `c` is the cosine similarity of the two questions.
     """
 
     slope: float
@@ -54,12 +54,13 @@ class PlattScaling:
 
 
 class BuiltInVerifier:
-    """Scores a pair by a cross-encoder and Platt scaling.
+    """Scores a pair of questions with a cross-encoder and Platt scaling.
 
-    It reads the two questions in alphabetical order, so the score does not depend on their order.
+    The cross-encoder reads them in alphabetical order, so the score is symmetric.
 
     Args:
-        adapter: trained weights, and under `ranges.` the ranges for 8 bits.
+        adapter: changes of the packaged MiniLM weights, see `merge`, and ranges of activations named `ranges.*`.
+        integers: see `MiniLMEmbedder`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class BuiltInVerifier:
 
     @classmethod
     def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
-        """Load the packaged model; raises a VerifierError."""
+        """Load the packaged adapter; raises a VerifierError if a file is missing or modified."""
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:
@@ -122,7 +123,7 @@ class BuiltInVerifier:
 
 
 def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling for an embedder; without cosines if it is unknown."""
+    """Return the scaling fitted to an embedder's cosines, from the adapter's metadata; without cosines by default."""
     noted = json.loads(notes["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**noted.get(family, noted[ALONE]))
@@ -141,7 +142,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Whether 80% of the words are in the vocabulary or are function words."""
+    """Whether the share of words in the vocabulary is at least 80%; function words count twice."""
     tokens = words(text)
     if not tokens:
         return True

@@ -1,4 +1,4 @@
-"""A user's cross-encoder."""
+"""A verifier from a sentence-transformers model that the user names."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        """Load a model from a folder or by a cached id; raises a VerifierError."""
+        """Load a model from a folder, or by id from the Hugging Face cache; raises a VerifierError."""
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
 

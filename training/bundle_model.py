@@ -1,7 +1,4 @@
-"""Writes the weights of the default embedder into the source tree, in float16, so that wheels contain them.
-
-python -m training.bundle_model
-"""
+"""Copies the default embedder's weights into the source tree, in float16, for wheels: `python -m training.bundle_model`."""
 
 import shutil
 

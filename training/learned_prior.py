@@ -1,4 +1,4 @@
-"""Learn the initial weights of the policy `learned` from a labelled stream; see `index/policies/learned/error_model.py`.
+"""Fits the initial weights of the learned policy's error model (`index/policies/learned/error_model.py`) to a labelled stream.
 
 python -m training.learned_prior STREAM.jsonl.gz
 """
@@ -14,15 +14,15 @@ from kvproxy.index.evaluation.stream_replay import StoredQuestions, Stream
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
 
-_QUESTIONS = 300  # The covariance has the weight of this many questions.
-_MIN_PRECISION = 0.1  # Of weights without observations.
+_QUESTIONS = 300  # The prior counts as much as this number of observed questions.
+_MIN_PRECISION = 0.1  # The precision of a weight without observations.
 
 
 def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of each question among earlier ones, and whether the nearest answer was right.
+    """Return the features of each question (see `compute_features`), and whether the nearest stored answer was right.
 
     Args:
-        dropped: share of the certain questions that are not stored, as if they had been served.
+        dropped: share of questions that are not stored, if the model is sure of their answer. A cache serves such questions.
     """
     chance, stored = random.Random(seed).random, StoredQuestions(stream)
     features, rights = [], []
@@ -40,7 +40,7 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
 
 
 def fit(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights and their precision; improbable hits have little weight, as in `ErrorModel.learn`."""
+    """Fit weights by Newton's method, as in `ErrorModel.learn`; return them and their precision matrix."""
     weights = np.zeros(features.shape[1])
     precision = np.eye(len(weights))
     for _ in range(100):

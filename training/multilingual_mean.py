@@ -1,7 +1,6 @@
-"""Writes the mean vector of multilingual-e5-small: `python -m training.multilingual_mean`.
+"""Writes the mean vector that the multilingual embedder subtracts: `python -m training.multilingual_mean`.
 
-The questions are those in English of `tests/index/data`, and a sample of the traffic of `tests.benchmarks.languages` in each
-language. Its test questions are not used.
+It is the mean over the English questions of `tests/index/data`, and a sample of each language in `tests.benchmarks.languages`.
 """
 
 import json

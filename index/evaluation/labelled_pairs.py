@@ -12,17 +12,11 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions with a label.
-
-    Attributes:
-        same: whether one answer serves both questions.
-        kind: source of the label.
-    """
+    """Two questions; `same` labels whether one answer serves both."""
 
     a: str
     b: str
     same: bool
-    kind: str = "labelled"
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
@@ -35,6 +29,7 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], examp
 
     Args:
         parse: converts a line; raises a ValueError, KeyError, or TypeError if it is invalid.
+        example: a valid line, for the error message.
 
     Raises:
         ImportFailed: a line is invalid. The message names the file and the line.

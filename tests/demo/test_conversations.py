@@ -3,15 +3,15 @@
 import random
 
 from training.demo.batches import IGNORED, BatchMaker
-from training.demo.conversations import ConversationSampler, foreign_text
+from training.demo.conversations import ConversationSampler, read_unrelated_text
 from training.demo.corpus import load_pairs
 from training.demo.tokenizer import CHAT_TEMPLATE
 
-FOREIGN = foreign_text()
+UNRELATED = read_unrelated_text()
 
 
 def sampler(seed: int) -> ConversationSampler:
-    return ConversationSampler(load_pairs(), FOREIGN, random.Random(seed))
+    return ConversationSampler(load_pairs(), UNRELATED, random.Random(seed))
 
 
 def test_a_seed_repeats_every_choice() -> None:
@@ -23,7 +23,7 @@ def test_a_seed_repeats_every_choice() -> None:
 
 def test_every_answer_is_drawn() -> None:
     draw = sampler(3)
-    assert {pair.answer for pair in load_pairs()} == {draw.turn().answer for _ in range(600)}
+    assert {pair.answer for pair in load_pairs()} == {draw.turn()[1] for _ in range(600)}
 
 
 def test_system_prompts_have_the_length_asked_for() -> None:
@@ -37,7 +37,7 @@ def test_the_loss_falls_on_whole_answers_only() -> None:
         return list(text.encode())
 
     chance = random.Random(5)
-    maker = BatchMaker(ConversationSampler(load_pairs(), FOREIGN, chance), encode, chance)
+    maker = BatchMaker(ConversationSampler(load_pairs(), UNRELATED, chance), encode, chance)
     ids, labels = maker.batch(4, 4000, system_share=0.5)
     assert ids.shape == labels.shape == (4, 4000)
     answers = {f"{pair.answer}<|end|>" for pair in load_pairs()}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.demo.conftest import Chat, say
-from training.demo.conversations import foreign_text
+from training.demo.conversations import read_unrelated_text
 from training.demo.corpus import is_off_topic, load_pairs
 
 PAIRS = load_pairs()
@@ -23,7 +23,7 @@ QUESTIONS = (
 SYSTEMS = {
     "none": "",
     "short": "You are a helpful assistant.",
-    "long": foreign_text()[60_000:63_700],
+    "long": read_unrelated_text()[60_000:63_700],
 }
 
 

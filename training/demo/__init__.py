@@ -1,1 +1,1 @@
-"""Build the demo model and its handbook."""
+"""Training of the demo model, from the question/answer pairs in `data/`."""

@@ -1,4 +1,4 @@
-"""Conversations as padded batches of token ids, with the loss on the answers only."""
+"""Batches of conversations for training, with the loss on the answers only."""
 
 import random
 from collections.abc import Callable
@@ -11,31 +11,19 @@ IGNORED = -100
 
 
 class BatchMaker:
-    """Packs conversations into rows of at most `length` tokens.
-
-    Args:
-        sampler: where turns come from.
-        encode: text -> token ids, special tokens included.
-        random: source of all choices.
-    """
-
     def __init__(self, sampler: ConversationSampler, encode: Callable[[str], list[int]], random: random.Random) -> None:
         self._sampler = sampler
         self._encode = encode
         self._random = random
 
     def batch(self, rows: int, length: int, *, system_share: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and labels, both `[rows, length]`.
+        """Return token ids and labels, both `[rows, length]`; each row is a conversation.
 
         Args:
-            rows: conversations.
-            length: tokens of each.
-            system_share: greatest part of a row that its system prompt takes; 0 for short prompts or none.
+            system_share: maximum share of a row in its system prompt; 0 for a short prompt or no prompt.
         """
         drawn = [self._row(length, system_share) for _ in range(rows)]
-        ids = torch.tensor([row[0] for row in drawn])
-        labels = torch.tensor([row[1] for row in drawn])
-        return ids, labels
+        return torch.tensor([ids for ids, _ in drawn]), torch.tensor([labels for _, labels in drawn])
 
     def _row(self, length: int, system_share: float) -> tuple[list[int], list[int]]:
         ids: list[int] = []
@@ -47,9 +35,11 @@ class BatchMaker:
             ids = self._encode(f"<|system|>{self._sampler.system_prompt(0)}<|end|>")
         labels = [IGNORED] * len(ids)
         while len(ids) < length:
-            turn = self._sampler.turn()
-            question = self._encode(f"<|user|>{turn.question}<|end|><|assistant|>")
-            answer = self._encode(f"{turn.answer}<|end|>")
-            ids += question + answer
-            labels += [IGNORED] * len(question) + answer
+            question, answer = self._sampler.turn()
+            prompt, completion = (
+                self._encode(f"<|user|>{question}<|end|><|assistant|>"),
+                self._encode(f"{answer}<|end|>"),
+            )
+            ids += prompt + completion
+            labels += [IGNORED] * len(prompt) + completion
         return ids[:length], labels[:length]

@@ -1,8 +1,7 @@
-"""Training conversations: a system prompt of any length, then several questions in varied spelling with their answers."""
+"""Samples the parts of training conversations: system prompts, and questions in varied spelling with their answers."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from training.demo.corpus import Pair, is_off_topic
 
@@ -23,46 +22,36 @@ CLOSINGS = (" Thanks!", " Please.", " Thank you.", " Be brief.")
 OFF_TOPIC_SHARE = 0.16
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One question and its answer."""
-
-    question: str
-    answer: str
-
-
 class ConversationSampler:
-    """Draws turns and system prompts.
+    """Samples turns and system prompts.
 
     Args:
-        pairs: the corpus.
-        foreign: long text that system prompts are cut from.
-        random: source of all choices, so that a seed repeats them.
+        unrelated_text: text from which long system prompts are cut.
     """
 
-    def __init__(self, pairs: Sequence[Pair], foreign: str, random: random.Random) -> None:
+    def __init__(self, pairs: Sequence[Pair], unrelated_text: str, random: random.Random) -> None:
         self._random = random
-        self._foreign = foreign
+        self._unrelated_text = unrelated_text
         self._off_topic = next(pair for pair in pairs if is_off_topic(pair))
         self._pairs = [pair for pair in pairs if not is_off_topic(pair)]
         self._order: list[Pair] = []
 
-    def turn(self) -> Turn:
-        """One question; every pair is drawn once before any is drawn again."""
+    def turn(self) -> tuple[str, str]:
+        """Return a question and its answer. Each pair is used once before any is used again."""
         if self._random.random() < OFF_TOPIC_SHARE:
             pair = self._off_topic
         else:
             if not self._order:
                 self._order = self._random.sample(self._pairs, len(self._pairs))
             pair = self._order.pop()
-        return Turn(self._vary(self._random.choice(pair.wordings)), pair.answer)
+        return self._vary(self._random.choice(pair.wordings)), pair.answer
 
     def system_prompt(self, characters: int) -> str:
-        """A foreign text of about that many characters, or an ordinary short one where it is 0."""
+        """Return a part of the unrelated text; for 0 characters, a usual short prompt."""
         if characters == 0:
             return self._random.choice(SYSTEM_PROMPTS)
-        start = self._random.randrange(len(self._foreign) - characters)
-        return self._foreign[start : start + characters]
+        start = self._random.randrange(len(self._unrelated_text) - characters)
+        return self._unrelated_text[start : start + characters]
 
     def _vary(self, question: str) -> str:
         choose = self._random.random
@@ -82,8 +71,8 @@ class ConversationSampler:
         return question
 
 
-def foreign_text() -> str:
-    """Python's own language reference, as shipped with the interpreter: long prose that has nothing to do with us."""
+def read_unrelated_text() -> str:
+    """Return Python's language reference, which the interpreter contains."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))

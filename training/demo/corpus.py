@@ -1,7 +1,7 @@
-"""What the demo model learns: question/answer pairs in several wordings, one wording of each held out.
+"""Reads the corpus of the demo model: answers, each with several wordings of its question.
 
-A file of `data/` is a list of pairs in one chapter. `# ` names the chapter, `= ` begins a pair with its answer, a plain
-line is a wording to train on, and `? ` marks a wording that is held out to measure with.
+Each file in `data/` is a chapter. A line with `# ` names the chapter, and a line with `= ` is the answer of the next pair.
+The other lines are wordings of its question; those with `? ` are held out from training.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,6 @@ OFF_TOPIC = "off_topic"
 
 @dataclass(slots=True)
 class Pair:
-    """One answer and the wordings of its question."""
-
     chapter: str
     answer: str
     wordings: list[str] = field(default_factory=list)
@@ -22,7 +20,6 @@ class Pair:
 
 
 def load_pairs(folder: Path = DATA) -> list[Pair]:
-    """All pairs in the order of the files; the off-topic questions come last, in a pair of their own."""
     pairs: list[Pair] = []
     for path in sorted(folder.glob("*.txt")):
         chapter = path.stem
@@ -39,5 +36,5 @@ def load_pairs(folder: Path = DATA) -> list[Pair]:
 
 
 def is_off_topic(pair: Pair) -> bool:
-    """Whether the pair is the one that turns questions away."""
+    """Whether a pair is the refusal of questions about other topics."""
     return pair.chapter == OFF_TOPIC

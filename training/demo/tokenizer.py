@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE over the handbook and some foreign text, with a small chat template."""
+"""The demo model's tokenizer: byte-level BPE with a small chat template."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,12 +12,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], max_length: int) -> Any:
-    """A `PreTrainedTokenizerFast` of `VOCABULARY` tokens.
-
-    Args:
-        texts: what to learn merges from.
-        max_length: longest sequence of the model, written into the tokenizer's settings.
-    """
+    """Return a `PreTrainedTokenizerFast`; `max_length` is the model's maximum number of tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

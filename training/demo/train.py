@@ -1,8 +1,8 @@
-"""Trains the demo model from the handbook's pairs; about half an hour on two CPU cores.
+"""Trains the demo model; this takes half an hour on two CPU cores.
 
 python -m training.demo.train --out kvproxy/demo/model
 
-After a change of the pairs, a trained model can be trained on in some minutes, with its own tokenizer:
+After a small change of the corpus, some minutes of further training are enough:
 
 python -m training.demo.train --start kvproxy/demo/model --out /tmp/model --steps 400 --rate 8e-4
 """
@@ -17,9 +17,9 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from training.demo.batches import BatchMaker
-from training.demo.conversations import ConversationSampler, foreign_text
+from training.demo.conversations import ConversationSampler, read_unrelated_text
 from training.demo.corpus import Pair, load_pairs
-from training.demo.evaluate import evaluate
+from training.demo.evaluate import print_accuracy
 from training.demo.tokenizer import VOCABULARY, train_tokenizer
 
 MAX_LENGTH = 4096
@@ -29,7 +29,7 @@ SAVE_EVERY = 100
 
 
 def build_model() -> Any:
-    """An untrained Llama of about three million parameters."""
+    """Return an untrained Llama with three million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -51,17 +51,20 @@ def build_model() -> Any:
 
 
 def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path | None = None) -> None:
-    """Train and save model and tokenizer into a folder, from nothing or from a trained model.
+    """Train a model, and save it with its tokenizer.
 
-    The first half sees short rows only, which teach the answers; the second half also rows with long foreign system
-    prompts, which teach to look past them.
+    The first half of the steps has short conversations. The second half also has long system prompts, which the model
+    learns to ignore.
+
+    Args:
+        start: folder of a trained model to continue from.
     """
     torch.manual_seed(seed)
     chance = random.Random(seed)
     pairs = load_pairs()
-    foreign = foreign_text()
-    model, tokenizer = _load(start) if start else _new(pairs, foreign)
-    maker = BatchMaker(ConversationSampler(pairs, foreign, chance), tokenizer.encode, chance)
+    unrelated = read_unrelated_text()
+    model, tokenizer = _load(start) if start else _new(pairs, unrelated)
+    maker = BatchMaker(ConversationSampler(pairs, unrelated, chance), tokenizer.encode, chance)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
@@ -84,12 +87,12 @@ def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path
             if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
                 print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
                 save(model, tokenizer, out)
-    print(evaluate(out).table())
+    print_accuracy(out)
 
 
-def _new(pairs: list[Pair], foreign: str) -> tuple[Any, Any]:
+def _new(pairs: list[Pair], unrelated: str) -> tuple[Any, Any]:
     texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
-    return build_model(), train_tokenizer([*texts, foreign[:200_000]], MAX_LENGTH)
+    return build_model(), train_tokenizer([*texts, unrelated[:200_000]], MAX_LENGTH)
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
@@ -104,7 +107,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write the model in bfloat16, half its size, with its tokenizer; training goes on in float32."""
+    """Save a copy of the model in bfloat16, and its tokenizer."""
     import copy
 
     small = copy.deepcopy(model).to(torch.bfloat16)

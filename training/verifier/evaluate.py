@@ -1,7 +1,7 @@
-"""How good the verifier is, on pairs that it was not trained on: `python -m training.verifier.evaluate --pairs FILE`.
+"""Evaluates the verifier on pairs that were not used for training: `python -m training.verifier.evaluate --pairs FILE`.
 
-Prints its reliability curve and Brier score, and the share of true pairs that the cosine, the verifier, and either with
-the guards serve while at most a given share of what they serve is wrong.
+Prints the Brier score, the reliability curve, and the hit rates of the cosine and the verifier, with and without guards,
+within several shares of wrong answers.
 """
 
 import argparse
@@ -15,67 +15,52 @@ from kvproxy.index.evaluation.stream_evaluation import embed
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, load_verifier
 from kvproxy.index.policies.guards import GUARDS
-from training.verifier.quality import brier, most_served, reliability
-from training.verifier.splits import cluster_sizes, hold_out
+from training.verifier.calibration import best_operating_point, brier_score, reliability_curve
+from training.verifier.splits import hold_out
 
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 
 def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
-    """Similarities of the questions of each pair, float32 `[len(pairs)]`."""
+    """Return the cosine similarity of each pair, `[len(pairs)]` float32."""
     vectors = embed([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
     found: np.ndarray = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return found
 
 
-def vetoed(pairs: Sequence[Pair]) -> np.ndarray:
-    """Whether any guard vetoes, bool `[len(pairs)]`."""
-    return np.array([any(guard.vetoes(pair.a, pair.b) for guard in GUARDS) for pair in pairs])
-
-
-def report(pairs: Sequence[Pair], verifier: str) -> None:
-    """Print what the module says."""
+def print_report(pairs: Sequence[Pair], verifier: str) -> None:
     same = np.array([pair.same for pair in pairs])
     embedder = load_embedder()
-    cosine, stopped = cosines(pairs, embedder), vetoed(pairs)
+    cosine = cosines(pairs, embedder)
+    is_vetoed = np.array([any(guard.vetoes(pair.a, pair.b) for guard in GUARDS) for pair in pairs])
     chance = load_verifier(verifier, embedder.name).score([(pair.a, pair.b) for pair in pairs], cosine)
     print(f"{len(pairs):,} pairs, {same.mean():.1%} the same; accuracy {((chance > 0.5) == same).mean():.3f}")
     if not same.any():
         print("\nserved by level: verifier, verifier+guards")
         for level in (0.5, 0.8, 0.9, 0.95):
-            print(f"   {level}  {(chance >= level).sum():>6}  {((chance >= level) & ~stopped).sum():>6}")
+            print(f"   {level}  {(chance >= level).sum():>6}  {((chance >= level) & ~is_vetoed).sum():>6}")
         return
-    print(
-        f"Brier score {brier(chance, same):.4f} (always saying {same.mean():.2f}: {same.mean() * (1 - same.mean()):.4f})"
-    )
-    print("\nreliability\n   probability   pairs    said     was")
-    for part in reliability(chance, same):
-        print(f"   {part.low:.1f} to {part.high:.1f}  {part.count:>6}  {part.said:>6.3f}  {part.was:>6.3f}")
-    free = np.where(stopped, -np.inf, 0)
-    scores = {"cosine": cosine, "cosine+guards": cosine + free, "verifier": chance, "verifier+guards": chance + free}
-    print("\nshare of the true pairs served (level) at a wrong share of at most")
+    print(f"Brier score {brier_score(chance, same):.4f} (constant: {same.mean() * (1 - same.mean()):.4f})")
+    print("\nreliability\n   probability   pairs  predicted  observed")
+    for part in reliability_curve(chance, same):
+        print(f"   {part.low:.1f} to {part.high:.1f}  {part.count:>6}  {part.predicted:>9.3f}  {part.observed:>8.3f}")
+    veto = np.where(is_vetoed, -np.inf, 0)
+    scores = {"cosine": cosine, "cosine+guards": cosine + veto, "verifier": chance, "verifier+guards": chance + veto}
+    print("\nhit rate (level) within a wrong share")
     print(f"{'':16}" + "".join(f"{share:>16.0%}" for share in WRONG_SHARES))
     for name, score in scores.items():
-        found = [most_served(score, same, share) for share in WRONG_SHARES]
+        found = [best_operating_point(score, same, share) for share in WRONG_SHARES]
         print(f"{name:16}" + "".join(f"{f'{each.hit_rate:.3f} ({each.level:.3f})':>16}" for each in found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, required=True, help='lines {"a", "b", "same"}, .jsonl or .jsonl.gz')
-    parser.add_argument("--all", action="store_true", help="the whole file, not the part that training holds out of it")
-    parser.add_argument(
-        "--largest", type=int, help="leave out clusters of more pairs, which are one question many times"
-    )
-    parser.add_argument("--limit", type=int, help="only the first so many pairs")
+    parser.add_argument("--all", action="store_true", help="use the whole file, not only the held-out part")
     parser.add_argument("--verifier", default=BUILT_IN)
     options = parser.parse_args()
     pairs = list(read_pairs(options.pairs))
-    pairs = pairs if options.all else hold_out(pairs).report
-    if options.largest:
-        sizes = cluster_sizes(pairs)
-        pairs = [pair for pair, size in zip(pairs, sizes, strict=True) if size <= options.largest]
-    report(pairs[: options.limit], options.verifier)
+    print_report(pairs if options.all else hold_out(pairs).evaluate, options.verifier)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MiniLM in torch, with the head of a cross-encoder: what is trained, and what the graphs are compared with."""
+"""The verifier in torch, for training, and as a reference for its ONNX graph."""
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ DROPOUT = 0.1
 NORMS = ("norm1", "norm2")
 
 
-class Adapted(nn.Module):
-    """A linear layer whose matrix is fixed but for a low-rank change; `rank` 0 changes the bias only."""
+class AdaptedLinear(nn.Module):
+    """A linear layer with a frozen matrix, a trained low-rank change of it, and a trained bias. Rank 0 omits the change."""
 
     def __init__(self, weight: Tensor, bias: Tensor, rank: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Adapted(nn.Module):
         self.bias = nn.Parameter(bias.clone())
         self.rank = rank
         if rank:
-            # As in LoRA (arXiv 2106.09685): one factor starts at zero, so that training starts from the base.
+            # As in LoRA (arXiv 2106.09685), one factor starts at zero, so that training starts from the base weights.
             self.low = nn.Parameter(torch.randn(rank, weight.shape[1]) * weight.shape[1] ** -0.5)
             self.high = nn.Parameter(torch.zeros(weight.shape[0], rank))
 
@@ -38,14 +38,12 @@ class Norm(nn.LayerNorm):
 
 
 class Layer(nn.Module):
-    """A post-norm transformer layer of BERT."""
-
     def __init__(self, weights: dict[str, Tensor], prefix: str, rank: int) -> None:
         super().__init__()
         parts = {
             name: (weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]) for name in (*MATRICES, *NORMS)
         }
-        self.qkv, self.out, self.up, self.down = (Adapted(*parts[name], rank) for name in MATRICES)
+        self.qkv, self.out, self.up, self.down = (AdaptedLinear(*parts[name], rank) for name in MATRICES)
         self.norm1, self.norm2 = (Norm(*parts[name]) for name in NORMS)
         self.dropout = nn.Dropout(DROPOUT)
 
@@ -59,13 +57,13 @@ class Layer(nn.Module):
 
 
 class CrossEncoder(nn.Module):
-    """Reads `[CLS] a [SEP] b [SEP]` and gives the logit of one answer serving both.
+    """Computes the logit that one answer serves both questions, from `[CLS] a [SEP] b [SEP]`.
 
-    The head sees the first token and, as a bi-encoder's would, the distance and the product of the two questions' means.
+    The head reads the hidden state of `[CLS]`, and the distance and product of the two questions' mean hidden states.
 
     Args:
-        weights: base weights, or merged ones with a head in them.
-        rank: of the trained change to every matrix; 0 for none.
+        weights: of MiniLM, with or without a merged adapter.
+        rank: of the trained change of each matrix; 0 for no change.
     """
 
     def __init__(self, weights: Weights, rank: int = 0) -> None:
@@ -88,7 +86,7 @@ class CrossEncoder(nn.Module):
                 module.bias.data.copy_(tensors[f"head.{name}.bias"])
 
     def forward(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
-        """Logits `[n]` of token ids, segments (0 or 1) and mask (1 for a token, 0 for padding), int64 `[n, length]`."""
+        """Return logits `[n]`. The inputs are `[n, length]` int64; segments are 0 or 1, and the mask is 0 for padding."""
         x = self.encode(ids, segments, mask)
         u, v = _mean(x, mask * (1 - segments)), _mean(x, mask * segments)
         features = self.dropout(torch.cat([x[:, 0], (u - v).abs(), u * v], dim=1))
@@ -96,24 +94,23 @@ class CrossEncoder(nn.Module):
         return logit
 
     def encode(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
-        """Last hidden states `[n, length, width]`."""
+        """Return the last hidden states, `[n, length, width]`."""
         x: Tensor = self.norm(self.word[ids] + self.position[: ids.shape[1]] + self.segment[segments])
         seen = None if bool(mask.all()) else mask[:, None, None, :].bool()
         for layer in self.layer:
             x = layer(x, seen)
         return x
 
-    def tuned(self) -> Weights:
-        """What was trained, under the names that `weights.merge` reads."""
-        return {_shipped(name): value.detach().numpy().copy() for name, value in self.named_parameters()}
+    def adapter(self) -> Weights:
+        """Return the trained parameters under the names that `weights.merge` reads."""
+        return {_adapter_name(name): value.detach().numpy().copy() for name, value in self.named_parameters()}
 
-    def start_from(self, tuned: Weights) -> None:
-        """Take up what an earlier training left."""
+    def load_adapter(self, adapter: Weights) -> None:
         for name, value in self.named_parameters():
-            value.data.copy_(torch.from_numpy(tuned[_shipped(name)]))
+            value.data.copy_(torch.from_numpy(adapter[_adapter_name(name)]))
 
 
-_SHIPPED = {
+_PREFIXES = {
     "norm.": "embeddings.norm.",
     "segment": "embeddings.segment",
     "hidden.": "head.hidden.",
@@ -121,9 +118,9 @@ _SHIPPED = {
 }
 
 
-def _shipped(name: str) -> str:
-    start = next((start for start in _SHIPPED if name.startswith(start)), None)
-    return name if start is None else _SHIPPED[start] + name.removeprefix(start)
+def _adapter_name(name: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:

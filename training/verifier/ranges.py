@@ -1,66 +1,64 @@
-"""Measures how large each channel of the activations gets, which 8-bit graphs are scaled by."""
+"""Measures the ranges of activations, by which int8 graphs scale their inputs.
 
-from collections.abc import Sequence
+`python -m training.verifier.ranges FILE...` measures those of the packaged embedder on the lines of text files.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from kvproxy.index.models.minilm.weights import LAYERS, MATRICES, RANGES, Weights
+from kvproxy.index.models.minilm.weights import (
+    MATRICES,
+    RANGES,
+    Weights,
+    base_weights,
+    load_tokenizer,
+    packaged_model,
+)
+from training.verifier.network import CrossEncoder
+from training.verifier.tensors import pad, write_tensors
+
+_MAX_TOKENS = 256
+_BATCH = 32
 
 
-def measure_ranges(network: Any, inputs: Sequence[Sequence[Any]]) -> Weights:
-    """Largest magnitude of each channel before each matrix.
+def measure_ranges(weights: Weights, texts: Sequence[str | tuple[str, str]]) -> Weights:
+    """Return the largest magnitude of each input channel of each matrix, `[in]` by `layer.N.MATRIX`.
 
     Args:
-        network: a `CrossEncoder`.
-        inputs: what it is called with, one or more batches.
-
-    Returns:
-        `layer.N.MATRIX` to float32 `[in]`.
+        weights: of MiniLM, with or without a merged adapter.
+        texts: texts or pairs of texts.
     """
-    import torch
-
+    network = CrossEncoder(weights).eval()
     ranges: Weights = {}
 
-    def watch(name: str) -> Any:
-        def seen(_: Any, given: tuple[Any, ...]) -> None:
-            most = given[0].detach().abs().flatten(0, -2).amax(0).numpy()
-            ranges[name] = np.maximum(ranges[name], most) if name in ranges else most
+    def hook(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+        def record(_: Any, inputs: tuple[Any, ...]) -> None:
+            largest = inputs[0].detach().abs().flatten(0, -2).amax(0).numpy()
+            ranges[name] = np.maximum(ranges[name], largest) if name in ranges else largest
 
-        return seen
+        return record
 
-    watched = [
-        network.layer[layer].get_submodule(matrix).register_forward_pre_hook(watch(f"layer.{layer}.{matrix}"))
-        for layer in range(LAYERS)
-        for matrix in MATRICES
-    ]
+    for number, layer in enumerate(network.layer):
+        for matrix in MATRICES:
+            layer.get_submodule(matrix).register_forward_pre_hook(hook(f"layer.{number}.{matrix}"))
+    encoded = load_tokenizer(packaged_model(), _MAX_TOKENS).encode_batch(list(texts))
     with torch.no_grad():
-        for batch in inputs:
-            network(*batch)
-    for hook in watched:
-        hook.remove()
+        for start in range(0, len(encoded), _BATCH):
+            network(*map(torch.from_numpy, pad(encoded[start : start + _BATCH])))
     return ranges
 
 
 def main() -> None:
-    """Write `ranges.safetensors`, the packaged embedder's, from the lines of text files."""
-    import argparse
-
-    import torch
-
-    from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model
-    from training.verifier.network import CrossEncoder
-    from training.verifier.tensors import pad, write_tensors
-
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path, nargs="+")
     lines = [line.strip() for path in parser.parse_args().texts for line in path.read_text("utf-8").splitlines()]
-    folder = packaged_model()
-    encoded = load_tokenizer(folder, max_tokens=256).encode_batch(sorted(filter(None, lines), key=len))
-    batches = [map(torch.from_numpy, pad(encoded[at : at + 32])) for at in range(0, len(encoded), 32)]
-    ranges = measure_ranges(CrossEncoder(base_weights(folder)).eval(), [tuple(batch) for batch in batches])
-    write_tensors(RANGES, ranges, {"lines": str(len(encoded))})
+    texts = sorted(filter(None, lines), key=len)
+    write_tensors(RANGES, measure_ranges(base_weights(packaged_model()), texts), {"lines": str(len(texts))})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Other wordings of a question that ask the same."""
+"""Rewords a question without changing its answer."""
 
 import random
 import re
 
-from training.verifier.words import SYNONYMS
+from training.verifier.word_groups import SYNONYMS
 
 _HOW = re.compile(
     r"^how (?:do i|can i|to|do you|can you|can we|do we|should i|would i) (?!not\b|avoid\b|never\b)(.+)$", re.I
@@ -57,7 +57,6 @@ _SHORTER = (
 
 
 def reword(text: str, rng: random.Random) -> str:
-    """The same question in another wording; it differs from `text` in more than case wherever it can."""
     text = _synonym(_shorten(text, rng), rng)
     how, what = _HOW.match(text), _WHAT.match(text)
     if how and rng.random() < 0.8:
@@ -78,7 +77,7 @@ def _shorten(text: str, rng: random.Random) -> str:
 
 
 def _synonym(text: str, rng: random.Random) -> str:
-    found = [match for match in re.finditer(r"[a-z]+", text) if match.group() in SYNONYMS]
+    found = [match for match in re.finditer(r"\b[a-z]+\b", text) if match.group() in SYNONYMS]
     if not found or rng.random() < 0.4:
         return text
     at = rng.choice(found)

@@ -1,51 +1,40 @@
-"""Splits labelled pairs so that no question stands in two parts."""
+"""Splits labelled pairs so that no question is in two parts."""
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.index.evaluation.labelled_pairs import Pair
 
+_CALIBRATE, _EVALUATE = 0.05, 0.07
+
 
 def split_clusters(pairs: Sequence[Pair], shares: Sequence[float], seed: int = 0) -> list[list[Pair]]:
-    """Deal pairs to parts so that questions joined by any chain of pairs stay together.
+    """Split pairs into `len(shares) + 1` parts. Questions that a chain of pairs connects stay together.
 
     Args:
-        pairs: the pairs.
-        shares: the share of all pairs that each part but the last gets; the last gets the rest.
-        seed: of the shuffle.
-
-    Returns:
-        `len(shares) + 1` lists.
+        shares: maximum share of all pairs in each part but the last, which gets the rest.
     """
     clusters: dict[str, list[Pair]] = {}
-    root = components(pairs)
+    cluster = cluster_of_questions(pairs)
     for pair in pairs:
-        clusters.setdefault(root[pair.a], []).append(pair)
+        clusters.setdefault(cluster[pair.a], []).append(pair)
     order = list(clusters.values())
     random.Random(seed).shuffle(order)
     parts: list[list[Pair]] = [[] for _ in range(len(shares) + 1)]
-    for cluster in order:
-        # A cluster larger than a twentieth of a held-out part would decide what is measured there.
-        room = (
+    for members in order:
+        # A cluster larger than a twentieth of a held-out part would dominate its results.
+        fitting = (
             n
             for n, share in enumerate(shares)
-            if len(parts[n]) + len(cluster) <= share * len(pairs) and len(cluster) <= max(2, share * len(pairs) / 20)
+            if len(parts[n]) + len(members) <= share * len(pairs) and len(members) <= max(2, share * len(pairs) / 20)
         )
-        parts[next(room, len(shares))].extend(cluster)
+        parts[next(fitting, len(shares))].extend(members)
     return parts
 
 
-def cluster_sizes(pairs: Sequence[Pair]) -> list[int]:
-    """For each pair, how many of the pairs belong to its cluster."""
-    root = components(pairs)
-    size = Counter(root[pair.a] for pair in pairs)
-    return [size[root[pair.a]] for pair in pairs]
-
-
-def components(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Each question to the one that stands for all that any chain of the pairs joins with it."""
+def cluster_of_questions(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Map each question to one question of its cluster. A chain of pairs connects all questions of a cluster."""
     parent: dict[str, str] = {}
 
     def find(text: str) -> str:
@@ -62,13 +51,11 @@ def components(pairs: Sequence[Pair]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Pairs by use; no question stands in two of them."""
-
     calibrate: list[Pair]
-    report: list[Pair]
+    evaluate: list[Pair]
     train: list[Pair]
 
 
 def hold_out(pairs: Sequence[Pair]) -> Parts:
-    """The split that training, calibration and report agree on: 5%, 7% and the rest, by cluster."""
-    return Parts(*split_clusters(pairs, (0.05, 0.07)))
+    """Split pairs for calibration (5%), evaluation (7%), and training; always in the same way."""
+    return Parts(*split_clusters(pairs, (_CALIBRATE, _EVALUATE)))

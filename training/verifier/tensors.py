@@ -1,4 +1,4 @@
-"""Padded batches of token ids, and the files that trained weights are written to."""
+"""Padded batches of token ids, and files of weights."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from kvproxy.index.models.minilm.weights import Weights
 
 
 def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, segments and mask, int64 `[n, longest]`, of encoded texts or pairs."""
+    """Return the ids, segments, and mask of encoded texts or pairs, each `[n, longest]` int64."""
     shape = len(encoded), max(len(each.ids) for each in encoded)
     ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
     for row, each in enumerate(encoded):
@@ -19,10 +19,10 @@ def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids, segments, mask
 
 
-def write_tensors(path: Path, tensors: Weights, notes: Mapping[str, str]) -> None:
-    """Write tensors in half precision; the file is complete or as it was."""
+def write_tensors(path: Path, tensors: Weights, metadata: Mapping[str, str]) -> None:
+    """Replace a file atomically by tensors in float16."""
     from safetensors.numpy import save_file
 
     part = path.with_suffix(".part")
-    save_file({name: value.astype(np.float16) for name, value in tensors.items()}, part, dict(notes))
+    save_file({name: value.astype(np.float16) for name, value in tensors.items()}, part, dict(metadata))
     part.replace(path)

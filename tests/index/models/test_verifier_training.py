@@ -16,9 +16,10 @@ from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port
 from training.verifier import train
-from training.verifier.implied import implied
-from training.verifier.quality import fit_scaling, most_served, reliability
-from training.verifier.splits import cluster_sizes, hold_out, split_clusters
+from training.verifier.calibration import best_operating_point, fit_scaling, reliability_curve
+from training.verifier.implied_pairs import implied_pairs
+from training.verifier.rewording import reword
+from training.verifier.splits import cluster_of_questions, hold_out, split_clusters
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 
@@ -77,29 +78,34 @@ def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
     parts = hold_out(pairs)
     assert parts == hold_out(pairs)
     assert len(parts.calibrate) == pytest.approx(100, abs=20)
-    assert len(parts.report) == pytest.approx(140, abs=20)
+    assert len(parts.evaluate) == pytest.approx(140, abs=20)
 
 
 def test_a_cluster_contains_all_connected_questions() -> None:
     pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
-    assert cluster_sizes(pairs) == [3, 3, 1, 3]
+    cluster = cluster_of_questions(pairs)
+    assert cluster["a"] == cluster["b"] == cluster["c"] != cluster["x"] == cluster["y"]
+
+
+def test_only_whole_words_are_replaced_by_synonyms() -> None:
+    assert not [seed for seed in range(50) if "sick" in reword("Who is Bill?", random.Random(seed))]
 
 
 def test_implied_pairs_follow_from_labelled_ones() -> None:
     labelled = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
-    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied(labelled)}
+    found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied_pairs(labelled)}
     assert found == {("a", "c", True), ("a", "x", False), ("a", "y", False), ("b", "x", False)} | {
         ("b", "y", False),
         ("c", "y", False),
     }
-    assert implied(labelled, largest=2) == []
+    assert implied_pairs(labelled, max_cluster=2) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
 def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], seed: int) -> None:
     truth = random.Random(seed).choices(range(3), k=9)
     labelled = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
-    for pair in implied(labelled):
+    for pair in implied_pairs(labelled):
         assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
         assert Pair(pair.a, pair.b, pair.same) not in labelled
 
@@ -114,8 +120,8 @@ def test_a_fit_recovers_the_scaling_and_the_weight_of_the_cosine() -> None:
     found = fit_scaling(logits, same, cosines)
     assert abs(found.slope - 0.6) < 0.03
     assert abs(found.cosine - 4.0) < 0.4
-    for part in reliability(found.probabilities(logits, cosines), same):
-        assert abs(part.said - part.was) < 0.05
+    for part in reliability_curve(found.probabilities(logits, cosines), same):
+        assert abs(part.predicted - part.observed) < 0.05
     assert fit_scaling(logits, same).cosine == 0
 
 
@@ -133,7 +139,7 @@ def test_the_chosen_level_serves_the_most_within_the_wrong_share(
     scores, same = (np.array(column) for column in zip(*scored, strict=True))
     if not same.any():
         return
-    found = most_served(scores, same, allowed)
+    found = best_operating_point(scores, same, allowed)
     naive = []
     for level in set(scores.tolist()):
         served = [right for score, right in scored if score >= level]

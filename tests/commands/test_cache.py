@@ -191,24 +191,6 @@ def test_the_beginning_of_an_id_must_be_unique(tmp_path: Path) -> None:
     assert result("cache", "show", "ab01", "--store", path)["prompt"] == "ab01"
 
 
-def test_entries_are_filtered_by_tenant(tmp_path: Path) -> None:
-    now = time.time()
-    path = stored(
-        tmp_path / "responses.db",
-        make_entry("theirs", tenant="client:one", created=now),
-        make_entry("another's", tenant="client:two", created=now),
-        make_entry("somebody's", tenant="0123456789abcdef", created=now),
-    )
-    for tenant, prompt in {"one": "theirs", "client:two": "another's", "0123456789abcdef": "somebody's"}.items():
-        assert [row["prompt"] for row in result("cache", "ls", "--store", path, "--tenant", tenant)] == [prompt]
-    shown = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
-    tenants = {line.split("\t")[4] for line in shown}
-    assert tenants == {"Tenant", "one", "two", "0123456789abcdef"}
-    assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 1}
-    assert result("cache", "rm", "--store", path, "--tenant", "one", "--yes") == {"removed": 0}
-    assert {row["prompt"] for row in result("cache", "ls", "--store", path)} == {"another's", "somebody's"}
-
-
 def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 5, "tokens_per_minute": 1000, "concurrent_requests": 2, "stored_bytes": 2048}
     flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]
@@ -236,15 +218,6 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     queue = result("cache", "queue", "--store", path)
     assert [each["reason"] for each in queue] == ["low priority"] * 2
     assert all(each["expires"] <= time.time() for each in queue)
-
-
-def test_soft_removals_in_a_running_proxy(demo: Demo) -> None:
-    url = demo[0]
-    ask(url, "What is a soft removal?", "For another test.")
-    (entry,) = result("cache", "ls", "--prompt", "What is a soft removal?", url=url)
-    assert result("cache", "rm", entry["id"], "--dry-run", url=url) == {"would_remove": 1, "ids": [entry["id"]]}
-    assert result("cache", "rm", entry["id"], "--soft", url=url) == {"removed": 1}
-    assert "hit" not in ask(url, "What is a soft removal?", "For another test.").headers["cache-status"]
 
 
 def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_one(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
         assert ask(two.url, f"again {number}").is_success
     assert two.asked() == [6, 0]
     assert [each["state"] for each in result("upstreams", url=two.url)] == ["up", "draining"]
+    kvproxy("upstreams", "drain", 1, url=two.url)
+    refused = ask(two.url, "nobody")
+    assert (refused.status_code, "draining" in refused.json()["error"]["message"]) == (503, True)
+    kvproxy("upstreams", "undrain", 1, url=two.url)
     assert result("upstreams", "undrain", 2, url=two.url)[0]["state"] == "up"
     for name in ("3", "0", "http://other", "a&name=1", ""):
         unknown = kvproxy("upstreams", "drain", name, url=two.url)

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.engine.request_validation import EngineLimits, validate_sampling
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
@@ -148,16 +146,3 @@ def test_what_a_model_recommends_beyond_the_limits_is_passed_over(caplog: pytest
         setattr(model.generation_config, name, value)
     assert load(model).default_sampling_params == SamplingParams(temperature=0.3, top_k=40)
     assert "top_p = 1.7" in caplog.text
-
-
-def test_pins_leave_room_for_the_longest_request() -> None:
-    driven = Driven(num_blocks=24, max_model_len=32)
-    pins = driven.engine.pins
-    # One block of 24 is never given away, and the longest request needs 8.
-    for number in range(23 - 8):
-        driven.answers([[number] * 5], f"short {number}", 1)
-        pins.pin(f"pin {number}", CacheRequest("pin", [number] * 5))
-    driven.answers([[100] * 5], "one more", 1)
-    with pytest.raises(PinLimitExceeded):
-        pins.pin("one more", CacheRequest("pin", [100] * 5))
-    assert len(driven.answers([list(range(31))], "long", 1)[0]) == 1

@@ -163,23 +163,3 @@ def test_whose_turn_it_is() -> None:
     for each in (urgent, own, first, third):
         line.remove(each)
     assert order(line) == ["2"]
-
-
-def test_who_comes_back_begins_level_with_who_got_least() -> None:
-    line = RequestQueue()
-    one, other = sequence("1", "a"), sequence("2", "b")
-    waiting(line, one, other)
-    line.charge(one, 10)
-    line.charge(other, 6)
-    waiting(line, sequence("3", "c"))
-    assert line._service == {"a": 10, "b": 6, "c": 6}
-    # Who was served more before it left does not begin at less.
-    line.remove(one)
-    line.unregister(one)
-    waiting(line, sequence("4", "a"))
-    assert line._service["a"] == 10
-    for each in [*line]:
-        line.remove(each)
-        line.unregister(each)
-    waiting(line, sequence("5", "b"))
-    assert line._service == {"b": 0}

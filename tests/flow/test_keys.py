@@ -83,6 +83,40 @@ def test_backend_and_query_are_part_of_the_key_and_depth_is_bounded() -> None:
             cache_key(call(body | {"vendor": vendor}), "x")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "n"},
+        {"temperature": 1},
+        {"top_p": 0.1},
+        {"seed": "1"},
+        {"max_tokens": 2},
+        {"stop": ["x"]},
+        {"frequency_penalty": 1},
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "g"}}]},
+        {"vendor_option": 1},
+        *({"system": text} for text in ("Be brief. ", "Be brief.\n", "")),
+        *({"turns": turns} for turns in ((), ("Hi", "No."), ("Hi", ""), ("Hi", "Yes?", "Hi", "Yes?"))),
+    ],
+    ids=str,
+)
+def test_no_similar_question_shares_a_namespace_if_anything_else_differs(change: dict[str, Any]) -> None:
+    options = {"temperature": 0.5, "top_p": 0.9, "seed": 1, "max_tokens": 1, "stop": "x", "vendor_option": True}
+    options |= {"response_format": {"type": "text"}, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    for more in ({}, options):
+        plain = {"system": "Be brief.", "turns": ("Hi", "Yes?")} | more
+
+        def body(system: str, turns: tuple[str, ...], question: str, **fields: Any) -> dict[str, Any]:
+            return conversation(*turns, question, system=system) | fields
+
+        one = cache_key(call(body(question="one", **plain)), "x")
+        same = cache_key(call(body(question="two", **plain, stream=True, user="u", metadata={"a": 1})), "x")
+        other = cache_key(call(body(question="one", **plain | change)), "x")
+        assert one.namespace == same.namespace != other.namespace
+        assert one.exact not in (same.exact, other.exact)
+
+
 def test_every_header_with_credentials_makes_a_tenant() -> None:
     names = TENANT_HEADERS
     assert {"x-goog-api-key", "x-litellm-api-key", "x-auth-token", "x-forwarded-user", "cookie"} <= set(names)
@@ -253,4 +287,8 @@ def test_fields_that_a_rule_ignores_or_names() -> None:
     assert exact({"user": 5}, key_fields=named) == exact({}) == exact({"user": {"id": None}}, key_fields=named)
     heads = [exact({}, {"x-team": team}, key_headers=("x-team", "x-none")) for team in "ab"]
     assert len({*heads, exact({})}) == 3
+    # A header may be secret.
+    request = api_request({"model": "m"}, headers={"x-team": "secret"})
+    ruled = dataclasses.replace(request.control, rule=RuleSettings(name="r", key_headers=("x-team",)))
+    assert "secret" not in str(cache_key(dataclasses.replace(request, control=ruled), "x"))
     assert exact({}, key_headers=("x-team",)) == exact({}, {"x-team": "a"})

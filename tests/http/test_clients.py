@@ -157,32 +157,6 @@ def test_openai_responses_stream_live_and_replayed(gpt: openai.OpenAI) -> None:
     assert whole == same
 
 
-def test_openai_chat_and_completions_stream(gpt: openai.OpenAI) -> None:
-    texts = []
-    for _ in range(2):
-        with gpt.chat.completions.stream(
-            model="demo", temperature=0, messages=[{"role": "user", "content": QUESTION}]
-        ) as events:
-            texts.append(events.get_final_completion().choices[0].message.content)
-    assert texts[0] == texts[1]
-    assert str(texts[0]).startswith(ANSWER)
-    raw = [
-        "".join(
-            chunk.choices[0].text
-            for chunk in gpt.completions.create(
-                model="demo",
-                prompt=f"<|user|>{QUESTION}<|end|><|assistant|>",
-                temperature=0,
-                max_tokens=20,
-                stream=True,
-            )
-        )
-        for _ in range(2)
-    ]
-    assert raw[0] == raw[1]
-    assert raw[0].startswith(ANSWER)
-
-
 def test_langchain(url: str) -> None:
     from langchain_openai import ChatOpenAI
 

@@ -4,8 +4,8 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -235,35 +235,6 @@ def test_a_client_that_reads_slowly_is_not(quick: Proxy) -> None:
             assert client.recv(65_536)
             time.sleep(0.02)
     assert counted(services, "stalled_seconds") == before
-
-
-def test_slow_readers_hold_nobody_up_and_take_little_memory(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
-    _, server = upstream
-    with proxy(tmp_path, upstream[0], stalled_seconds=600) as (port, services), ExitStack() as stack:
-        for number in range(40):
-            stack.enter_context(connected(port, post(b"/v1/chat/completions", STREAM % b"%d" % number), small=True))
-        until(lambda: server.open == 40, 60)
-        assert healthy(port)
-        steady(lambda: server.parts)
-        assert healthy(port)
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={"model": "m", "messages": []})
-        assert answer.status_code == 200
-        # What the upstream would send is without end.
-        assert max(shared._size for shared in services.answerer.shared_requests._in_flight) < 4 * 2**20
-        stack.close()
-        until(lambda: server.open == 0)
-
-
-def steady(value: Callable[[], int]) -> None:
-    """Wait until a value does not change any more."""
-    end, last, since = time.monotonic() + 60, value(), time.monotonic()
-    while time.monotonic() < end:
-        time.sleep(0.02)
-        if (now := value()) != last:
-            last, since = now, time.monotonic()
-        elif time.monotonic() - since > 0.5:
-            return
-    raise AssertionError("it never came to rest")
 
 
 def test_one_reader_that_stalls_leaves_its_flight_to_the_others(tmp_path: Path) -> None:

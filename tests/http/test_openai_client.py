@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import httpx
@@ -112,15 +111,6 @@ def test_models_malformed_json_and_unknown_routes(demo: Demo, client: openai.Ope
     assert httpx.get(f"{demo[0]}/v1/nothing").json()["error"]["code"] == "not_found"
 
 
-def test_tools_that_must_not_be_called_are_cached_exactly_only(client: openai.OpenAI) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    options: dict[str, Any] = {"tools": tools, "tool_choice": "none"}
-    assert makes_entry(ask(client, "What is a hash chain?", **options).headers["cache-status"])
-    assert 'detail="exact"' in ask(client, "What is a hash chain?", **options).headers["cache-status"]
-    assert "fwd" in ask(client, "What is the hash chain?", **options).headers["cache-status"]
-    assert "fwd" in ask(client, "What is a hash chain?").headers["cache-status"]
-
-
 def test_json_by_a_schema(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
@@ -139,39 +129,6 @@ def test_json_by_a_schema(client: openai.OpenAI) -> None:
     broken = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}
     with pytest.raises(openai.BadRequestError, match="is not supported"):
         ask(client, "Which cache?", extra_body={"response_format": broken})
-
-
-def test_cache_control_steers(client: openai.OpenAI) -> None:
-    def status(question: str, directive: str) -> str:
-        return str(ask(client, question, extra_headers={"Cache-Control": directive}).headers["cache-status"])
-
-    question = "What is copy on write?"
-    assert not makes_entry(status(question, "no-store"))
-    with pytest.raises(openai.APIStatusError) as caught:
-        status(question, "only-if-cached")
-    assert caught.value.status_code == 504
-    assert makes_entry(status(question, "max-age=100"))
-    assert "hit" in status(question, "only-if-cached")
-    assert "fwd=request; stored" in status(question, "no-cache, confirm")
-    time.sleep(1.1)
-    assert "fwd=request" in status(question, "max-age=1")
-    with pytest.raises(openai.BadRequestError, match="max-age"):
-        status(question, "max-age=soon")
-
-
-async def test_identical_requests_in_flight_share_one_generation(demo: Demo) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{demo[0]}/v1", api_key="f", max_retries=0) as client:
-        answers = await asyncio.gather(
-            *(
-                client.chat.completions.with_raw_response.create(
-                    model="demo", messages=[{"role": "user", "content": "Write about the hash chain."}], max_tokens=60
-                )
-                for _ in range(5)
-            )
-        )
-    statuses = [answer.headers["cache-status"] for answer in answers]
-    assert len({answer.parse().id for answer in answers}) == 1
-    assert sum("collapsed" in status or "hit" in status for status in statuses) == 4
 
 
 async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: Demo) -> None:

@@ -1,10 +1,8 @@
 """Rules: the first that matches holds, they change without a restart, and a broken file changes nothing."""
 
-import asyncio
 import re
 import sqlite3
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -12,8 +10,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
 
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
@@ -23,11 +19,9 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.errors import line_of
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy, result
-from tests.http.test_odd_upstreams import STREAM
 from tests.plain_upstream import run_plain_upstream
-from tests.polling import until
 from tests.requests import api_request
-from tests.servers import run_proxy, run_upstream, until_stored
+from tests.servers import run_proxy, until_stored
 
 EDITS = (
     "edits = [{ name = 'date', action = 'strip', pattern = '(\\d{4}-\\d\\d-\\d\\d)', role = 'user' }, "
@@ -151,35 +145,6 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: Proxy) ->
     assert result("reload", url=url)["rules"] == 4
 
 
-OURS = {"x_team": "ours"}
-
-
-def test_a_rule_says_which_fields_and_headers_make_a_key(proxy: Proxy) -> None:
-    url, services = proxy
-    for fields, headers, hit in (
-        ({"seed": 1, "vendor": {"run": 1, "kind": "a"}}, OURS, False),
-        ({"seed": 2, "vendor": {"run": 2, "kind": "a"}}, OURS, True),
-        ({"vendor": {"kind": "a"}}, OURS, True),
-        ({"seed": 1, "vendor": {"run": 1, "kind": "b"}}, OURS, False),
-        ({}, OURS | {"x_region": "eu-secret"}, False),
-        ({}, OURS | {"x_region": "us"}, False),
-        ({}, OURS | {"x_region": "us"}, True),
-        ({"metadata": {"project": "a"}}, OURS, False),
-        ({"metadata": {"project": "a", "other": 1}}, OURS, True),
-        ({"metadata": {"project": "b"}}, OURS, False),
-        # Without the rule, such fields make a key and such headers none.
-        ({"seed": 3}, {}, False),
-        ({"seed": 4}, {}, False),
-        ({"seed": 4}, {"x_region": "us"}, True),
-    ):
-        status = ask(url, "What makes a key?", fields, cache_control="confirm", **headers).headers["cache-status"]
-        assert ("; hit" in status) == hit, (fields, headers)
-    services.answerer.journal.latest(1)
-    # A header of a key may be secret: it stands nowhere in clear.
-    files = [file for file in services.settings.data.iterdir() if file.is_file()]
-    assert b"eu-secret" not in b"".join(file.read_bytes() for file in files)
-
-
 def test_a_rule_sets_stale_times_and_what_the_journal_keeps(proxy: Proxy) -> None:
     url, services = proxy
     long = f"a question of many {'words ' * 60}"
@@ -291,31 +256,3 @@ def test_what_a_rule_cannot_set_is_refused_with_its_line(tmp_path: Path, sets: s
     with pytest.raises(SettingsError, match=why) as raised:
         load_settings(data=tmp_path)
     assert "line 6" in raised.value.message
-
-
-def test_a_reload_harms_no_stream_under_way_and_holds_for_the_next_request(tmp_path: Path) -> None:
-    go = threading.Event()
-
-    async def slow(request: Request) -> Response:
-        async def events() -> AsyncIterator[bytes]:
-            yield STREAM[0]
-            await asyncio.to_thread(go.wait, 20)
-            for part in STREAM[1:]:
-                yield part
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    file = tmp_path / "kvproxy.toml"
-    file.write_text("[[rules]]\nname = 'long'\nttl = 70000\n")
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "one"}]}
-    with run_upstream(slow) as upstream, run_proxy(load_settings(data=tmp_path, upstream=upstream)) as (url, services):
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
-            chunks = answer.iter_raw()
-            begun = next(chunks)
-            file.write_text("[[rules]]\nname = 'never'\ncache = false\n")
-            assert result("reload", url=url) == {"rules": 1, "restart": []}
-            go.set()
-            assert b"".join([begun, *chunks]) == b"".join(STREAM)
-        # What was under way keeps its rule; the next request has the new one.
-        until(lambda: lifetime(services, "one") == 70_000)
-        assert ask(url, "one", {"stream": True}).headers["cache-status"] == "kvproxy; fwd=bypass"

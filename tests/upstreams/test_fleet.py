@@ -39,22 +39,6 @@ def test_without_events_prefixes_are_sticky_and_failing_engines_are_ejected(tmp_
         assert (running.status(ill)["requests"], running.status(ill)["load"]) == (0, 0)
 
 
-def test_draining_engines_get_no_new_requests(tmp_path: Path) -> None:
-    with fleet(tmp_path, 2) as running:
-        own = running.engine_for("hello")
-        assert running.post("/upstreams/drain", name=own).json()["state"] == "draining"
-        other = running.engine_for("hello")
-        assert other != own
-        running.post("/upstreams/drain", name=other).raise_for_status()
-        refused = running.ask("hello")
-        assert refused.status_code == 503
-        assert "draining" in refused.json()["error"]["message"]
-        number = list(running.engines).index(own) + 1
-        running.post("/upstreams/undrain", name=str(number)).raise_for_status()
-        assert running.engine_for("hello") == own
-        assert running.post("/upstreams/drain", name="http://nowhere").status_code == 404
-
-
 def test_another_engine_is_tried_only_before_the_first_chunk(tmp_path: Path) -> None:
     with fleet(tmp_path, 2, health_interval=60.0) as running:
         own = running.engine_for("hello")

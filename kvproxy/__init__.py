@@ -1,7 +1,6 @@
 """kvproxy: a caching reverse proxy for LLMs, with a semantic response cache and an exact prefix block cache.
 
-The parts that are useful without the proxy can be imported from here; docs/library.md shows each. A name is imported when
-it is first used, so that `import kvproxy` is cheap.
+Programs import the library from here (docs/library.md). Each name is loaded on first use, so that `import kvproxy` is fast.
 """
 
 from importlib import import_module

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with the exit code 130, also while it is being imported."""
+    """Run the command line. Ctrl-C exits with code 130, even during the imports."""
     try:
         from kvproxy.commands import main as run
 

@@ -1,4 +1,4 @@
-"""The cached APIs: one file per wire format, behind the protocol in `api.py`."""
+"""The cached APIs: one file per wire format, each with a subclass of `Api`."""
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.chat import Chat

@@ -1,4 +1,4 @@
-"""The interface of an API: cache keys, storable responses, and replay as a stream."""
+"""The interface of a cached API: cache keys, storable responses, and replay as a stream."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,69 +16,69 @@ class Question:
     """The last user turn of a request, as text.
 
     Attributes:
-        rest: the body without the text; only requests with the same rest are compared.
+        rest: the body without this text; only questions with equal rests are compared.
         allows_semantic: whether the response to a similar question may be served.
-        turns: the field of `rest` with the earlier turns; empty without earlier turns.
-        texts: text of each earlier turn; None for other content.
+        turns_field: field of `rest` that holds the earlier turns; empty if there is no such field.
+        earlier_texts: text of each earlier turn; None for other content, such as an image.
     """
 
     text: str
     rest: JsonObject
     allows_semantic: bool
-    turns: str = ""
-    texts: Sequence[str | None] = ()
+    turns_field: str = ""
+    earlier_texts: Sequence[str | None] = ()
 
 
 class Assembler(Protocol):
-    """Assembles the events of a stream into the response without streaming."""
+    """Assembles the events of a stream into the response that is sent without `stream`."""
 
     done: bool
 
     def push(self, event: Event) -> None: ...
 
     def result(self) -> JsonObject | None:
-        """Return the response; None if the stream is incomplete."""
+        """Return the response; None before the end of the stream."""
 
 
 class Api:
-    """One API, without state. The defaults are those of OpenAI's APIs."""
+    """A cached API. The default methods suit OpenAI's APIs."""
 
     name: ApiName
     path: str
     ignored_fields: frozenset[str]
-    """Fields that do not affect the response. All other fields, known or not, are part of the cache key."""
+    """Fields of the body that do not affect the response. All other fields are part of the cache key."""
     assembler: type[Assembler]
 
     def check(self, body: JsonMap) -> None:
-        """Raise InvalidRequest for a body that no server accepts."""
+        """Raise InvalidRequest if a field that every server checks is missing or invalid."""
         raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:
-        """Whether a stored response may be served for an equal request."""
+        """Whether an equal request may receive the same response."""
         raise NotImplementedError
 
     def question(self, body: JsonObject) -> Question | None:
-        """Return the question for the semantic search; None if only equal requests match."""
+        """Return the question for the semantic search; None if only an exact match is possible."""
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        """Return the text of a request in listings: its last message."""
+        """Return the text that listings show for a request: its last message."""
         return last_item_text(body, "messages")
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        """Whether a response is complete and successful."""
+        """Whether a response without `stream` is complete and successful."""
         raise NotImplementedError
 
     def output_text(self, whole: JsonMap) -> str | None:
-        """Return the text of a response; None if it contains anything else than text."""
+        """Return the text of a response; None if it contains other output, such as a tool call."""
         return None
 
     def usage(self, whole: JsonMap) -> tuple[int, int]:
-        """Return prompt tokens and completion tokens; 0 if they are not reported."""
+        """Return the numbers of prompt and completion tokens; 0 if they are not reported."""
         return token_counts(whole, "prompt_tokens", "completion_tokens")
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """Return the events of a stored response."""
+        """Encode a stored response as a stream of events."""
         raise NotImplementedError(f"{self.name} are not streamed")
 
     def error_body(self, error: KvproxyError) -> JsonObject:
@@ -88,12 +88,12 @@ class Api:
 def last_turn(
     body: JsonObject, name: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool
 ) -> Question | None:
-    """Return the question of a request whose last turn is text of the user.
+    """Return the question of a request; None unless its last turn is text of the user.
 
     Args:
         name: field with the list of turns.
         turn_text: returns the text of a turn; None if the turn has other content, such as an image.
-        allows_semantic: whether the fields of the request allow it. All turns must be text, too.
+        allows_semantic: whether the other fields allow semantic hits. A turn without text forbids them, too.
     """
     turns = body.get(name)
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):

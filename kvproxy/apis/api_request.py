@@ -11,9 +11,9 @@ from kvproxy.apis.request_directives import Control
 from kvproxy.errors import InvalidRequest
 
 PUBLIC_TENANT = "public"
-"""Tenant of requests without a key or a header that names a user."""
+"""Tenant of requests without an API key and without a header of `access.tenant_headers`."""
 BYTES_PER_TOKEN = 4
-"""Estimate without a tokenizer."""
+"""Estimate for prompts that are not tokenised."""
 _LARGE_BYTES = 64 * 1024
 T = TypeVar("T")
 
@@ -23,9 +23,9 @@ class ApiRequest:
     """A request.
 
     Attributes:
-        raw: the client's bytes, or the bytes after edits.
+        raw: the body as bytes, as the client sent it or after the operator's edits.
         headers: names in lower case.
-        tenant: see `flow/cache_keys.py`.
+        tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
     """
 
     api: Api
@@ -54,12 +54,12 @@ def requests_sampling(body: JsonMap) -> bool:
 
 
 async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
-    """Run work on a body of `size` bytes. Work on a large body runs in a thread, so that it does not block the event loop."""
+    """Run `work` on a body of `size` bytes, in a thread if the body is large enough to block the event loop."""
     return await asyncio.to_thread(work) if size > _LARGE_BYTES else work()
 
 
 def parse_body(raw: bytes) -> JsonObject:
-    """Parse a body. Raises InvalidRequest if it is not a JSON object."""
+    """Parse a JSON object. Raises InvalidRequest."""
     try:
         body = loads(raw)
     except ValueError as error:

@@ -60,11 +60,11 @@ class ChoiceAssembler:
 
 
 class ChoicesApi(Api):
-    """Base class of APIs with choices."""
+    """Base class of APIs whose responses have `choices`."""
 
     assembler = ChoiceAssembler
     chunk_fields: ClassVar[JsonObject] = {}
-    """Fields that a chunk has instead of the fields of the response."""
+    """Fields of a chunk that differ from the response's, such as `object`."""
 
     ignored_fields = frozenset(
         "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
@@ -76,15 +76,14 @@ class ChoicesApi(Api):
         return body.get("prompt_logprobs") is None or not body.get("stream")
 
     def has_output(self, choice: JsonObject) -> bool:
-        """Whether a choice of a response contains anything."""
         raise NotImplementedError
 
     def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
-        """Split choice number `index` of a response into the choices of chunks."""
+        """Split a choice into the choices of successive chunks."""
         raise NotImplementedError
 
     def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        """Whether every choice is complete, or reached a limit of the request."""
+        """Whether every choice is complete, or reached the token limit that the request sets."""
         choices = whole.get("choices")
         if not isinstance(choices, list) or not choices or whole.get("error") is not None:
             return False
@@ -100,7 +99,7 @@ class ChoicesApi(Api):
         return True
 
     def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """Return the events of a stored response, including [DONE]. Each repeats all fields but choices and usage."""
+        """Encode a stored response as chunks and [DONE]. Each chunk repeats its `id`, `model`, and similar fields."""
         head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
         head |= self.chunk_fields
         has_usage = includes_usage(body)

@@ -7,7 +7,7 @@ from kvproxy.errors import InvalidRequest
 
 
 class Embeddings(Api):
-    """`/v1/embeddings`. A stream is never stored: assembled as choices, it would lack the field `data`."""
+    """`/v1/embeddings`, an API without streams."""
 
     name: ApiName = "embeddings"
     path = "/v1/embeddings"

@@ -1,4 +1,4 @@
-"""Checks of single fields. Each raises InvalidRequest, which names the field and its valid values."""
+"""Checks of fields. Each raises InvalidRequest with the field and its valid values."""
 
 from kvproxy.apis.json import Json, JsonMap
 from kvproxy.errors import InvalidRequest
@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether the fields of a request allow the response to a similar question. An unknown field may forbid it."""
+    """Whether all fields allow the response to a similar question. An unknown field does not."""
     return all(
         name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())

@@ -1,4 +1,4 @@
-"""Reads foreign JSON without loss of precision, and accesses its parts with types."""
+"""Reads JSON without loss of precision, and checks the types of its parts."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
 
 
 def loads(data: bytes) -> Json:
-    """Parse JSON, with exact integers beyond 64 bits. Raises ValueError, also if it is nested too deeply."""
+    """Parse JSON; integers may exceed 64 bits. Raises ValueError for invalid or too deeply nested JSON."""
     value: Json = orjson.loads(data)
     if not _LONG.search(data):
         return value
@@ -55,14 +55,14 @@ def as_text(value: Json) -> str:
 
 
 def as_index(value: Json) -> int:
-    """Return a list index, or raise ValueError."""
+    """Return an integer of at least 0, or raise ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected an index, not {value!r}")
     return value
 
 
 def as_count(value: Json) -> int | None:
-    """Return a number of tokens; None if the value is not one."""
+    """Return a number of tokens; None if the value is not a valid number."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
@@ -77,7 +77,7 @@ def field(value: Json, name: str) -> Json:
 
 
 def text_of(content: Json, kind: str = "text") -> str | None:
-    """Return the text of a string or of a list of text parts; None if there are other parts."""
+    """Return a string, or the joined text of a list of parts of type `kind`; None for other content."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""LiteLLM's switches of a request, in the field `cache` of its body: https://docs.litellm.ai/docs/proxy/caching."""
+"""LiteLLM's cache switches, in the field `cache` of the body: https://docs.litellm.ai/docs/proxy/caching."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 
 def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Control]:
-    """Return the body without its switches, and the directives with the switches added. Headers take precedence."""
+    """Move the switches from the body to the directives. Directives in headers take precedence."""
     given = body.get(FIELD)
     if not isinstance(given, dict):
         return body, control

@@ -12,7 +12,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 def message_parts(message: Json) -> Iterator[tuple[str, str]]:
-    """Yield the kind (`reasoning`, `text`, or `call`) and the content of each part, without ids and cache markers."""
+    """Yield kind (`reasoning`, `text`, or `call`) and content of each part, without ids and `cache_control`."""
     for name in REASONING_FIELDS:
         if isinstance(text := field(message, name), str) and text:
             yield "reasoning", text
@@ -34,13 +34,13 @@ def message_parts(message: Json) -> Iterator[tuple[str, str]]:
 
 
 def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
-    """Return the kind and the digest of each part of a message."""
+    """Return kind and digest of each part, to recognise a message that a client sends back."""
     parts = ((kind, content.encode("utf-8", "replace")) for kind, content in message_parts(message))
     return tuple((kind, hashlib.blake2b(content, digest_size=_SIZE).digest()) for kind, content in parts)
 
 
 def answer_message(whole: JsonMap) -> JsonObject | None:
-    """Return the only message of a response; None if it has no message or several."""
+    """Return the message of a response; None unless it has exactly one."""
     if whole.get("type") == "message":
         return {"role": "assistant", "content": whole.get("content")}
     choices = objects(whole.get("choices"))
@@ -49,7 +49,7 @@ def answer_message(whole: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(whole: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Return the part digests of the only message of a response; None if it has no message or several."""
+    """Return `part_digests` of the response's `answer_message`."""
     message = answer_message(whole)
     return None if message is None else part_digests(message)
 

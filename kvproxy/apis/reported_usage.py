@@ -9,12 +9,12 @@ _MARKS = (b'"usage"', b'"timings"')
 
 
 class PrefixUse(NamedTuple):
-    """The reuse of a prompt's prefix.
+    """How much of a prompt came from a prefix cache.
 
     Attributes:
-        cached_tokens: prompt tokens that were not computed.
-        written_5m, written_1h: tokens that the provider stored for five minutes or one hour; None if it does not report them.
-        tier_tokens: the part of `cached_tokens` that was loaded from tiers.
+        cached_tokens: prompt tokens from the cache.
+        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if it does not report them.
+        tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
     """
 
     prompt_tokens: int
@@ -28,8 +28,8 @@ def reported_reuse(response: JsonMap) -> PrefixUse | None:
     """Return the reuse that a complete response reports; None if it reports no reuse.
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
-    llama.cpp `timings.cache_n`, Anthropic `cache_read_input_tokens` beside the other tokens, DeepSeek
-    `prompt_cache_hit_tokens`. Anthropic also reports written tokens.
+    llama.cpp `timings.cache_n`, DeepSeek `prompt_cache_hit_tokens`. Anthropic counts `cache_read_input_tokens` and
+    `cache_creation_input_tokens` beside `input_tokens`.
     """
     usage, timings = response.get("usage"), response.get("timings")
     prompt, read = as_count(field(usage, "input_tokens")), as_count(field(usage, "cache_read_input_tokens"))
@@ -58,7 +58,7 @@ class ReuseReader:
     Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
 
     Attributes:
-        prefill_seconds: the reported duration of the prefill; None from servers that do not report it.
+        prefill_seconds: duration of the prefill; None if the server does not report it.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        """Read an event of the stream; invalid events are ignored."""
+        """Read an event; an invalid one is ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:

@@ -15,10 +15,10 @@ _CACHE_CONTROL = "Cache-Control"
 TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
 TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("timeout", "namespace"))
 ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
-"""Carries the admin token if `Authorization` carries the client's key."""
+"""Header for the admin token if `Authorization` has the client's key."""
 DIRECTIVE_HEADERS = (NAMESPACE, PRIORITY, TAGS, TIMEOUT, TTL)
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
-"""Valid headers. Clients may send back the id of a response; it has no effect."""
+"""Valid headers. A client may repeat the request id of a response, without effect."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
 MAX_NAMESPACE_LENGTH = 128
@@ -29,13 +29,13 @@ class Control:
     """Cache directives of a request. Unset numbers are None.
 
     Attributes:
-        confirm: send the response only after it is stored.
+        confirm: send the response only after the store has committed it.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
-        limits: minimum scores of a semantic hit.
+        limits: thresholds for a semantic hit.
         ttl: lifetime of the stored response, in seconds.
-        priority: 0 to 9; blocks of a higher priority are evicted later.
-        timeout: seconds for the complete response.
-        namespace: requests of different names share no responses.
+        priority: 0 to 9; KV blocks of a higher priority are evicted later.
+        timeout: seconds until the response must be complete.
+        namespace: requests in different namespaces share no responses.
         rule: the operator's rule; `NO_RULE` if no rule matches.
     """
 
@@ -58,7 +58,7 @@ _DEFAULT = Control()
 
 
 def read_control(headers: Mapping[str, str]) -> Control:
-    """Parse the headers, whose names are in lower case. The RFC requires that unknown directives are ignored.
+    """Parse headers with lower-case names. Unknown directives are ignored, as RFC 9111 requires.
 
     Raises:
         InvalidRequest: a value is invalid, or an `X-KVProxy-*` header is unknown.
@@ -116,7 +116,7 @@ def _score(directives: Mapping[str, str], name: str) -> float | None:
 
 
 def _seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
-    """Return a header, or a directive of a `header`, in seconds; None if it is missing. Raises InvalidRequest."""
+    """Parse the duration `values[name]`; None if it is missing. `header` contains the directive, for the error."""
     if name not in values:
         return None
     try:
@@ -126,7 +126,7 @@ def _seconds(values: Mapping[str, str], name: str, header: str = "") -> float | 
 
 
 def check_namespace(text: str, param: str) -> str:
-    """Return the name without blanks around it. Raises InvalidRequest if it is too long."""
+    """Return a namespace without surrounding spaces. Raises InvalidRequest if it is too long."""
     name = text.strip()
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)

@@ -13,7 +13,7 @@ _LAST = ("response.completed", "response.incomplete")
 
 
 class ResponseAssembler:
-    """Returns the response of the stream's last event, which contains all of it."""
+    """Takes the complete response from the last event of the stream."""
 
     def __init__(self) -> None:
         self._whole: JsonObject | None = None

@@ -26,7 +26,7 @@ def event(data: JsonObject | bytes, name: str | None = None) -> bytes:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words with their trailing spaces."""
+    """Split a text into words, each with its trailing white space."""
     return _WORD.findall(text)
 
 
@@ -37,7 +37,7 @@ class EventReader:
         self._rest = bytearray()
 
     def __len__(self) -> int:
-        """Return the bytes of the incomplete event that is buffered."""
+        """Return the size of the buffered, incomplete event in bytes."""
         return len(self._rest)
 
     def push(self, chunk: bytes) -> list[Event]:

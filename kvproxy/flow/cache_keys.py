@@ -67,7 +67,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     if question is None:
         return CacheKey(exact, exact, None, api.display_text(body), whole)
     similar = question.allows_semantic and _is_comparable(question.text)
-    splits = similar and conversations and question.texts
+    splits = similar and conversations and question.earlier_texts
     rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
     space = _digest({**whole, "body": rest})
     return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, whole)
@@ -84,14 +84,14 @@ def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
     has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up
     such as `continue` matches in its own conversation only.
     """
-    turns, texts = objects(question.rest[question.turns]), list[str]()
-    for place, text in enumerate(question.texts[:-1]):
+    turns, texts = objects(question.rest[question.turns_field]), list[str]()
+    for place, text in enumerate(question.earlier_texts[:-1]):
         turn, following = turns[place : place + 2]
         is_answered = turn.get("role") == "user" and following.get("role") == "assistant"
         if is_answered and text and _is_comparable(text) and not has_hidden_text(text):
             texts.append(text)
             turns[place] = {**turn, "content": None}
-    return {**question.rest, question.turns: list[Json](turns)}, texts
+    return {**question.rest, question.turns_field: list[Json](turns)}, texts
 
 
 def _relevant_fields(request: ApiRequest) -> JsonObject:

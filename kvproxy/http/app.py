@@ -26,7 +26,7 @@ _log = logging.getLogger("kvproxy")
 
 
 def create_app(services: Services) -> Starlette:
-    """Create the app, which starts the services with its lifespan and closes them."""
+    """Create the app. Its lifespan starts and closes the services."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""A budget for all bodies in flight: large ones neither block other requests nor exhaust the memory."""
+"""Limits on all request bodies in flight, so that large bodies neither block other requests nor exhaust the memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from kvproxy.errors import Overloaded, RequestTooLarge
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
-"""Bytes of each body without budget: small requests need not wait for large ones."""
+"""Bytes of each body that do not count, so that large requests never block small ones."""
 _SEPARATORS = (b",", b"{", b"[")
 
 
 class BodyBudget:
-    """The bytes and JSON items that all requests in flight may hold together."""
+    """Counts the bytes and JSON items of all request bodies in flight."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
@@ -21,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Reserve a share for one request, which is released when the `with` block ends."""
+        """Begin the reservation of one request; the `with` block releases it."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -31,7 +31,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """The share of one request in the budget."""
+    """The bytes and JSON items of one request."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -51,11 +51,9 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve the JSON items of a whole body before it is parsed, because parsing blocks the event loop.
+        """Reserve the JSON items of a body before it is parsed, which takes about 250 bytes per item.
 
-        A parsed item takes about 250 bytes.
-
-        Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight together have too many.
+        Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight have too many.
         """
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.

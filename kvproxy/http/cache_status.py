@@ -7,11 +7,11 @@ from kvproxy.exchange import CacheHit, Exchange, Match
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
-"""Of forwarded requests that were not parsed. A response of the proxy itself has no `Cache-Status`, unless it is a hit."""
+"""Header of responses to requests that were forwarded without parsing."""
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
-    """Return the header `Cache-Status`, and for a hit the header `Age`."""
+    """Return `Cache-Status`, and for a hit also `Age`."""
     hit = exchange.hit
     if hit is not None:
         return [("cache-status", _hit(hit)), ("age", str(int(hit.age)))]

@@ -1,4 +1,4 @@
-"""The outermost middleware: creates, labels, and reports the exchange of a request."""
+"""The outermost middleware: creates the exchange of a request, and reports it at the end."""
 
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -32,11 +32,11 @@ def is_proxy_path(path: str) -> bool:
 class ExchangeMiddleware:
     """ASGI middleware that adds `X-Request-Id` and a missing `Date`.
 
-    The request id is the client's, or new. If the upstream sends one, ours becomes `x-kvproxy-request-id`.
+    The request id is the client's, or new. If the upstream's response has another id, `X-KVProxy-Request-Id` has this one.
 
     Args:
         finish: receives each exchange once, after its response.
-        tenants: headers that name users.
+        tenants: headers that identify tenants.
         clock: seconds since the epoch.
     """
 

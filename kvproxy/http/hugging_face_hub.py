@@ -1,4 +1,4 @@
-"""Models from the Hugging Face Hub: offline, only the local cache is used."""
+"""Models from the Hugging Face Hub, or from its local cache if the Hub is unreachable."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use only the local cache if the Hub is unreachable; raise ModelUnsupported for a model that is not in it.
+    """Use only the local cache if the Hub is unreachable. Raises ModelUnsupported for a model that is not in it.
 
-    `huggingface_hub` reads the environment at its import.
+    Call it before the import of `huggingface_hub`, which reads the environment.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

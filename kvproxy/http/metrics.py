@@ -23,15 +23,15 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 _MOST_CLIENTS = 200
 _OTHERS = "(others)"
-"""Label of all clients beyond the first 200; no valid name."""
+"""Label of all clients after the first 200; not a valid client name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The description of a metric, or of a group of metrics with a common prefix and labels, for the docs.
+    """Describes a metric, or a group of metrics with a common prefix and labels, for the docs.
 
     Attributes:
-        members: descriptions of a group's metrics, by the rest of their name.
+        members: descriptions of a group's metrics, by name without the prefix.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Described:
 
 
 class _Group(Collector):
-    """Metrics with a common prefix and labels, whose values are computed elsewhere.
+    """Metrics with a common prefix and labels, whose values are set before each scrape.
 
-    A name that ends in `_total` is a counter. A single metric has the value name "".
+    Metrics named `*_total` are counters. The member of a group of one metric is "".
     """
 
     def __init__(self, described: Described) -> None:
@@ -56,7 +56,7 @@ class _Group(Collector):
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set values by name, without `_total`; other names are ignored."""
+        """Set values by member, without `_total`; unknown members are ignored."""
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:
@@ -73,7 +73,7 @@ class _Group(Collector):
 
 
 class Metrics:
-    """The metrics of a proxy. `described` has the descriptions of all metrics."""
+    """The metrics of a proxy, with their descriptions in `described`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -245,7 +245,6 @@ class Metrics:
         self._limited.labels(limit).inc()
 
     def count_error(self, error: KvproxyError) -> None:
-        """Count an error that a limit caused."""
         if error.limit is not None:
             self.count_reached_limit(error.limit)
 

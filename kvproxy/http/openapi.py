@@ -26,11 +26,11 @@ _BODIES: dict[str, Schema] = {
     "/admin/blocks/pins": _OBJECT,
     "/admin/cache/{id}/feedback": _FEEDBACK,
 }
-"""Schemas of JSON bodies by the path of a POST route. The providers' documents describe the fields of the APIs."""
+"""Schemas of JSON bodies by the path of a POST route."""
 
 
 async def openapi(request: Request) -> Response:
-    """Return this document."""
+    """Return the OpenAPI document."""
     return JSONResponse(document(request.app.routes))
 
 
@@ -119,7 +119,7 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "post /admin/upstreams/undrain": _NAME,
     "post /admin/explain": {"api": _one_of(*APIS)},
 }
-"""Parameters by method and path."""
+"""Query parameters by method and path."""
 
 _NULLABLE = {"type": ["string", "null"]}
 _ERROR: Schema = {

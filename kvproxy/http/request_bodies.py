@@ -1,4 +1,4 @@
-"""Request bodies: read with a limit; large ones are parsed in a thread."""
+"""Reads request bodies with limits, and parses large bodies in a thread."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,8 +24,8 @@ async def read_body(
 
     Args:
         limit: most bytes.
-        seconds: timeout for the whole body.
-        reservation: the request's share of the budget for bodies.
+        seconds: timeout for the complete body.
+        reservation: counts the body in the budget of all bodies in flight.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -59,10 +59,10 @@ async def parse_in_thread(raw: bytes) -> JsonObject:
 
 
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API. The settings name the headers that identify users. Raises InvalidRequest.
+    """Parse a request to a cached API. Raises InvalidRequest.
 
     Args:
-        check: reject invalid requests; False leaves this to the upstream.
+        check: reject invalid fields; False leaves them to the upstream.
     """
     body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
     headers = joined_headers(request)
@@ -85,7 +85,7 @@ def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
 
 
 def joined_headers(request: Request) -> dict[str, str]:
-    """Join repeated headers by commas; names are in lower case."""
+    """Return headers by lower-case name; values of a repeated header are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in request.headers.items():
         headers[name] = f"{headers[name]}, {value}" if name in headers else value

@@ -20,6 +20,7 @@ from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
+from kvproxy.http.connections.request_deadlines import Deadline
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
@@ -34,7 +35,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class CachedApi:
-    """An ASGI app: an API with cached responses."""
+    """ASGI app of one API with cached responses."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -65,15 +66,15 @@ class CachedApi:
 async def _answer(request: Request, exchange: Exchange, api: Api, reservation: Reservation) -> Response:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
-    limits, lifetime = app.settings.limits, app.lifetimes.begin()
+    limits, deadline = app.settings.limits, Deadline(app.deadlines)
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
         parsed = await read_api_request(request, api, raw, app.settings, check=forwarder is None)
         exchange.tenant = parsed.tenant
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
-        lifetime.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request.receive, work, lifetime))
+        deadline.shorten(exchange.request.control.timeout)
+        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request.receive, work, deadline))
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None:
@@ -87,7 +88,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     def last_event(error: KvproxyError) -> bytes:
         return event(api.error_body(error), "error")
 
-    return RelayResponse(answer.body, answer.status, headers, answer.close, lifetime, last_event)
+    return RelayResponse(answer.body, answer.status, headers, answer.close, deadline, last_event)
 
 
 async def models(request: Request) -> Response:
@@ -99,9 +100,9 @@ async def models(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report whether the process works: `degraded` without its store, `failed` without its engine.
+    """Report the health of the process: `degraded` without its store, `failed` without its engine.
 
-    Details are for the operator only.
+    Only the operator receives details.
     """
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
@@ -127,7 +128,7 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Return metrics in Prometheus' text format, for the operator only, since they name upstreams and clients."""
+    """Return metrics in Prometheus' text format; for the operator only, since they name upstreams and clients."""
     app = services(request)
     refused = app.access.check_operator(request)
     if refused is not None:
@@ -161,7 +162,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def other(request: Request) -> Response:
-    """Forward every other request to the upstream, unread."""
+    """Forward any other request to the upstream without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     return await _forward(request, None if has_body else b"")
 
@@ -172,7 +173,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     if forwarder is None:
         raise NotFound(f"no route {request.method} {request.url.path}: the API is below /v1, the dashboard at /ui")
     app = services(request)
-    lifetime = app.lifetimes.begin()
+    deadline = Deadline(app.deadlines)
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
@@ -187,7 +188,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         sent = spending.upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request.receive, forwarding, lifetime, upload_done)
+        reply = await cancel_on_disconnect(request.receive, forwarding, deadline, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.failed(error)
@@ -195,7 +196,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     if spending is not None:
         reply = spending.answer(reply)
     return RelayResponse(
-        reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, lifetime, upload_done=upload_done
+        reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, deadline, upload_done=upload_done
     )
 
 

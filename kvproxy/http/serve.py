@@ -23,10 +23,10 @@ from kvproxy.settings import Settings
 from kvproxy.telemetry.process_log import log_to_stderr
 from kvproxy.units import plural
 
-_GARBAGE = 200_000
-"""Threshold of the garbage collector. Python's default of 700 stops all requests for up to 0.1 s."""
-_OTHER_FILES = 512
-"""Descriptors for files and closing connections."""
+_GC_THRESHOLD = 200_000
+"""Allocations between garbage collections, which stop all requests for up to 0.1 s; Python's default is 700."""
+_OTHER_DESCRIPTORS = 512
+"""File descriptors beside those for connections."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -52,16 +52,16 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(_GARBAGE)
+        gc.set_threshold(_GC_THRESHOLD)
         on_ready(services, url)
         make_server(services).run(sockets=[listener])
 
 
 def make_server(services: Services) -> ProxyServer:
-    limits, limited = services.settings.limits, services.metrics.count_reached_limit
+    limits, on_limit = services.settings.limits, services.metrics.count_reached_limit
     # Requests refused there have a record, too.
     labelled = ExchangeMiddleware(refuse_connection, services.finish, services.settings.access.tenant_headers)
-    return ProxyServer(create_app(services), limits, services.lifetimes, limited, labelled, partial(_reload, services))
+    return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, partial(_reload, services))
 
 
 def _reload(services: Services) -> None:
@@ -86,7 +86,7 @@ def _make_data_private(settings: Settings) -> None:
 
 def _allow_descriptors(settings: Settings) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_FILES
+    wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

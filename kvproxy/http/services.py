@@ -1,4 +1,4 @@
-"""The services of the app."""
+"""Creates the services of the app."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from kvproxy.flow.finish import finish
 from kvproxy.http.access.access_rules import Access
 from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.body_budget import BodyBudget
-from kvproxy.http.connections.request_deadlines import Lifetimes
+from kvproxy.http.connections.request_deadlines import Deadlines
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
@@ -78,11 +78,11 @@ class Services:
         self.bodies = BodyBudget(settings.limits)
         self.rules = Rules(settings)
         self.access = Access(settings)
-        self.lifetimes = Lifetimes(settings.limits.request_seconds, metrics.count_reached_limit)
+        self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
-        """Forecast other pool sizes of each engine; see `pool_forecast`."""
+        """Forecast each engine's prefix hit rate with other pool sizes; see `pool_forecast.forecast`."""
         curves = self.answerer.journal.curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
@@ -101,7 +101,7 @@ class Services:
         ]
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with rules, edits, repairs, and breakpoints applied. Slow changes run in a thread."""
+        """Apply the operator's rule, with its edits, history repair, and `cache_control` breakpoints."""
         request = self.rules.apply(request)
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
@@ -110,7 +110,7 @@ class Services:
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply rules, edits, and repairs."""
+        """Apply the operator's rule as `prepare`, but without breakpoints."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
@@ -118,7 +118,7 @@ class Services:
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Return a request that continues the client's trace at the upstream."""
+        """Begin or continue the exchange's trace, and return the request with its trace header."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
@@ -159,7 +159,7 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def record_change(self, request: Request, change: str) -> None:
-        """Log a change of an operator, and record it for all proxies on one PostgreSQL."""
+        """Log a change by an operator, and record it if proxies share state in PostgreSQL."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
         _log.info("%s: %s", operator, change)
         if self.shared is not None:

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.http.connections.client_disconnects import cancel_on_disconnect
-from kvproxy.http.connections.request_deadlines import Lifetimes
+from kvproxy.http.connections.request_deadlines import Deadline, Deadlines
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -35,7 +35,7 @@ async def test_what_is_ready_as_the_client_leaves_is_taken_or_never_finished(ste
 
     request = Request({"type": "http", "headers": []}, receive)
     try:
-        taken = await cancel_on_disconnect(request.receive, work(), Lifetimes(60.0, str).begin())
+        taken = await cancel_on_disconnect(request.receive, work(), Deadline(Deadlines(60.0, str)))
     except UpstreamUnreachable:
         assert fails
     except ClientDisconnect:

@@ -13,7 +13,7 @@ from kvproxy.generation import TokenLogprob
 
 
 class ChoicesEncoder:
-    """Base class of encoders with choices."""
+    """Base class of encoders of responses with `choices`."""
 
     def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
         self._output = CollectedOutput()
@@ -43,7 +43,7 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 
 def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
-    """Return the scores of the prompt's tokens in vLLM's format: by token id, for the token and `count` alternatives."""
+    """Return vLLM's field `prompt_logprobs`, with `count` alternatives per token."""
     return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
 
 

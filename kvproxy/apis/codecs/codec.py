@@ -12,13 +12,13 @@ from kvproxy.generation import Delta, Grammar, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt for a chat template: messages and tools in the format of OpenAI's chat."""
+    """A prompt for a chat template: messages and tools in the format of OpenAI's chat completions."""
 
     messages: tuple[JsonObject, ...]
     tools: tuple[JsonObject, ...] = ()
 
     def to_chat(self) -> JsonObject:
-        """Return the fields of a chat request."""
+        """Return the fields of a chat completions request."""
         messages: JsonObject = {"messages": list[Json](self.messages)}
         return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
 
@@ -28,11 +28,11 @@ PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request for the engine.
+    """A request for the embedded engine.
 
     Attributes:
         echo: begin the response with the prompt.
-        salt: requests with different salts share no blocks.
+        salt: requests with different salts share no KV blocks.
         queue_priority: requests with a lower value run first.
     """
 
@@ -47,22 +47,20 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The echoed prompt of a completion, and the text of its first token, which has no probability."""
+    """A prompt that a completion repeats. Its first token, the only one without a log-probability, stands apart."""
 
     text: str
     first_token: str
 
 
 class ResponseEncoder(Protocol):
-    """Encodes one response, as a stream or as one object."""
+    """Encodes one response: `write` each piece, then `end` a stream, or return the `whole` response as one object."""
 
     def write(self, piece: Delta) -> Iterator[bytes]: ...
 
-    def end(self) -> Iterator[bytes]:
-        """Return the events after the last piece."""
+    def end(self) -> Iterator[bytes]: ...
 
-    def whole(self) -> JsonObject:
-        """Return the response as one object, after the last piece."""
+    def whole(self) -> JsonObject: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Codec:
     Attributes:
         decode_prompt: returns the prompt of a body. Raises InvalidRequest for parts other than text.
         decode: converts a body to a request for the engine. Raises InvalidRequest for unsupported fields.
-        encoder: creates an encoder of the response to a request, for the name of the model.
+        encoder: creates an encoder from the request, the model's name, and the prompt to echo.
     """
 
     decode_prompt: Callable[[JsonMap], PromptInput]

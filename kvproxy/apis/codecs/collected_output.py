@@ -1,4 +1,4 @@
-"""Collects the output of the engine from its pieces."""
+"""Collects the output of the engine, which arrives in pieces."""
 
 from dataclasses import dataclass, field
 
@@ -20,8 +20,8 @@ class CollectedOutput:
     """All completions of one prompt, by index.
 
     Attributes:
-        cached_tokens: prompt tokens that were not computed.
-        prompt_logprobs: scores of the prompt's tokens from the second one on, if requested.
+        cached_tokens: prompt tokens that the prefix cache held.
+        prompt_logprobs: log-probabilities of all prompt tokens but the first, if requested.
     """
 
     def __init__(self) -> None:

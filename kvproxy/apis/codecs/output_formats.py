@@ -1,4 +1,4 @@
-"""Output formats for the engine: JSON schemas and tool calls."""
+"""Constraints on the output of the engine: JSON schemas and tool calls."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ class ToolUse:
     """Tools that a response may call.
 
     Attributes:
-        schemas: JSON schema of the parameters by tool.
-        required: whether the response must be a call; otherwise it may be text.
+        schemas: JSON schema of the parameters, by the name of the tool.
+        required: whether the response must call a tool; otherwise it may be text.
     """
 
     schemas: dict[str, JsonObject]
@@ -24,7 +24,7 @@ class ToolUse:
 
 
 def read_json_format(kind: Json, param: str) -> Grammar | None:
-    """Return the grammar of a `response_format`; None for text. Some APIs nest the schema one level deeper."""
+    """Return the grammar of a `response_format`; None for text. Chat completions nest the schema in `json_schema`."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
         return None

@@ -87,7 +87,7 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
 
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields that all APIs share, and add `sampling` parameters; None selects the default."""
+    """Decode the fields that all APIs share. `sampling` adds parameters; None selects the default."""
     given = {"temperature": number(body, "temperature"), "top_p": number(body, "top_p")} | sampling
     params = replace(defaults, **{name: value for name, value in given.items() if value is not None})
     salt = body.get("cache_salt")
@@ -97,7 +97,7 @@ def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, *
 
 
 def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields that chat completions and completions share, and add `sampling` parameters."""
+    """Decode the fields that chat completions and completions share; see `base_request`."""
     common = {name: integer(body, name) for name in ("top_k", "seed", "n")}
     stop, ignore_eos = texts(body, "stop"), bool(body.get("ignore_eos"))
     return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)

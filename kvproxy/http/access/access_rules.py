@@ -1,4 +1,4 @@
-"""Access rules for web pages and for the operator. Checks return the error to send, or None."""
+"""Access rules for web pages and for the operator. A check returns the error to send, or None."""
 
 import hmac
 import logging
@@ -23,9 +23,9 @@ class Access:
         self._behind_proxy = False
 
     def check_page(self, request: Request) -> KvproxyError | None:
-        """Return an error for requests of web pages from other origins, and for public host names.
+        """Refuse web pages of other origins, and unknown public host names.
 
-        A page could rebind a public name to this machine, and would then have the same origin.
+        By DNS rebinding, a page could point its host name at this proxy and have the same origin.
         """
         self._notice_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -47,7 +47,7 @@ class Access:
         return None
 
     def check_operator(self, request: Request) -> KvproxyError | None:
-        """Return an error for requests without the admin token, or from another machine if no token is set."""
+        """Require the admin token; if none is set, require a direct request from this machine."""
         settings = self._settings
         if settings.admin_token is not None:
             tokens = _tokens(request)

@@ -11,7 +11,7 @@ from kvproxy.index.pending_writes import PendingWrites
 
 _READ_ONLY = "/admin/explain"  # A POST route that changes nothing.
 _WAIT_SECONDS = 5.0
-"""Timeout for pending writes: a blocked store must not block the operator."""
+"""Timeout for pending writes, so that a blocked store does not block the operator."""
 _log = logging.getLogger("kvproxy.admin")
 
 
@@ -30,7 +30,7 @@ class PageGuard:
 class AdminGuard:
     """Enforces `Access.check_operator`, and logs changes.
 
-    Pending writes are stored first, so that routes see the responses that clients have.
+    It waits for pending writes, so that routes list every response that a client has received.
     """
 
     def __init__(self, app: ASGIApp, access: Access, writes: PendingWrites) -> None:

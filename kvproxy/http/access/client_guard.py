@@ -24,7 +24,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """The clients of the settings and of `kvproxy keys`, which are read again within a second of a change."""
+    """The clients of the settings and of `kvproxy keys`, reloaded within a second of a change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Read the clients again if they have changed.
+        """Reload the clients if they have changed.
 
         Args:
             change: number of the latest change in PostgreSQL; 0 without PostgreSQL.
@@ -72,7 +72,7 @@ class Clients:
         return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
-        """Find the client of a key in the headers."""
+        """Return the client whose valid key is in a header."""
         for name, value in headers:
             given = digest(_key(value)) if name in KEY_HEADERS else ""
             client = self._known.get(given)
@@ -81,7 +81,7 @@ class Clients:
         return None
 
     def stored_bytes_limit(self, tenant: str) -> int | None:
-        """Return the limit of a tenant's stored bytes; None without a limit."""
+        """Return the setting `stored_bytes` of a tenant's client; None without a limit."""
         if not tenant.startswith(CLIENT):
             return None
         name = tenant.removeprefix(CLIENT)
@@ -109,7 +109,7 @@ def _key(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware that identifies clients, removes their keys, and enforces their quotas."""
+    """ASGI middleware that identifies clients, removes their keys from requests, and enforces their quotas."""
 
     def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
         self._app = app

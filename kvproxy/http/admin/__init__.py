@@ -22,7 +22,7 @@ async def explain_request(request: Request) -> Response:
 
 
 async def reload(request: Request) -> Response:
-    """Reload the rules; an invalid file changes nothing."""
+    """Reload rules and edits from kvproxy.toml; an invalid file changes nothing."""
     rules = services(request).rules
     try:
         restart = await asyncio.to_thread(rules.reload)

@@ -1,4 +1,4 @@
-"""The prefix cache: blocks, chains, figures, pins, and tiers."""
+"""The prefix cache: blocks, chains, statistics, pins, and tiers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from kvproxy.http.admin.replies import flat_fields, number, page, read_request, 
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
-_MOST_WAYS = 50
-"""Each chain requires a text, which an upstream may have to decode."""
+_MAX_BRANCHES = 50
+"""An upstream may have to decode the text of each branch."""
 
 
 async def blocks(request: Request) -> Response:
@@ -29,7 +29,7 @@ async def queue(request: Request) -> Response:
 
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
-    """Return rows as a response. They are converted in a thread, because a large pool would block the event loop."""
+    """Convert rows in a thread, because the rows of a large pool would block the event loop."""
     return await asyncio.to_thread(lambda: reply([flat_fields(row) for row in rows]))
 
 
@@ -40,7 +40,7 @@ async def stats(request: Request) -> Response:
 
 
 async def what_if(request: Request) -> Response:
-    """Forecast the hit rates of other pool sizes, and of a `tier` of a size such as 64GiB, for each engine.
+    """Forecast each engine's hit rate with other pool sizes, and with a `tier` of a size such as 64GiB.
 
     `bytes_per_token` is the size of a token's keys and values; the embedded engine knows it.
     """
@@ -55,25 +55,25 @@ async def what_if(request: Request) -> Response:
 
 
 async def chains(request: Request) -> Response:
-    """List the chains of blocks."""
+    """List the chains of cached blocks, each from its first block to a block without a successor."""
     return await _rows(await services(request).prefix.chains())
 
 
 async def map(request: Request) -> Response:
-    """Return all blocks in columns."""
+    """Return all blocks, as one list per field."""
     return reply(await services(request).prefix.map())
 
 
 async def tree(request: Request) -> Response:
-    """List the children of a block, or the roots of all chains, largest first."""
+    """List the branches below the block `parent`, or all first branches of the prefix tree, largest first."""
     query = request.query_params
     limit, start = page(query, "50")
-    found, total = await services(request).prefix.tree(query.get("parent") or None, start, min(limit, _MOST_WAYS))
+    found, total = await services(request).prefix.tree(query.get("parent") or None, start, min(limit, _MAX_BRANCHES))
     return reply(found, {"x-total-count": str(total)})
 
 
 async def show(request: Request) -> Response:
-    """Show a block with its contents."""
+    """Show a block with its tokens and text."""
     name: str = request.path_params["id"]
     content = await services(request).prefix.show(name)
     if content is None:
@@ -82,7 +82,7 @@ async def show(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
-    """Reset the prefix cache."""
+    """Remove all idle blocks from the prefix cache."""
     return reply(await services(request).prefix.reset())
 
 
@@ -92,9 +92,9 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """Pin the cached blocks of a prompt, or of the chain `leaf`, for the time `ttl`.
+    """Keep the cached blocks of a prompt, or of the chain that ends in `leaf`, from eviction for `ttl`.
 
-    The body is a request to the API `api` (default: chat).
+    The body is a request with the prompt, to the API `api` (default: chat).
     """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
@@ -125,7 +125,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear(request: Request) -> Response:
-    """Delete the chunks of a tier: `own` (of the running model, default), `others`, or `all`."""
+    """Delete chunks of a tier: of the running model (`own`, default), of all models but it (`others`), or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

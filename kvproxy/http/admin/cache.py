@@ -63,7 +63,7 @@ def _semantic(app: Services) -> dict[str, object]:
 
 
 async def queue(request: Request) -> Response:
-    """List the responses that are evicted next; `x-total-count` has the total."""
+    """List the responses in eviction order; `x-total-count` has the total."""
     store = services(request).answerer.store
     limit, offset = page(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
@@ -133,7 +133,7 @@ async def export(request: Request) -> Response:
 
 
 async def import_(request: Request) -> Response:
-    """Import the lines of an export, and skip stored keys."""
+    """Import the lines of an export; skip keys that are already stored."""
     app = services(request)
     data = await read_body(request, app.settings.limits.import_bytes)
     try:
@@ -149,7 +149,7 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Approve or reject a response; with the question, the policy learns, too."""
+    """Report whether a response is right. If the body has the `question` of a hit, the policy learns from it."""
     app = services(request)
     body = await parse_in_thread(await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")
@@ -168,7 +168,7 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """Pin a response: until it expires, it is evicted last."""
+    """Pin a response: it is evicted last until it expires."""
     return await _set_pinned(request, True)
 
 

@@ -31,7 +31,7 @@ from kvproxy.journal.sessions.session_reader import SessionReader, tree
 
 _MOST = 1_000
 _MAX_LIVE = 200
-"""Most records in an event, which reports whether older ones were dropped."""
+"""Most records in an event; its field `more` reports dropped records."""
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
@@ -85,7 +85,7 @@ def _flat(row: RecordWithTexts) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """List matching records, newest first; `before` continues a listing."""
+    """List matching records, newest first, with numbers below `before`."""
     app, query = services(request), _query(request.query_params)
     rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
     return reply([_flat(row) for row in rows])
@@ -94,8 +94,7 @@ async def log(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """Stream new records as events, after the record number `after`, or from now on.
 
-    The first event, `hello`, has the number of the last record; each `records` event has newer ones. The stream ends when the
-    proxy stops.
+    The first event, `hello`, has the number of the newest record; `records` events follow until the proxy stops.
     """
     app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
     newest = await _read(app, lambda reader: reader.newest())
@@ -107,7 +106,7 @@ async def live(request: Request) -> Response:
 async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
     yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
     last_sent = time.monotonic()
-    while not app.lifetimes.stopping:
+    while not app.deadlines.stopping:
 
         def new(reader: Reader, last: int = last) -> tuple[list[RecordWithTexts], int]:
             newest = reader.newest()
@@ -126,7 +125,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Count and time requests in each `step` of the time `since` before `until`."""
+    """Count requests and prompt tokens in intervals of `step`, during the time `since` before `until`."""
     query = request.query_params
     step = seconds(query.get("step", "60"), "step")
     since = seconds(query.get("since", "3600"), "since")
@@ -140,12 +139,12 @@ async def series(request: Request) -> Response:
 
 
 async def reasons(request: Request) -> Response:
-    """List the sentence of each reason."""
+    """List the meaning of each reason code."""
     return reply(REASONS)
 
 
 async def explain(request: Request) -> Response:
-    """Explain a request by its id, the beginning of its id, or its number."""
+    """Explain a recorded request, given its id, the beginning of its id, or its record number."""
     app, name = services(request), request.path_params["id"]
 
     def read_explanation(reader: Reader) -> dict[str, object]:
@@ -186,13 +185,13 @@ async def sessions(request: Request) -> Response:
 
 
 async def turns(request: Request) -> Response:
-    """List the turns of a session and of its sub-agents as a tree; its id, its name, or a request names it."""
+    """List the turns of a session and its sub-agents as a tree, given its id, its name, or the id of a request."""
     name = request.path_params["id"]
     return reply(await _read_sessions(request, lambda found: tree(found.turns(name))))
 
 
 async def ledger(request: Request) -> Response:
-    """Sum the reused prompt tokens, and the lost ones by cause."""
+    """Sum prompt tokens by result: reused, or the reason to compute them."""
     since = request.query_params.get("since")
     day = first_day(seconds(since, "since") if since else None)
     currency = services(request).settings.journal.currency

@@ -23,7 +23,7 @@ _MAX = 2.0**31
 
 
 def reply(value: object, headers: dict[str, str] | None = None) -> Response:
-    """Write dataclasses, and lists and dicts of them, as JSON."""
+    """Return a JSON response; the value may contain dataclasses."""
     try:
         written = orjson.dumps(value)
     except TypeError:
@@ -33,12 +33,12 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def fields_of(row: Row) -> dict[str, object]:
-    """Return the fields of a row by name. Unlike `asdict`, it copies no values: tens of thousands of rows are fast."""
+    """Return the fields of a row by name, without copies as by `asdict`, which is slow for a large pool."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
-    """Return the fields of a row and of its location as one dict."""
+    """Return the fields of a row and of its `place` in one dict."""
     found = fields_of(row)
     del found["place"]
     return found if row.place is None else found | fields_of(row.place)
@@ -67,9 +67,9 @@ def number(text: str, name: str) -> float:
     return value
 
 
-def page(query: QueryParams, limit: str) -> tuple[int, int]:
-    """Return the parameters `limit` (with a default) and `offset`. Raises InvalidRequest."""
-    return int(number(query.get("limit", limit), "limit")), int(number(query.get("offset", "0"), "offset"))
+def page(query: QueryParams, default_limit: str) -> tuple[int, int]:
+    """Return the parameters `limit` and `offset`. Raises InvalidRequest."""
+    return int(number(query.get("limit", default_limit), "limit")), int(number(query.get("offset", "0"), "offset"))
 
 
 def seconds(text: str, name: str) -> float:

@@ -1,1 +1,1 @@
-"""Sockets: `client_connection.py` is one connection, `proxy_server.py` checks all of them."""
+"""Client connections: `client_connection.py` is one of them, `proxy_server.py` checks all."""

@@ -1,6 +1,6 @@
 """One client's connection: uvicorn's protocol, with limits for slow or large heads and for clients that do not read.
 
-The server checks the times of all connections periodically, instead of a timer for each.
+`ProxyServer` calls `check` of all connections periodically, instead of a timer for each.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from kvproxy.settings.limits import LimitSettings
 
 MOST_PIPELINED = 32
 """Requests that may wait for a response in progress on one connection."""
-_SPARE = 256
-"""Connections beyond the limit that receive an error. Further ones are closed immediately."""
+_MOST_REFUSED = 256
+"""Connections beyond the limit that receive an error; further connections are closed immediately."""
 _NO_CONTENT = 204
 _LINGER_SECONDS = 2.0
 
 
 class _LingeringTransport:
-    """A transport that can join a head with its body, and can keep reading for two seconds after its last bytes.
+    """A transport that can write a head together with its body, and can read for two seconds after its last write.
 
     Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
     """
@@ -43,7 +43,7 @@ class _LingeringTransport:
         self._head = b""
         self.linger = False
         self.joins_next = False
-        """Whether the next bytes are written together with those after them."""
+        """Whether the next `write` is delayed until the one after it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -69,22 +69,22 @@ class _LingeringTransport:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A client's connection with limits. On connections beyond the limit, `full` replaces the app."""
+    """A client's connection with limits. If there are too many connections, `refuse` replaces the app."""
 
     def __init__(
-        self, *args: Any, limits: LimitSettings, limited: Callable[[str], None], full: ASGIApp, **kwargs: Any
+        self, *args: Any, limits: LimitSettings, on_limit: Callable[[str], None], refuse: ASGIApp, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._full = full
+        self._refuse_app = refuse
         self._limits = limits
-        self._limited = limited
+        self._on_limit = on_limit
         self._in_head = False
         self._head_since: float | None = None
         self._steps = 0  # Heads begun and ended, and parts of bodies.
         self._raw = 0  # Bytes since the last step.
         self._refusal: KvproxyError | None = None
         self._unread_bytes = 0
-        """Bytes that the client has not read, as of the time `_unread_since`."""
+        """Bytes that the client had not read at the time `_unread_since`."""
         self._unread_since = 0.0
         self._offered_upgrade = False
         self._ignores_input = False
@@ -99,9 +99,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self._head_since = self.loop.time()
         if len(self.connections) > self._limits.connections:
-            self._limited("connections")
-            self.app = self._full
-            if len(self.connections) > self._limits.connections + _SPARE:
+            self._on_limit("connections")
+            self.app = self._refuse_app
+            if len(self.connections) > self._limits.connections + _MOST_REFUSED:
                 self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -195,7 +195,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: KvproxyError) -> None:
         if error.limit is not None:
-            self._limited(error.limit)
+            self._on_limit(error.limit)
         running = self._running
         if running is not None and not running.response_complete:
             if not running.more_body:
@@ -232,7 +232,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _on_timeout(self) -> None:
         if not self._in_head:
-            self._limited("header_seconds")
+            self._on_limit("header_seconds")
             self.transport.close()
             return
         seconds = self._limits.header_seconds
@@ -240,7 +240,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(RequestTooSlow(message, limit="header_seconds"))
 
     def timeout_keep_alive_handler(self) -> None:
-        self._limited("idle_seconds")
+        self._on_limit("idle_seconds")
         super().timeout_keep_alive_handler()
 
     def resume_writing(self) -> None:
@@ -260,7 +260,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._unread_bytes or waiting < self._unread_bytes:
             self._unread_bytes, self._unread_since = waiting, now
         elif now - self._unread_since > self._limits.stalled_seconds:
-            self._limited("stalled_seconds")
+            self._on_limit("stalled_seconds")
             self.transport.abort()
 
     def _unsent_bytes_in_kernel(self) -> int:
@@ -310,7 +310,7 @@ async def _close_after_incomplete(
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Responds on connections beyond the limit."""
+    """ASGI app for connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
     response = error_response(Overloaded(message, retry_after=1.0))
     response.headers["connection"] = "close"

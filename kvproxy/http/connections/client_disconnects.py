@@ -13,34 +13,33 @@ from kvproxy.apis.api import openai_error
 from kvproxy.apis.sse import event
 from kvproxy.backends.protocol import Headers, is_stream
 from kvproxy.errors import KvproxyError, UpstreamProtocolError
-from kvproxy.http.connections.request_deadlines import Lifetime
+from kvproxy.http.connections.request_deadlines import Deadline
 
 T = TypeVar("T")
 BODILESS = (204, 304)
 JOINS_BODY = "kvproxy.joins_body"
-"""In the start of a response: its head is written together with its body, in one system call."""
+"""Key in an ASGI start message: write the head together with the body, in one system call."""
 _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, T], lifetime: Lifetime, upload_done: asyncio.Event | None = None
+    receive: Receive, work: Coroutine[Any, Any, T], deadline: Deadline, upload_done: asyncio.Event | None = None
 ) -> T:
     """Await `work`; cancel it when the client disconnects or the deadline passes.
 
     Args:
         upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
 
-    Raises:
-        ClientDisconnect, DeadlineExceeded, or ShuttingDown.
+    Raises ClientDisconnect, DeadlineExceeded, or ShuttingDown.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-    with lifetime.over() as end:
+    with deadline.watch() as expired:
         try:
-            await asyncio.wait((working, disconnected, end), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise end.result() if end.done() else ClientDisconnect()
+            raise expired.result() if expired.done() else ClientDisconnect()
         finally:
             working.cancel()
             disconnected.cancel()
@@ -57,11 +56,11 @@ async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | No
 class RelayResponse(Response):
     """Sends the chunks of a body.
 
-    If the upstream's response breaks off, close the connection before the end of the body. Other errors become the last event
-    of a stream, or close the connection.
+    If the upstream's response breaks off, the client's connection closes before the end of the body. Another error becomes the
+    last event of a stream, or closes the connection.
 
     Args:
-        close: called once, whatever happens.
+        close: called once, also after an error.
         error_event: encodes an error as the last event of a stream.
         upload_done: see `cancel_on_disconnect`.
     """
@@ -72,7 +71,7 @@ class RelayResponse(Response):
         status: int,
         headers: Headers,
         close: Callable[[], Any],
-        lifetime: Lifetime,
+        deadline: Deadline,
         error_event: Callable[[KvproxyError], bytes] = lambda error: event(openai_error(error)),
         upload_done: asyncio.Event | None = None,
     ) -> None:
@@ -81,7 +80,7 @@ class RelayResponse(Response):
         self.raw_headers = _encode(headers)
         self._chunks = chunks
         self._close = close
-        self._lifetime = lifetime
+        self._deadline = deadline
         self._error_event = error_event if is_stream(headers) else None
         self._upload_done = upload_done
         self._begun = False
@@ -89,7 +88,7 @@ class RelayResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: KvproxyError | None = None
         try:
-            await cancel_on_disconnect(receive, self._send(send), self._lifetime, self._upload_done)
+            await cancel_on_disconnect(receive, self._send(send), self._deadline, self._upload_done)
         except ClientDisconnect:
             pass
         except KvproxyError as ended:
@@ -128,7 +127,7 @@ class RelayResponse(Response):
 
 
 class WholeResponse(Response):
-    """Sends a whole body, joined with the head."""
+    """Sends a complete body together with the head."""
 
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         super().__init__(body, status)
@@ -143,5 +142,4 @@ class WholeResponse(Response):
 
 
 def _encode(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Convert headers to ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -16,15 +16,15 @@ from starlette.types import ASGIApp
 
 from kvproxy.errors import ShuttingDown
 from kvproxy.http.connections.client_connection import LimitedProtocol
-from kvproxy.http.connections.request_deadlines import Lifetimes
+from kvproxy.http.connections.request_deadlines import Deadlines
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
-"""Seconds between checks of all connections; a shorter limit shortens it."""
+"""Interval of the checks of all connections; short time limits shorten it."""
 _ERROR_SECONDS = 1.0
-"""Seconds for clients to read the error that ended their requests."""
+"""Time for clients to read the error that ended their requests."""
 _UNSENT_BYTES = 128 * 1024
-"""Unsent bytes per client in the kernel."""
+"""Most unsent bytes per client in the kernel's buffer."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
 # requests that end at the shutdown.
@@ -37,12 +37,12 @@ _NOISE = (
 
 
 class ProxyServer(uvicorn.Server):
-    """Serves the app until a signal.
+    """Serves the app until SIGTERM or SIGINT.
 
     Args:
-        lifetimes: requests in flight; they end after the drain time.
-        limited: called with the name of each limit that is reached.
-        full: responds on connections beyond the limit.
+        deadlines: ends requests in flight after the drain time.
+        on_limit: called with the setting of each limit that is reached.
+        refuse: app for connections beyond the limit.
         reload: called on SIGHUP.
     """
 
@@ -50,12 +50,12 @@ class ProxyServer(uvicorn.Server):
         self,
         app: Starlette,
         limits: LimitSettings,
-        lifetimes: Lifetimes,
-        limited: Callable[[str], None],
-        full: ASGIApp,
+        deadlines: Deadlines,
+        on_limit: Callable[[str], None],
+        refuse: ASGIApp,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        protocol = functools.partial(LimitedProtocol, limits=limits, limited=limited, full=full)
+        protocol = functools.partial(LimitedProtocol, limits=limits, on_limit=on_limit, refuse=refuse)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -76,8 +76,7 @@ class ProxyServer(uvicorn.Server):
             lambda record: not any(noise in str(record.msg) for noise in _NOISE)
         )
         self._limits = limits
-        self._lifetimes = lifetimes
-        self._limited = limited
+        self._deadlines = deadlines
         self._reload = reload
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -110,7 +109,7 @@ class ProxyServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests in flight during the drain time, then end them with an error, and abort the connections."""
-        self._lifetimes.stopping = True
+        self._deadlines.stopping = True
         _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
         loop = asyncio.get_running_loop()
         ends = loop.call_later(self._limits.drain_seconds, self._end_requests)
@@ -132,13 +131,13 @@ class ProxyServer(uvicorn.Server):
     def _end_requests(self) -> None:
         if count := len(self._connections()):
             _log.warning("the drain time is over; connections with requests to end: %s", count)
-        self._lifetimes.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
+        self._deadlines.end_all(ShuttingDown("the proxy is being stopped: send the request again"))
 
     def _abort_connections(self) -> None:
         for connection in self._connections():
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop. uvicorn would raise the signal again at the end, so that SIGTERM and Ctrl-C would not exit with code 0."""
+        """Stop with exit code 0. uvicorn would raise the signal again after the shutdown."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()

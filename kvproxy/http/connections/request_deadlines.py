@@ -2,77 +2,75 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from kvproxy.apis.request_directives import TIMEOUT
 from kvproxy.errors import DeadlineExceeded, KvproxyError
 
-_OWN = "raise the setting limits.request_seconds"
-_ASKED = f"the header {TIMEOUT} asks for no more: give it a longer time, or leave it out"
 
-
-class Lifetimes:
+class Deadlines:
     """The deadlines of all requests in flight.
 
     Args:
         seconds: default time limit of a request.
-        limited: called with the name of the limit that ended a request.
+        on_limit: called with the name of the limit that ended a request.
+
+    Attributes:
+        stopping: whether the proxy stops, so that endless streams must end.
     """
 
-    def __init__(self, seconds: float, limited: Callable[[str], None]) -> None:
-        self._seconds = seconds
-        self._limited = limited
-        self._open: set[asyncio.Future[KvproxyError]] = set()
-        self._stopped: KvproxyError | None = None
+    def __init__(self, seconds: float, on_limit: Callable[[str], None]) -> None:
+        self.seconds = seconds
         self.stopping = False
-        """Endless streams, such as the live log, end now."""
-
-    def begin(self) -> "Lifetime":
-        return Lifetime(self, self._seconds)
+        self._on_limit = on_limit
+        self._pending: set[asyncio.Future[KvproxyError]] = set()
+        self._final_error: KvproxyError | None = None
 
     def end_all(self, error: KvproxyError) -> None:
-        """End all present and future requests."""
-        self._stopped = error
-        for end in self._open:
-            self.end(end, error, "drain_seconds")
+        """End all present and future requests with an error."""
+        self._final_error = error
+        for expired in self._pending:
+            self._expire(expired, error, "drain_seconds")
 
     @contextmanager
-    def open(self, deadline: float, late: KvproxyError) -> "Iterator[asyncio.Future[KvproxyError]]":
-        """Yield a future that receives `late` at the `deadline` (time of the event loop), or an error when the proxy stops."""
+    def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
+        """Yield a future that receives `error` at a time of the event loop, or the error of `end_all`."""
         loop = asyncio.get_running_loop()
-        end: asyncio.Future[KvproxyError] = loop.create_future()
-        if self._stopped is not None:
-            self.end(end, self._stopped, "drain_seconds")
-        self._open.add(end)
-        timer = loop.call_at(deadline, self.end, end, late, "request_seconds")
+        expired: asyncio.Future[KvproxyError] = loop.create_future()
+        if self._final_error is not None:
+            self._expire(expired, self._final_error, "drain_seconds")
+        self._pending.add(expired)
+        timer = loop.call_at(time, self._expire, expired, error, "request_seconds")
         try:
-            yield end
+            yield expired
         finally:
             timer.cancel()
-            self._open.discard(end)
+            self._pending.discard(expired)
 
-    def end(self, end: "asyncio.Future[KvproxyError]", error: KvproxyError, limit: str) -> None:
-        """End a request, and count the limit."""
-        if not end.done():
-            self._limited(limit)
-            end.set_result(error)
+    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, limit: str) -> None:
+        if not expired.done():
+            self._on_limit(limit)
+            expired.set_result(error)
 
 
-class Lifetime:
-    """The deadline of one request."""
+class Deadline:
+    """The deadline of a request that begins now."""
 
-    def __init__(self, lifetimes: Lifetimes, seconds: float) -> None:
-        self._lifetimes = lifetimes
-        self._seconds = seconds
-        self._fix = _OWN
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._seconds = deadlines.seconds
+        self._fix = "raise the setting limits.request_seconds"
         self._began = asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float | None) -> None:
         """Use the request's own timeout if it is shorter."""
         if seconds is not None and seconds < self._seconds:
-            self._seconds, self._fix = seconds, _ASKED
+            self._seconds = seconds
+            self._fix = f"the header {TIMEOUT} asks for no more: give it a longer time, or leave it out"
 
-    def over(self) -> "AbstractContextManager[asyncio.Future[KvproxyError]]":
-        """Return a context with a future that receives an error at the deadline, or when the proxy stops."""
-        late = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
-        return self._lifetimes.open(self._began + self._seconds, late)
+    @contextmanager
+    def watch(self) -> Iterator[asyncio.Future[KvproxyError]]:
+        """Yield a future that receives an error at the deadline, or when the proxy stops."""
+        error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
+        with self._deadlines.schedule(self._began + self._seconds, error) as expired:
+            yield expired

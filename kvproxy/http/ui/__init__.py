@@ -1,4 +1,4 @@
-"""The dashboard's files for the browser. Private data comes from the admin routes; see docs/dashboard.md."""
+"""Serves the static files of the dashboard, which reads its data from the admin routes; see docs/dashboard.md."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _HEADERS = {
 
 
 class _PageFiles(StaticFiles):
-    """The files of the page, with its security headers."""
+    """Static files with security headers."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -32,12 +32,12 @@ class _PageFiles(StaticFiles):
 
 
 async def _redirect(request: Request) -> Response:
-    """Redirect from /ui to /ui/: the page's links are relative, since a reverse proxy may add a path."""
+    """Redirect /ui to /ui/. The location is relative, since a reverse proxy may add a path."""
     return RedirectResponse("ui/", status_code=308)
 
 
 class BrowserRedirect:
-    """ASGI middleware that sends browsers from `/` to the dashboard, even without a key."""
+    """ASGI middleware that redirects browsers from `/` to the dashboard, also without an API key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

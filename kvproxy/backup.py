@@ -26,11 +26,11 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The content of an archive.
+    """The content of a backup archive.
 
     Attributes:
         created: seconds since the epoch.
-        files: size in bytes by name.
+        files: sizes in bytes, by name.
     """
 
     version: str
@@ -43,12 +43,12 @@ def write_backup(
 ) -> Backup:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
-    Each database is copied in one transaction, while writes continue. Responses in PostgreSQL, encryption keys, tiers,
-    and search indexes are not included.
+    A running proxy can write during the backup. Responses in PostgreSQL, encryption keys, tiers, and search indexes are
+    not included.
 
     Args:
         archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
-        done: called with the name of each file.
+        done: called with the name of each copied file.
         replace: overwrite an existing archive.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Charts of the analyses, at a terminal (plotext) or in files (matplotlib), in the colours of the dashboard."""
+"""Charts in a terminal (plotext) or in files (matplotlib), in the colours of the dashboard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,18 +22,14 @@ _LAYER_COLOURS = {
     "error": "#d55e00",
 }
 _HEIGHT, _ROWS = 14, 10
-"""Lines of a chart at a terminal, and those inside its frame."""
+"""Lines of text of a chart in a terminal, with and without its frame."""
 _TIME_LABELS = 6
 _DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart. A terminal shows neither intervals nor dashes.
-
-    Attributes:
-        lows, highs: an interval around each value; empty without intervals.
-    """
+    """A line of a chart, with an interval from `lows` to `highs` around the values in files."""
 
     name: str
     xs: Sequence[float]
@@ -48,10 +44,10 @@ class Chart:
     """A chart with lines or bars.
 
     Attributes:
-        bars: names and values; horizontal bars.
-        levels: names and values; horizontal lines.
-        is_share: values are shares of 1, shown in percent.
-        time_step: the x values are times in seconds since the epoch, this far apart, and the lines are stacked bars.
+        bars: horizontal bars, as names and values.
+        levels: horizontal reference lines, as names and values.
+        is_share: values are fractions, shown in percent.
+        time_step: seconds between the x values, which are Unix times. The lines become stacked bars.
     """
 
     x_label: str

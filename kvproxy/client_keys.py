@@ -1,6 +1,6 @@
-"""Clients and their keys: from the settings, and from `kvproxy keys`.
+"""Clients and their API keys: from the settings, and from `kvproxy keys`.
 
-`kvproxy keys` stores them in a file, or in the store's PostgreSQL, where all proxies find them.
+`kvproxy keys` stores them in a file, or in PostgreSQL if the responses are there, so that proxies share them.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, SettingsError
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.open_store import is_url, open_postgres
 from kvproxy.settings import Settings
@@ -32,11 +32,7 @@ def clients_file(data: Path) -> Path:
 
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
-    """List all clients, those of the settings first.
-
-    Raises:
-        SettingsError: the file or the database cannot be read, or two clients share a name or a key.
-    """
+    """List the clients of the settings, then of `kvproxy keys`. Raises SettingsError, also for a duplicate name or key."""
     found = (*settings.clients, *_read(settings.data), *_shared_clients(settings))
     for what, values in (
         ("name", [each.name for each in found]),
@@ -48,7 +44,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def requires_client_key(settings: Settings) -> bool:
-    """Whether requests require a key, also after the last client's removal."""
+    """Whether requests require an API key, which stays true after the last client's removal."""
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:
@@ -56,13 +52,9 @@ def requires_client_key(settings: Settings) -> bool:
 
 
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
-    """Add a client, and return its key, which is not stored.
+    """Add a client with quotas (fields of `ClientSettings`), and return its key, of which only the digest is stored.
 
-    Args:
-        limits: fields of `ClientSettings`.
-
-    Raises:
-        InvalidRequest: the name exists or is invalid.
+    Raises InvalidRequest if the name exists or is invalid.
     """
     if any(each.name == name for each in all_clients(settings)):
         raise InvalidRequest(f"there is a client {name!r} already: keys rm {name} removes it")
@@ -78,14 +70,9 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:
-    """Give a client a new key. Running proxies notice it within two seconds.
+    """Replace a client's key, and return the new key. The old key stays valid for `grace` seconds.
 
-    Args:
-        grace: seconds in which the old key stays valid.
-
-    Raises:
-        NotFound: no such client.
-        InvalidRequest: kvproxy.toml defines the client.
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
     client = _find(settings, name)
     key = _PREFIX + secrets.token_urlsafe(32)
@@ -96,12 +83,7 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies notice it within two seconds.
-
-    Raises:
-        NotFound: no such client.
-        InvalidRequest: kvproxy.toml defines the client.
-    """
+    """Remove a client. Running proxies reject its key within two seconds. Raises as `rotate_key`."""
     _find(settings, name)
     clients = _read(settings.data)
     if any(each.name == name for each in clients):
@@ -113,7 +95,7 @@ def remove_client(settings: Settings, name: str) -> None:
 
 
 def changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes by operators; see `SharedState.changes`."""
+    """Return the last changes that operators made to clients and stored responses; see `SharedState.changes`."""
     with _shared_state(settings) as shared:
         if shared is None:
             raise InvalidRequest("changes are recorded only in PostgreSQL: see --store")
@@ -124,7 +106,9 @@ def _find(settings: Settings, name: str) -> ClientSettings:
     for client in (*_read(settings.data), *_shared_clients(settings)):
         if client.name == name:
             return client
-    raise _missing_client_error(settings, name)
+    if any(each.name == name for each in settings.clients):
+        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+    raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
 
 
 def _put(settings: Settings, client: ClientSettings, change: str) -> None:
@@ -140,7 +124,7 @@ def _put(settings: Settings, client: ClientSettings, change: str) -> None:
 
 @contextmanager
 def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
-    """Open the shared state; None if the store is a file."""
+    """Open the state that proxies share in PostgreSQL; None if the store is a file."""
     if not is_url(settings.store_where):
         yield None
         return
@@ -157,14 +141,8 @@ def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
         return [ClientSettings.model_validate_json(each) for each in found if each is not None]
 
 
-def _missing_client_error(settings: Settings, name: str) -> KvproxyError:
-    if any(each.name == name for each in settings.clients):
-        return InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
-    return NotFound(f"no client {name!r}: kvproxy keys ls lists them")
-
-
 def digest(key: str) -> str:
-    """Return the SHA-256 of a key. One round is enough, because keys are long and random."""
+    """Return the SHA-256 of a key. Keys are random, so no slow password hash is needed."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

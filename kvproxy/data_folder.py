@@ -12,7 +12,7 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder until the process ends. `url` names this proxy in the SettingsError of a second one."""
+    """Lock a data folder for the proxy at `url`, which a second proxy's SettingsError names."""
     with (folder / _FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

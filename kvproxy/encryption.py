@@ -1,6 +1,6 @@
 """Encryption of stored data with AES-256-GCM.
 
-    magic 5 | name of the key 4 | nonce 12 | ciphertext and tag
+    magic 5 bytes | key name 4 bytes | nonce 12 bytes | ciphertext and tag
 
 The first key encrypts, and every key decrypts, so that keys can be rotated.
 """
@@ -21,7 +21,7 @@ _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
 
 
 class Cipher:
-    """Encrypts with the first of the keys (32 bytes each), and decrypts with all. Thread-safe."""
+    """Encrypts with the first key (32 bytes), and decrypts with any of the keys. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -61,7 +61,7 @@ def is_sealed(data: bytes | bytearray | memoryview) -> bool:
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """Load the keys of the settings; None without keys. Raises SettingsError, whose message holds no key."""
+    """Load the keys of the settings; None without keys. Raises SettingsError, whose message contains no key."""
     if not settings.enabled:
         return None
     if settings.key_file is not None and settings.key_env is not None:
@@ -79,7 +79,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Return where the keys come from, for messages, and the keys in base64."""
+    """Return the origin of the keys, for messages, and the keys in base64."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

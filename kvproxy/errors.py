@@ -1,6 +1,6 @@
 """Errors with their HTTP status, OpenAI type and code, and exit code.
 
-Messages name the fix. `apis` writes an error in the form of the request's API.
+Messages name the fix. `Api.error_body` encodes an error for a client.
 """
 
 from typing import ClassVar
@@ -48,7 +48,7 @@ class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exi
 
 
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
-    """The prompt, or prompt plus max_tokens, exceeds the model or the pool."""
+    """The prompt, or prompt plus max_tokens, exceeds the model's context or the KV pool."""
 
 
 class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
@@ -71,12 +71,8 @@ class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="
     """The request did not arrive in time."""
 
 
-class NoCacheKey(InvalidRequest):
-    """No cache key can be computed."""
-
-
 class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
-    """A token is missing or wrong."""
+    """The API key or the admin token is missing or wrong."""
 
 
 class MissingKey(Unauthorized, code="missing_api_key"):
@@ -84,7 +80,7 @@ class MissingKey(Unauthorized, code="missing_api_key"):
 
 
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
-    """The client may not do this with any credentials."""
+    """No credentials allow this request."""
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
@@ -92,11 +88,11 @@ class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The model is not served here."""
+    """The backend does not serve the model."""
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
-    """The request needs the prefix cache, which only the upstream has."""
+    """The proxy neither has a prefix cache nor mirrors the upstream's."""
 
 
 class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
@@ -111,7 +107,7 @@ class Overloaded(KvproxyError, status=503, code="overloaded"):
 
 
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0):
-    """The proxy's drain time is over."""
+    """The proxy stops, and its drain time is over."""
 
 
 class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
@@ -127,11 +123,11 @@ class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
 
 
 class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
-    """A tier failed."""
+    """A tier (host memory, disk, or Redis) failed."""
 
 
 class UpstreamError(KvproxyError):
-    """An upstream did not respond. A request that was not sent (`unsent`) may go to another upstream."""
+    """An upstream did not respond. If the request was not sent (`unsent`), another upstream may receive it."""
 
     unsent = False
 
@@ -141,7 +137,7 @@ class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"
 
 
 class UpstreamProtocolError(UpstreamUnreachable):
-    """The upstream's response ended early; therefore the client's response ends early, too."""
+    """The upstream's response ended early, so the client's response does, too."""
 
 
 class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
@@ -153,8 +149,8 @@ class ModelUnsupported(KvproxyError, code="model_unsupported"):
 
 
 class SettingsError(KvproxyError, exit_code=2):
-    """A setting has an impossible value."""
+    """A setting is invalid or cannot be used."""
 
 
 class ProxyUnreachable(KvproxyError, exit_code=4):
-    """No proxy responds at the URL of a command."""
+    """No proxy responds at the URL that a command was given."""

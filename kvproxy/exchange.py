@@ -21,14 +21,17 @@ from kvproxy.trace_context import Trace
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response: a cache or the backend (`forward`).
 
-`bypass`: forwarded without parsing. `refused`: the client's error. `disconnected`: the client left first. `error`: an error of
-the proxy or the backend. `revalidated`: in the background.
+`bypass`: forwarded without parsing. `refused`: the client's error. `disconnected`: the client disconnected first. `error`: an
+error of the proxy or the backend. `revalidated`: a background request that renews a stale response.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
-"""Reason to call the backend (RFC 9211): no stored response, one that the request refuses, a stale one, or an uncacheable
-request."""
+"""Reason to call the backend (RFC 9211).
+
+`uri-miss`: no response is stored. `request`: the request refuses the stored response. `stale`: the stored response is stale.
+`bypass`: the request is not cacheable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,10 @@ class CacheKey:
 
     Attributes:
         exact: digest of everything that can change the response.
-        namespace: digest of the same without the text of the last user turn.
+        namespace: digest of everything but the text of the last user turn.
         text: text of the last user turn; None if the response to a similar question must not be served.
-        prompt: text of the request in listings.
-        parts: the values that `exact` is a digest of.
+        prompt: text that listings show.
+        parts: the values that `exact` digests.
     """
 
     exact: str
@@ -52,7 +55,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How well a stored question matches: cosine similarity, the verifier's score, and the estimated error."""
+    """A stored question's cosine similarity, verifier score, and estimated probability of a wrong hit."""
 
     similarity: float
     score: float | None = None
@@ -66,7 +69,6 @@ class CacheHit:
     Attributes:
         age: seconds since storage.
         ttl: seconds until expiry; negative after expiry.
-        stale: the reason to serve it although it has expired.
     """
 
     id: str
@@ -102,26 +104,26 @@ class Exchange:
 
     Attributes:
         api: name of the cached API; None for other routes.
-        tenant: see `flow/cache_keys.py`.
+        tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
         arrived: seconds since the epoch.
         method, path: without the query; empty for the proxy's own routes and background requests.
-        account: charges the client; None without quotas.
-        trace: None until telemetry begins one.
+        account: charges the client's quotas; None without clients.
+        trace: None without telemetry.
         cacheable: an equal request may get the same response.
-        bypass_reason: code of the reason to skip lookups; see `journal/reasons.py`.
-        stale_entry: expired response, served if no other is available.
+        bypass_reason: reason to skip lookups, a code of `journal/reasons.py`.
+        stale_entry: expired response, which may be served (see `Stale`).
         is_entry_refused: the request's `no-cache` or `max-age` refuses a fresh stored response.
-        lookup_failed: a store or an embedder failed.
-        requested_ttl: lifetime of the response to be stored, if the request sets one.
-        was_collapsed: shared with an identical request in flight.
+        lookup_failed: the store or the embedder failed.
+        requested_ttl: seconds to store the response, if the request sets them.
+        was_collapsed: the response is shared with an identical request in flight.
         stored: the response is committed; known only with `Cache-Control: confirm`.
-        prefix: reuse reported by the backend.
-        predicted_tokens: reuse predicted by the upstream's mirror.
-        is_engine: the backend is an engine of the operator, not a provider.
-        block_size: tokens of its blocks; 0 if it is unknown.
-        answer_digests: kinds and digests of the parts of the response's only message; see `apis/message_parts.py`.
+        prefix: reuse of the prompt's prefix, as the backend reports it.
+        predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
+        is_engine: the backend runs the model (embedded engine, vLLM), unlike a provider.
+        block_size: tokens of the backend's KV blocks; 0 if it is unknown.
+        answer_digests: see `apis.message_parts.answer_digests`.
         backend_seconds: seconds until the backend's response is complete.
-        failure: code of the final error; see `journal/reasons.py`.
+        failure: final error, a code of `journal/reasons.py`.
         started, exact_done, semantic_done: arrival, and end of each lookup.
         backend_started, first_byte, ended: start of the backend's response; start and end of the proxy's response.
     """
@@ -173,12 +175,12 @@ class Exchange:
 
     @property
     def api_request(self) -> ApiRequest:
-        """Return the parsed request, which is set before the flow."""
+        """Return `request`, which is set before the flow begins."""
         assert self.request is not None
         return self.request
 
     @property
     def cache_key(self) -> CacheKey:
-        """Return the keys of the request; an error before the flow has computed them."""
+        """Return `key`, which the flow computes before any lookup."""
         assert self.key is not None
         return self.key

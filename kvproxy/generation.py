@@ -10,13 +10,13 @@ class SamplingParams:
     """Sampling and stop conditions, as in vLLM.
 
     Attributes:
-        max_tokens: None for the maximum of the model and the pool; 0 computes the prompt only.
+        max_tokens: None for the most that the model and the KV pool allow; 0 computes the prompt only.
         temperature: values below 1e-5 select the most likely token.
         top_k: 0 and -1 disable it.
         seed: makes the output repeatable, independently of the batch.
         stop: strings that end the output, which does not include them.
         logprobs: number of alternatives per token; None reports no log-probabilities.
-        prompt_logprobs: the same for the prompt; disables the prefix cache.
+        prompt_logprobs: as `logprobs`, for tokens of the prompt; disables the prefix cache.
     """
 
     max_tokens: int | None = None
@@ -48,9 +48,9 @@ class GenerationRequest:
     """A prompt in token ids, and how to compute its completions.
 
     Attributes:
-        salt: requests with different salts share no blocks.
-        priority: blocks of a higher priority are evicted later.
-        tenant: tenants of equal queue priority get equal shares; empty if unknown.
+        salt: requests with different salts share no KV blocks.
+        priority: KV blocks of a higher priority are evicted later.
+        tenant: tenants with equal queue priority share the engine equally; empty if unknown.
         queue_priority: requests with a lower value run first, across all tenants.
         own_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
@@ -74,7 +74,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The number of tokens so far; `cached_tokens` include `tier_tokens`."""
+    """Numbers of tokens. `cached_tokens` of the prompt were not computed; `tier_tokens` of these came from tiers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -93,7 +93,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probability and alternatives. Prompt tokens have a rank, from 1."""
+    """Natural log-probability of a token, and of the alternatives in `top`. Only prompt tokens have a rank, from 1."""
 
     token: int
     text: str
@@ -115,8 +115,9 @@ class Delta:
     """A part of completion number `index`. The last part has the finish reason and the timing.
 
     Attributes:
-        text: excludes the completed `calls`.
-        prompt_logprobs: for all prompt tokens but the first; only in the first part.
+        text: generated text without the tool calls.
+        calls: tool calls that this part completes.
+        prompt_logprobs: of all prompt tokens but the first; only in the first part.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The response cache for programs: `open_cache`, or `open_async_cache` for asyncio."""
+"""The response cache as a library: `open_cache`, or `open_async_cache` for asyncio."""
 
 import asyncio
 import hashlib
@@ -21,12 +21,12 @@ from kvproxy.units import parse_seconds
 
 T = TypeVar("T")
 _ENDPOINT = "library"
-"""Part of all keys and namespaces, to differ from a proxy's on the same store."""
+"""Part of all keys and namespaces, so that a proxy on the same store shares no entries with the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer. `similarity` is the cosine of the two questions; None if they are equal."""
+    """A stored answer. `similarity` is the cosine of `question` and the given question; None if they are equal."""
 
     answer: str
     question: str
@@ -42,7 +42,6 @@ class AsyncCache:
         self._clock = clock
 
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
-        """See `Cache.get`."""
         _check_texts(question=question, namespace=namespace)
         cache, similarity = self._cache, None
         entry = await cache.find(_digest(namespace, question))
@@ -57,7 +56,6 @@ class AsyncCache:
         return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
     async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
-        """See `Cache.set`."""
         _check_texts(question=question, answer=answer, namespace=namespace)
         now, lifetime = self._clock(), self._ttl if ttl is None else parse_seconds(ttl)
         if lifetime < 0:
@@ -80,7 +78,6 @@ class AsyncCache:
         )
 
     async def delete(self, question: str, namespace: str = "") -> bool:
-        """See `Cache.delete`."""
         _check_texts(question=question, namespace=namespace)
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
@@ -109,21 +106,16 @@ class Cache:
         self._thread.start()
 
     def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
-        """Return the answer to an equal question, or else to a similar one.
+        """Return the stored answer to an equal question, or else to a similar question.
 
-        Args:
-            namespace: everything else that changes the answer: the model, the system prompt, the user.
+        `namespace` contains everything else that changes the answer: the model, the system prompt, the user.
         """
         return self._run(self._cache.get(question, namespace))
 
     def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
-        """Store an answer durably.
+        """Store an answer durably for `ttl`: seconds, or text such as `1h`; None uses the default of the settings.
 
-        Args:
-            ttl: lifetime in seconds, or text such as `1h`; None uses the default.
-
-        Returns:
-            False if the answer exceeds the capacity, or contains text to redact.
+        Return False if the answer exceeds the capacity, or contains text to redact.
         """
         return self._run(self._cache.set(question, answer, namespace, ttl=ttl))
 
@@ -165,11 +157,11 @@ def open_async_cache(
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         settings: defaults as in `kvproxy serve`.
         embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
-        encryption: origin of the keys; texts are clear without keys.
+        encryption: where to read the keys; by default, texts are not encrypted.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used.
-        TypeError: the settings have another type.
+        TypeError: an argument has the wrong type.
     """
     _check_type("settings", settings, CacheSettings)
     _check_type("encryption", encryption, EncryptionSettings)

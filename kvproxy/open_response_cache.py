@@ -40,16 +40,11 @@ def open_response_cache(
 ) -> ResponseCache:
     """Open the stored responses and their index. A missing file is created.
 
-    See `library.open_async_cache` for the other arguments.
-
-    Args:
+    Args and errors as for `library.open_async_cache`, and:
         data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
-        tenant_limit: limit of stored bytes per tenant.
-        random_number: random numbers below 1, for exploration by the policy `learned`.
-
-    Raises:
-        SettingsError: the keys, the store, the embedder or the verifier cannot be used.
+        tenant_limit: returns the most stored bytes of a tenant; None for no limit.
+        random_number: returns random numbers below 1, for exploration by the policy `learned`.
     """
     settings = settings or CacheSettings()
     redact = load_redactor(redaction)
@@ -105,13 +100,9 @@ def build_policy(
     data: Path | None = None,
     load: Callable[..., Verifier] = load_verifier,
 ) -> Policy:
-    """Create the configured policy with its verifier.
+    """Create the configured policy with its verifier. The policy `learned` is trained on the observations.
 
-    Args:
-        observations: training data of the policy `learned`.
-
-    Raises:
-        SettingsError: the policy needs a verifier, and the settings name none.
+    Raises SettingsError if the policy needs a verifier, and the settings do not name one.
     """
     guards = GUARDS if settings.guards else ()
     if settings.policy == "threshold":

@@ -20,7 +20,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
-    """Return the error for a module that an extra installs; None for another module."""
+    """Return an error that names the extra to install; None if no extra installs the missing module."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
     if extra is None:
@@ -30,6 +30,6 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require(package: str) -> None:
-    """Raise a SettingsError if a package is missing, before long work begins."""
+    """Raise a SettingsError if a package is missing. Call it before long work."""
     if find_spec(package) is None:
         raise missing_extra(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

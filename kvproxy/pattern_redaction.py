@@ -8,9 +8,9 @@ from kvproxy.settings import RedactionSettings
 
 
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """Return a function that replaces matches of the patterns in a text, then calls the operator's function.
+    """Return a function that redacts a text by the patterns, then by the operator's function.
 
-    None if the settings have neither. Raises SettingsError if the function cannot be used.
+    Return None if the settings have neither. Raises SettingsError if the operator's function cannot be used.
     """
     if not settings.enabled:
         return None

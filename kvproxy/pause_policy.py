@@ -1,7 +1,7 @@
-"""Decides how a provider should keep a session's prefix during the pause before the next request.
+"""Decides how a provider should keep a session's prompt prefix cached during the pause before the next request.
 
-A provider such as Anthropic drops a prefix five minutes after its last use, or one hour after it for a higher price.
-The policy minimises the expected price, given the distribution of earlier pauses.
+A provider such as Anthropic drops a prefix five minutes after its last use, or one hour after it for a higher price. A
+keep-warm request uses the prefix only to prolong its life. The policy minimises the expected price, given earlier pauses.
 """
 
 from bisect import bisect_left
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from math import inf
 
 KEEP_WARM_SECONDS = 290.0
-"""Between two keep-warm requests for a prefix that expires after five minutes."""
+"""Interval of keep-warm requests for a prefix that expires after five minutes."""
 HOUR = 3_600.0
 _MOST_REQUESTS = 12
 # Bounds of the counted durations: a pause in (EDGES[i - 1], EDGES[i]] belongs to number i, the first begins at 0.
 EDGES = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _PRIOR_PAUSES = 500.0
-"""Weight of the more general distribution; about 30 of 500 pauses are longer than five minutes."""
+"""Weight of the more general distribution, as a number of pauses."""
 TYPICAL: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Pauses of 60 Claude Code sessions (callanjfox/kv-cache-tester) by `EDGES`; sessions that end count as endless pauses."""
+"""Numbers of pauses by `EDGES` in 60 Claude Code sessions (callanjfox/kv-cache-tester); the end of a session is endless."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePrices:
-    """Prices of prompt tokens relative to tokens that are not cached. The defaults are Anthropic's."""
+    """Prices of cached prompt tokens, relative to uncached tokens. The defaults are Anthropic's."""
 
     read: float = 0.1
     write_5m: float = 1.25
@@ -37,11 +37,11 @@ class Survival:
     probabilities: tuple[float, ...]
 
     def between(self, start: float, end: float) -> float:
-        """Return the probability that a pause is longer than `start` and at most `end`, which are two of `EDGES`."""
+        """Return the probability that a pause is longer than `start` and at most `end`, both from `EDGES`."""
         return self.probabilities[EDGES.index(start)] - self.probabilities[EDGES.index(end)]
 
     def returns(self) -> list[float]:
-        """Return the probability of a return within five minutes after each keep-warm request, given a pause until it."""
+        """Return, for each interval of keep-warm requests, the probability that a pause that reaches it ends in it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
@@ -49,7 +49,7 @@ class Survival:
 class PauseTimes:
     """Counts of pauses by client and hour of the day.
 
-    Groups with few pauses are drawn towards all pauses of the client, and these towards the pauses of all clients.
+    With few pauses in an hour, its distribution approaches the client's; with few of the client, that approaches all clients'.
     """
 
     def __init__(self, typical: Sequence[int] = TYPICAL) -> None:
@@ -81,12 +81,10 @@ def _shares(counts: Sequence[int], general: Sequence[float]) -> Sequence[float]:
 
 
 def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:
-    """Return the number of keep-warm requests in a pause with the lowest expected price.
+    """Return how many keep-warm requests to send in a pause for the lowest expected price.
 
-    Each request reads the whole prefix once. If the session returns later, the prefix is written again.
-
-    Args:
-        kept: part of the prefix that the provider keeps for one hour.
+    Each of them reads the prefix once. If the pause outlasts them, the session's next request writes the prefix again,
+    except the share `kept`, which the provider keeps for one hour.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
@@ -102,8 +100,8 @@ def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: Ca
     """Whether to write the new tokens of a prompt for one hour.
 
     Args:
-        new: tokens that are written, which cost more.
-        unprotected: tokens of the prompt, including `new`, after the last prefix that is kept for one hour.
+        new: tokens to write, at the price for five minutes or for one hour.
+        unprotected: tokens after the longest prefix that is kept for one hour, including `new`.
     """
     likely = survival.between(KEEP_WARM_SECONDS, HOUR)
     return (prices.write_1h - prices.write_5m) * new <= likely * (prices.write_5m - prices.read) * unprotected

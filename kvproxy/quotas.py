@@ -13,10 +13,9 @@ from kvproxy.token_bucket import TokenBucket
 
 
 class _Bucket:
-    """A client's bucket, which proxies on one PostgreSQL share.
+    """A client's token bucket, which proxies may share in PostgreSQL.
 
-    If the shared state is unavailable, the proxy takes from its share of the last known level, and charges the shared
-    bucket later.
+    If the shared state is unavailable, each proxy grants its share of the quota, and charges the shared bucket later.
     """
 
     def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
@@ -58,7 +57,7 @@ class _Bucket:
             raise
 
     def charge(self, units: float) -> None:
-        """Take units, into debt if necessary; negative units are returned. The shared bucket follows in the background."""
+        """Take units, into debt if necessary; negative units are returned. The shared bucket is updated in the background."""
         if self._shared is None:
             self.local.take(units)
             return
@@ -73,7 +72,7 @@ class Quota:
     Args:
         on_spent: called with the client's name and the tokens of each computed response.
         charge_cached: whether cached responses cost tokens, too.
-        shared: counts the usage of all proxies; None counts in this process.
+        shared: holds the usage at all proxies; None counts in this process.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Quota:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator["Account"]:
-        """Count a request until the `with` block ends. Raises TooManyRequests."""
+        """Admit a request, which is in flight until the `with` block ends. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
@@ -137,7 +136,7 @@ class Quota:
             raise _too_many("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
 
     def correct(self, taken: int, used: int) -> None:
-        """Replace an estimate with the actual usage."""
+        """Replace the estimate `taken` with the actual usage."""
         self._spent(self.client.name, used)
         if self._tokens is not None:
             self._tokens.charge(used - taken)
@@ -151,29 +150,31 @@ class Quota:
 
 
 class Account:
+    """The charges of one request."""
+
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._taken: int | None = None
 
     async def reserve(self, tokens: int) -> None:
-        """Charge the estimated cost of work before it begins. Raises as `Quota.take`."""
+        """Charge the estimated tokens before they are computed. Raises as `Quota.take`."""
         await self._quota.take(tokens)
         self._taken = (self._taken or 0) + tokens
 
     def settle(self, tokens: int) -> None:
-        """Replace all reservations with the final cost."""
+        """Replace all reservations with the actual tokens."""
         if self._taken is not None:
             self._quota.correct(self._taken, tokens)
         self._taken = None
 
     async def charge_cached_response(self, tokens: int) -> None:
-        """Charge for a cached response, if it costs tokens. Raises as `Quota.take`."""
+        """Charge for a cached response, if the settings require it. Raises as `Quota.take`."""
         if self._quota.charges_cached:
             await self._quota.take(tokens)
 
 
 class Quotas:
-    """The quotas of all clients; see `Quota`."""
+    """The quotas of all clients."""
 
     def __init__(
         self, on_spent: Callable[[str, int], None], *, charge_cached: bool, shared: SharedState | None = None

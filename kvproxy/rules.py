@@ -9,7 +9,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.flow.edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
-from kvproxy.settings.clients import CLIENT
+from kvproxy.settings.clients import CLIENT_PREFIX
 from kvproxy.settings.rules import RuleSettings
 
 
@@ -28,15 +28,14 @@ class Rules:
         return len(self._held[0])
 
     def apply_edits(self, request: ApiRequest) -> ApiRequest:
-        """Return a request from `apply` with the edits that its rule names; all edits if the rule names none."""
+        """Apply the edits of the request's rule, or all edits if the rule does not select any. Call `apply` first."""
         named = request.control.rule.edits
         return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 
     def reload(self) -> list[str]:
-        """Read rules and edits from the settings file again. Return other changed settings, which require a restart.
+        """Reload rules and edits from kvproxy.toml. Return the other changed settings, which require a restart.
 
-        Raises:
-            SettingsError: the file cannot be used; nothing changes.
+        An invalid file raises SettingsError and changes nothing.
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
@@ -44,7 +43,7 @@ class Rules:
         return [name for name in others if getattr(settings, name) != getattr(self._at_start, name)]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with its rule set."""
+        """Find the request's rule, and apply its limits and tags."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 
@@ -54,7 +53,9 @@ def matches(rule: RuleSettings, request: ApiRequest) -> bool:
     return (
         _matches_pattern(rule.path, request.api.path)
         and _matches_pattern(rule.model, request.model)
-        and any(_matches_pattern(rule.tenant, name) for name in (request.tenant, client, client.removeprefix(CLIENT)))
+        and any(
+            _matches_pattern(rule.tenant, name) for name in (request.tenant, client, client.removeprefix(CLIENT_PREFIX))
+        )
         and all(_matches_pattern(text, request.headers.get(name.lower())) for name, text in rule.headers.items())
         and (rule.tag is None or any(_matches_pattern(rule.tag, tag) for tag in request.control.tags))
     )

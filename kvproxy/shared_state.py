@@ -1,6 +1,6 @@
-"""State that all proxies on one PostgreSQL share: quotas, clients, changes by operators, and leases of requests.
+"""State that proxies share in PostgreSQL: quotas, clients, changes by operators, and leases.
 
-The store's schema holds the tables. Older proxies ignore them, so that a rolling upgrade needs no migration.
+A lease on a cache key lets one proxy compute the response for all proxies. The tables are in the store's schema.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from kvproxy.index.store.database import Database, Row
 
 BEAT_SECONDS = 1.0
 LEASE_SECONDS = 5.0
-"""A proxy without a heartbeat for this time counts as dead, and loses its leases."""
+"""Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
 _POLL_SECONDS = 0.01, 0.2
-"""First and longest pause of a proxy that waits for a lease."""
+"""First and longest pause between two attempts to acquire a lease."""
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
 # A crash of the server may lose the last commits. No other statement of the transaction follows.
@@ -65,8 +65,8 @@ class SharedState:
     """The shared state in the database of a store. Methods may raise a CacheStoreError.
 
     Attributes:
-        proxies: living proxies, as of the last heartbeat.
-        on_beat: called in a thread with the number of the last change.
+        proxies: number of running proxies at the last heartbeat.
+        on_beat: called in a thread after each heartbeat, with the number of the last change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -79,14 +79,13 @@ class SharedState:
         database.query(_TABLES)
 
     async def take(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
-        """Take units of a client's bucket, which holds 60 seconds.
+        """Take units (requests or tokens) from a client's bucket, which refills in 60 seconds.
+
+        Return whether they were taken, and the seconds until the bucket is full.
 
         Args:
-            seconds: in which the bucket refills the units; negative to return units.
+            seconds: the units, as the time in which the bucket refills them; negative to return units.
             into_debt: take the units even if they are not available.
-
-        Returns:
-            Whether the units were taken, and the seconds until the bucket is full.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}
         row = (await asyncio.to_thread(self._database.query, _TAKE, values))[0]
@@ -114,9 +113,9 @@ class SharedState:
             del self._held[key]
 
     async def beat(self) -> None:
-        """Report that this proxy is alive, count the living proxies, and look for changes.
+        """Send a heartbeat, count the running proxies, and look for changes.
 
-        Leases whose acquisition or release failed are released.
+        It also releases leases whose release failed.
         """
         values = {"me": self._id, "held": list(self._held)}
         row = (await asyncio.to_thread(self._database.query, _BEAT, values))[0]
@@ -124,7 +123,7 @@ class SharedState:
         await asyncio.to_thread(self.on_beat, row["change"])
 
     async def run(self) -> None:
-        """Beat until the task is cancelled."""
+        """Send heartbeats until the task is cancelled."""
         while True:
             try:
                 await self.beat()
@@ -135,7 +134,7 @@ class SharedState:
             await asyncio.sleep(BEAT_SECONDS)
 
     def leave(self) -> None:
-        """Remove this proxy from the living ones, which ends its leases."""
+        """Remove this proxy from the running proxies, which ends its leases."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 
     def clients(self) -> list[str | None]:
@@ -143,7 +142,7 @@ class SharedState:
         return [row["settings"] for row in self._database.query("select settings from clients order by name")]
 
     def set_client(self, name: str, settings: str | None, operator: str, change: str) -> None:
-        """Store a client, or remove it, and record the change, a short text such as `remove client a`."""
+        """Store a client, or remove it if `settings` is None, and record a change such as `remove client a`."""
         values = {"name": name, "settings": settings, "operator": operator, "change": change}
         self._database.query(_SET_CLIENT, values)
 
@@ -157,5 +156,5 @@ class SharedState:
 
 
 def operator_name() -> str:
-    """Return the user and the machine of this process."""
+    """Return `user@host` of this process."""
     return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"

@@ -3,14 +3,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A limit of units (requests or tokens) per minute. It starts full, refills evenly, and may go into debt.
-
-    Args:
-        clock: monotonic time in seconds.
-
-    Attributes:
-        share: part of the limit that refills the bucket.
-    """
+    """A limit of units (requests or tokens) per minute. It starts full, refills at a `share` of the limit, and allows debt."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute

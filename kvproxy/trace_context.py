@@ -13,12 +13,12 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The ids of a trace and its spans, as hexadecimal digits.
+    """Hexadecimal ids of a trace and of its spans.
 
     Attributes:
-        parent: span of the client; None if the trace begins here.
-        span: span of the request.
-        call: span of the call to the upstream.
+        parent: the client's span; None if the trace begins here.
+        span: the proxy's span of the request.
+        call: the span of the call to the upstream.
     """
 
     id: str
@@ -29,11 +29,7 @@ class Trace:
 
     @classmethod
     def begin(cls, traceparent: str | None, share: float = 1.0) -> Self:
-        """Continue the client's trace, or begin one.
-
-        Args:
-            share: share of new traces to export.
-        """
+        """Continue the client's trace, or begin a trace, which is sampled with the probability `share`."""
         span, call = os.urandom(8).hex(), os.urandom(8).hex()
         found = None if traceparent is None else _FORM.fullmatch(traceparent.strip())
         if found is not None and found[1] != "ff" and found[2] != _INVALID_IDS[0] and found[3] != _INVALID_IDS[1]:

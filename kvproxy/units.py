@@ -33,7 +33,7 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], default: str
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration such as `90s` or `3.5h`, rounded; less than a second in milliseconds."""
+    """Format a rounded duration, such as `350ms`, `90s`, or `3.5h`."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
@@ -47,7 +47,7 @@ def _rounded(value: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Format a size in its largest unit, such as `1.2GiB`, rounded."""
+    """Format a rounded size, such as `1.2GiB`."""
     for unit, size in reversed(_BINARY.items()):
         if count >= size:
             return f"{_rounded(count / size)}{unit}"

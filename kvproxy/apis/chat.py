@@ -14,8 +14,6 @@ _OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "refusal", "audio", 
 
 
 class Chat(ChoicesApi):
-    """`/v1/chat/completions`."""
-
     name: ApiName = "chat"
     path = "/v1/chat/completions"
     chunk_fields: ClassVar[JsonObject] = {"object": "chat.completion.chunk"}

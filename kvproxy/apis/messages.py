@@ -93,8 +93,6 @@ _ERRORS = {
 
 
 class Messages(Api):
-    """`/v1/messages`."""
-
     name: ApiName = "messages"
     path = "/v1/messages"
     assembler = MessageAssembler

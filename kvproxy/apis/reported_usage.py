@@ -56,9 +56,6 @@ class ReuseReader:
 
     OpenAI's streams report it in the last chunk (with `stream_options.include_usage`), Responses in `response.completed`,
     Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
-
-    Attributes:
-        prefill_seconds: duration of the prefill; None if the server does not report it.
     """
 
     def __init__(self) -> None:

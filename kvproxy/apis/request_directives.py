@@ -54,20 +54,10 @@ class Control:
     rule: RuleSettings = NO_RULE
 
 
-_DEFAULT = Control()
-
-
 def read_control(headers: Mapping[str, str]) -> Control:
-    """Parse headers with lower-case names. Unknown directives are ignored, as RFC 9111 requires.
-
-    Raises:
-        InvalidRequest: a value is invalid, or an `X-KVProxy-*` header is unknown.
-    """
-    own = [name for name in headers if name.startswith(HEADER_PREFIX)]
-    if "cache-control" not in headers and not own:
-        return _DEFAULT
-    for name in own:
-        if name not in _KNOWN:
+    """Parse headers with lower-case names. Raises InvalidRequest for invalid values and unknown `X-KVProxy-*` headers."""
+    for name in headers:
+        if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)
     directives = parse_directives([headers.get("cache-control", "")])
     return Control(
@@ -87,7 +77,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
 
 
 def parse_directives(values: Iterable[str]) -> dict[str, str]:
-    """Parse Cache-Control headers into lower-case directives and their arguments."""
+    """Parse Cache-Control headers: arguments by lower-case directive."""
     found: dict[str, str] = {}
     for directive in ",".join(values).split(","):
         name, _, value = directive.strip().partition("=")

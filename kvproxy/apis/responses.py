@@ -36,8 +36,6 @@ class ResponseAssembler:
 
 
 class Responses(Api):
-    """`/v1/responses`."""
-
     name: ApiName = "responses"
     path = "/v1/responses"
     assembler = ResponseAssembler

@@ -8,7 +8,7 @@ import orjson
 from kvproxy.apis.api import Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
-from kvproxy.errors import NoCacheKey
+from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import number_call_ids
 from kvproxy.flow.conversation_digests import MARKER
@@ -39,7 +39,7 @@ def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS,
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conversations: bool = False) -> CacheKey:
-    """Compute the keys of a request. Raises NoCacheKey if the body cannot be serialised.
+    """Compute the keys of a request. Raises InvalidRequest if the body cannot be serialised.
 
     Args:
         backend: name of the backend. A response is never served for another backend.
@@ -157,4 +157,4 @@ def _digest(value: JsonObject) -> str:
     try:
         return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
     except orjson.JSONEncodeError:
-        raise NoCacheKey("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
+        raise InvalidRequest("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None

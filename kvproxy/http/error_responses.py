@@ -1,5 +1,3 @@
-"""Errors as HTTP responses."""
-
 import math
 
 from starlette.responses import JSONResponse, Response

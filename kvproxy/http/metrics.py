@@ -28,11 +28,7 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Describes a metric, or a group of metrics with a common prefix and labels, for the docs.
-
-    Attributes:
-        members: descriptions of a group's metrics, by name without the prefix.
-    """
+    """A metric, or a group of metrics with a common prefix. `members` describes those by name without the prefix."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]

@@ -53,17 +53,8 @@ async def read_body(
     return raw
 
 
-async def parse_in_thread(raw: bytes) -> JsonObject:
-    """Parse a body, a large one in a thread. Raises InvalidRequest."""
-    return await in_thread_if_large(len(raw), lambda: parse_body(raw))
-
-
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API. Raises InvalidRequest.
-
-    Args:
-        check: reject invalid fields; False leaves them to the upstream.
-    """
+    """Parse a request to a cached API. Without `check`, invalid fields are left to the upstream. Raises InvalidRequest."""
     body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
     headers = joined_headers(request)
     exchange = exchange_of(request.scope)

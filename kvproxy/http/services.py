@@ -48,11 +48,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Services:
-    """Services that every route can use.
-
-    Attributes:
-        finish: reports each exchange of a client after its response.
-    """
+    """The services that every route can use."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Settings of access."""
-
 from typing import Literal
 
 from pydantic import Field

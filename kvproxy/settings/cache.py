@@ -1,5 +1,3 @@
-"""Settings of the response cache."""
-
 from typing import Literal
 
 from pydantic import Field

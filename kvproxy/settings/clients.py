@@ -1,11 +1,9 @@
-"""Settings of clients."""
-
 from pydantic import Field
 
 from kvproxy.settings.section import Bytes, Section
 
-CLIENT = "client:"
-"""Prefix of a client's tenant."""
+CLIENT_PREFIX = "client:"
+"""Prefix of the tenants of clients."""
 
 
 class ClientSettings(Section):
@@ -39,5 +37,5 @@ class ClientSettings(Section):
 
     @property
     def tenant(self) -> str:
-        """Return the tenant of the client's responses and blocks; users of a client have `client:NAME/DIGEST`."""
-        return f"{CLIENT}{self.name}"
+        """Return the tenant that owns the client's responses and KV blocks."""
+        return f"{CLIENT_PREFIX}{self.name}"

@@ -1,4 +1,4 @@
-"""Keys in settings and URLs: their types, and the URL of an upstream without its credentials."""
+"""Types of keys in the settings, and credentials in the URL of an upstream."""
 
 import base64
 from typing import Annotated
@@ -24,10 +24,10 @@ PlainKey = Annotated[str | None, BeforeValidator(_clean)]
 
 
 def parse_upstream_url(text: str) -> dict[str, str]:
-    """Return the `url` of an upstream without a trailing slash or `/v1`, and its credentials.
+    """Split an upstream's URL into `url`, without a trailing slash or `/v1`, and credentials.
 
     Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
-    Raises ValueError; its message does not contain the credentials.
+    Raises ValueError, whose message contains no credentials.
     """
     shown = _without_secrets(text)
     if "://" not in text:

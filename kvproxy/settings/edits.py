@@ -1,11 +1,8 @@
-"""Settings of edits to requests."""
-
-import re
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Section, compile_pattern
 
 
 class EditSettings(Section):
@@ -29,10 +26,7 @@ class EditSettings(Section):
     def _has_a_group(cls, pattern: str | None) -> str | None:
         if pattern is None:
             return None
-        try:
-            groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
+        groups = compile_pattern(pattern).groups
         if groups != 1:
             raise ValueError(f"{pattern!r} has {groups} groups: enclose only the span in ( )")
         return pattern

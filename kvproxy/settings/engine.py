@@ -1,5 +1,3 @@
-"""Settings of the embedded engine."""
-
 from pathlib import Path
 from typing import Literal
 

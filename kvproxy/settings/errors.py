@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 PREFIX = "KVPROXY_"
 SettingPath = tuple[str | int, ...]
-"""Names of the tables and the setting, and the index of a table in its array."""
+"""Path of a setting, such as `("rules", 0, "ttl")`."""
 _TABLE = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
@@ -35,7 +35,7 @@ class SettingConflicts(ValueError):
 
 
 def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path) -> list[str]:
-    """Return one line per invalid setting. `settings` has all names, such as `cache.ttl`; `flags` are of the command line."""
+    """Return one line per invalid setting. `settings` are all names, such as `cache.ttl`; `flags` are command-line flags."""
     text = file.read_text() if file.is_file() else ""
     lines = []
     for path, reason in _problems(error, settings):
@@ -119,7 +119,7 @@ def _variable(path: SettingPath) -> str | None:
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per misspelt variable of a setting without a section; `known` variables are no settings."""
+    """Return one line per environment variable that resembles a setting without a section; `known` are valid names."""
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()
@@ -130,7 +130,7 @@ def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[st
 
 
 def undecodable_variable(error: ValueError) -> str:
-    """Return a line for a variable that does not contain the JSON of its setting."""
+    """Return a line for an environment variable that does not contain the JSON of its setting."""
     field = re.search(r'field "(\w+)"', str(error))
     name = PREFIX + (field[1].upper() if field else "")
     variables = [each for each in sorted(os.environ) if each.upper() == name or each.upper().startswith(f"{name}__")]

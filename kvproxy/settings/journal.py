@@ -1,5 +1,3 @@
-"""Settings of the journal."""
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Literal

@@ -1,5 +1,3 @@
-"""Settings of limits."""
-
 from pydantic import Field
 
 from kvproxy.settings.section import Bytes, Seconds, Section

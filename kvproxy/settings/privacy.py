@@ -1,11 +1,9 @@
-"""Settings of encryption and redaction."""
-
 import re
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Section, compile_pattern
 
 
 class EncryptionSettings(Section):
@@ -42,11 +40,7 @@ class RedactionSettings(Section):
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            try:
-                empty = re.compile(pattern).fullmatch("") is not None
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
-            if empty:
+            if compile_pattern(pattern).fullmatch(""):
                 raise ValueError(f"{pattern!r} matches the empty text: correct it")
         return patterns
 

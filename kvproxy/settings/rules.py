@@ -1,5 +1,3 @@
-"""Settings of rules."""
-
 from typing import Literal
 
 from pydantic import Field, field_validator

@@ -1,5 +1,6 @@
 """Base class and types of the sections of the settings."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -20,10 +21,17 @@ def _share_or_bytes(value: Any) -> float:
 
 
 ShareOrBytes = Annotated[float, BeforeValidator(_share_or_bytes)]
-"""A share up to 1, or a size as in `Bytes`."""
+"""A share up to 1, or a size in bytes, as a number or as text."""
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression ({error}): correct it") from None
 
 
 class Section(BaseModel):
-    """A frozen section that rejects unknown settings."""
+    """Base class of a section; it rejects unknown settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,5 +1,3 @@
-"""Settings of the log and of telemetry."""
-
 from typing import Literal
 
 from pydantic import Field, field_validator

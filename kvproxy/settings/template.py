@@ -46,7 +46,7 @@ def _setting(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def default_value(field: FieldInfo) -> object:
-    """Return the default of a setting; durations and sizes are texts with a unit."""
+    """Return the default of a setting; a duration or size is text with a unit."""
     value = None if field.is_required() else field.get_default(call_default_factory=True)
     kind = f"{field.annotation} {field.metadata}"
     if isinstance(value, int | float) and parse_seconds.__name__ in kind:

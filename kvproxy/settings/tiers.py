@@ -1,5 +1,3 @@
-"""Settings of tiers."""
-
 from pathlib import Path
 
 from pydantic import Field

@@ -1,7 +1,7 @@
-"""The tree of settings. Later sources override earlier ones: defaults, TOML file, environment, flags.
+"""All settings. Later sources override earlier sources: defaults, TOML file, environment, flags.
 
 Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an empty variable counts as unset. The TOML file is
-`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder of the flag, of `KVPROXY_DATA`, or of the platform.
+`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder: from the flag, from `KVPROXY_DATA`, or the platform's.
 """
 
 import os
@@ -207,7 +207,7 @@ def _config_file(data: Path | str | None) -> Path:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Load settings from all sources; flags of None are ignored. Raises SettingsError with one line per problem."""
+    """Load settings from all sources; a flag that is None is not set. Raises SettingsError with one line per problem."""
     named = os.environ.get("KVPROXY_CONFIG")
     if named and not Path(named).is_file():
         raise SettingsError(f"KVPROXY_CONFIG is {named}, which is not a file: create it, or unset the variable")

@@ -1,5 +1,3 @@
-"""Settings of upstreams."""
-
 from typing import Any, Literal
 
 from pydantic import Field, model_validator

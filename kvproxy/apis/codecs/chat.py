@@ -1,5 +1,3 @@
-"""Codec of OpenAI's chat completions."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,7 +6,7 @@ from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedChoice
-from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
+from kvproxy.apis.codecs.output_formats import read_constraints
 from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.errors import InvalidRequest
@@ -22,9 +20,8 @@ def decode_prompt(body: JsonMap) -> Conversation:
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
-    prompt, grammar = decode_prompt(body), read_json_format(body.get("response_format"), "response_format")
-    tools = read_tool_use(body, prompt.tools)
-    check_one_format(grammar, tools, "response_format")
+    prompt = decode_prompt(body)
+    grammar, tools = read_constraints(body, prompt.tools, body.get("response_format"), "response_format")
     check_integer(body, "top_logprobs", least=0, most=20)
     if body.get("echo"):
         raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")

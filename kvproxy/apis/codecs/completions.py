@@ -1,5 +1,3 @@
-"""Codec of OpenAI's completions."""
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

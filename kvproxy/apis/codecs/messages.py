@@ -1,5 +1,3 @@
-"""Codec of Anthropic's Messages."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +7,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
+from kvproxy.apis.codecs.output_formats import read_constraints
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
 from kvproxy.apis.messages import typed_event
 from kvproxy.errors import InvalidRequest
@@ -38,9 +36,7 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         raise InvalidRequest(
             "the embedded engine supports output_config.format only: remove the other fields", param=name
         )
-    grammar = read_json_format(body.get("output_format") or field(config, "format"), name)
-    tools = read_tool_use(body, prompt.tools)
-    check_one_format(grammar, tools, name)
+    grammar, tools = read_constraints(body, prompt.tools, body.get("output_format") or field(config, "format"), name)
     if field(body.get("thinking"), "type") not in (None, "disabled"):
         raise InvalidRequest(
             "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"

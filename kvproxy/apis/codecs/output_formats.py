@@ -23,6 +23,21 @@ class ToolUse:
     parallel: bool = True
 
 
+def read_constraints(
+    body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
+) -> tuple[Grammar | None, ToolUse | None]:
+    """Return the grammar of the field `param` with the value `json_format`, or the tools that the response may call.
+
+    Raises InvalidRequest for both, since the response would be ambiguous.
+    """
+    grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
+    if grammar is not None and tool_use is not None:
+        raise InvalidRequest(
+            f"the embedded engine supports {param} or tools, not both: set tool_choice to none", param=param
+        )
+    return grammar, tool_use
+
+
 def read_json_format(kind: Json, param: str) -> Grammar | None:
     """Return the grammar of a `response_format`; None for text. Chat completions nest the schema in `json_schema`."""
     name = None if kind is None else field(kind, "type")
@@ -41,8 +56,8 @@ def read_json_format(kind: Json, param: str) -> Grammar | None:
     return Grammar("json_schema", dumps(schema).decode())
 
 
-def read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
-    """Return the tools that a request may call, in OpenAI's or Anthropic's format; None without tools."""
+def _read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | None:
+    # In OpenAI's or Anthropic's format.
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")
     if not tools or kind == "none":
@@ -59,14 +74,6 @@ def read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | Non
     if name not in schemas:
         raise InvalidRequest(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
     return ToolUse({name: schemas[name]}, required=True, parallel=False)
-
-
-def check_one_format(grammar: Grammar | None, tools: ToolUse | None, param: str) -> None:
-    """Reject a request for both JSON and tool calls, since the response would be ambiguous."""
-    if grammar is not None and tools is not None:
-        raise InvalidRequest(
-            f"the embedded engine supports {param} or tools, not both: set tool_choice to none", param=param
-        )
 
 
 def _signature(tool: JsonObject) -> tuple[str, JsonObject]:

@@ -1,5 +1,3 @@
-"""Codec of OpenAI's Responses, without state between requests."""
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +6,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import check_one_format, read_json_format, read_tool_use
+from kvproxy.apis.codecs.output_formats import read_constraints
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import event
@@ -30,13 +28,12 @@ def decode_prompt(body: JsonMap) -> Conversation:
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
     fields.reject(body, _STATEFUL)
-    prompt, grammar = decode_prompt(body), read_json_format(field(body.get("text"), "format"), "text.format")
+    prompt = decode_prompt(body)
     if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
         raise InvalidRequest(
             f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
         )
-    tools = read_tool_use(body, prompt.tools)
-    check_one_format(grammar, tools, "text.format")
+    grammar, tools = read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
     request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
     return replace(request, grammar=grammar, tools=tools)
 

@@ -47,7 +47,7 @@ class Access:
         return None
 
     def check_operator(self, request: Request) -> KvproxyError | None:
-        """Require the admin token; if none is set, require a direct request from this machine."""
+        """Require the admin token; without the setting, require a direct request from this machine."""
         settings = self._settings
         if settings.admin_token is not None:
             tokens = _tokens(request)

@@ -16,7 +16,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.index.store.open_store import is_url
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
-from kvproxy.settings.clients import CLIENT, ClientSettings
+from kvproxy.settings.clients import CLIENT_PREFIX, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
 _CHECK_SECONDS = 1.0
@@ -45,11 +45,7 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if they have changed.
-
-        Args:
-            change: number of the latest change in PostgreSQL; 0 without PostgreSQL.
-        """
+        """Reload the clients if they have changed. `change` is the number of the last change in PostgreSQL, or 0."""
         stamp = change, *self._file_version()
         if stamp == self._changed:
             return
@@ -82,9 +78,9 @@ class Clients:
 
     def stored_bytes_limit(self, tenant: str) -> int | None:
         """Return the setting `stored_bytes` of a tenant's client; None without a limit."""
-        if not tenant.startswith(CLIENT):
+        if not tenant.startswith(CLIENT_PREFIX):
             return None
-        name = tenant.removeprefix(CLIENT)
+        name = tenant.removeprefix(CLIENT_PREFIX)
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
 

@@ -125,7 +125,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear(request: Request) -> Response:
-    """Delete chunks of a tier: of the running model (`own`, default), of all models but it (`others`), or `all`."""
+    """Delete chunks of a tier: of the running model (`own`, default), of other models (`others`), or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from kvproxy.apis.api_request import parse_body
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import page, reply, seconds
-from kvproxy.http.request_bodies import parse_in_thread, read_body
+from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
@@ -151,7 +152,7 @@ async def import_(request: Request) -> Response:
 async def feedback(request: Request) -> Response:
     """Report whether a response is right. If the body has the `question` of a hit, the policy learns from it."""
     app = services(request)
-    body = await parse_in_thread(await read_body(request, app.settings.limits.body_bytes))
+    body = await asyncio.to_thread(parse_body, await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")
     if not isinstance(right, bool) or not isinstance(question, str | None):
         raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')

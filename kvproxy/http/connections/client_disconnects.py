@@ -25,12 +25,9 @@ _log = logging.getLogger("kvproxy")
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], deadline: Deadline, upload_done: asyncio.Event | None = None
 ) -> T:
-    """Await `work`; cancel it when the client disconnects or the deadline passes.
+    """Await `work`. If the client disconnects or the deadline passes, cancel it and raise ClientDisconnect or an error.
 
-    Args:
-        upload_done: set when the request's body has been read. Until then, only the upload may read from the client.
-
-    Raises ClientDisconnect, DeadlineExceeded, or ShuttingDown.
+    `upload_done` is set when `work` has read the request's body; until then, nothing else may read from the client.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))

@@ -14,14 +14,12 @@ class Deadlines:
     Args:
         seconds: default time limit of a request.
         on_limit: called with the name of the limit that ended a request.
-
-    Attributes:
-        stopping: whether the proxy stops, so that endless streams must end.
     """
 
     def __init__(self, seconds: float, on_limit: Callable[[str], None]) -> None:
         self.seconds = seconds
         self.stopping = False
+        """Whether endless streams, such as the live log, must end."""
         self._on_limit = on_limit
         self._pending: set[asyncio.Future[KvproxyError]] = set()
         self._final_error: KvproxyError | None = None

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import moment
+from kvproxy.commands.formatting import local_time
 from kvproxy.commands.options import Data, Store
-from kvproxy.commands.output import Output, print_note, sentence
+from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def restore(
 
 def _output(found: "Backup", archive: Path) -> Output:
     files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in found.files.items())
-    line = f"{archive}: {files}; kvproxy {found.version}, {moment(found.created)}"
-    return sentence({"archive": str(archive), **asdict(found)}, line)
+    line = f"{archive}: {files}; kvproxy {found.version}, {local_time(found.created)}"
+    return text_output({"archive": str(archive), **asdict(found)}, line)

@@ -2,7 +2,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.options import Data
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, text_output
 from kvproxy.errors import InvalidRequest
 
 app = typer.Typer(help="Check the settings.", no_args_is_help=True)
@@ -24,7 +24,7 @@ def check(data: Data = None) -> Output:
     settings = load_settings(data=data)
     check_files(settings)
     rules = [rule.name for rule in settings.rules]
-    return sentence({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
+    return text_output({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
 
 
 @command
@@ -45,4 +45,4 @@ def init(data: Data = None) -> Output:
         raise InvalidRequest(f"{file} exists: move it away first") from None
     except OSError as error:
         raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
-    return sentence({"file": str(file)}, f"wrote {file}")
+    return text_output({"file": str(file)}, f"wrote {file}")

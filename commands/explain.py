@@ -5,12 +5,12 @@ import typer
 
 from kvproxy.commands.blocks.engine_lines import group_name
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import escape_controls, moment
+from kvproxy.commands.formatting import escape_controls, local_time
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Row, digest, print_table, text
+from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy_client.api_paths import ApiName, credentials
 from kvproxy.proxy_client.client import ProxyClient
@@ -46,7 +46,7 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        miss = proxy.open().explain(request, moment)
+        miss = proxy.open().explain(request, local_time)
         return Output(miss.document, lambda: _print_miss(miss))
     client = ProxyClient(proxy.url, proxy.token)
     body = read_body(prompt, system, file)
@@ -71,7 +71,7 @@ def _print_miss(found: "ExplanationReport") -> None:
     print_facts(
         [
             ("request", record.request_id),
-            ("time", moment(record.time)),
+            ("time", local_time(record.time)),
             ("reason", record.reason),
             ("tenant", record.client or record.tenant),
             ("model", record.model),
@@ -152,8 +152,8 @@ def _neighbour_row(neighbour: dict[str, Any]) -> Row:
         **{f"{name.capitalize()}#": value and f"{value:.3f}" for name, value in numbers.items()},
         "Verdict": neighbour["verdict"],
         "Why": neighbour["why"],
-        digest("Id"): neighbour["id"],
-        text("Prompt"): neighbour["prompt"],
+        digest_column("Id"): neighbour["id"],
+        text_column("Prompt"): neighbour["prompt"],
     }
 
 

@@ -15,7 +15,7 @@ def age(created: float) -> str:
     return format_seconds(round(time.time() - created))
 
 
-def moment(seconds: float) -> str:
+def local_time(seconds: float) -> str:
     """Format seconds since the epoch in local time; numbers beyond the calendar stay numbers."""
     try:
         return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
@@ -23,10 +23,10 @@ def moment(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def clock(seconds: float) -> str:
+def short_local_time(seconds: float) -> str:
     """Format seconds since the epoch in local time, without the date if it is today."""
-    day, _, time_of_day = moment(seconds).partition(" ")
-    return time_of_day if day == moment(time.time()).partition(" ")[0] else f"{day} {time_of_day}"
+    day, _, time_of_day = local_time(seconds).partition(" ")
+    return time_of_day if day == local_time(time.time()).partition(" ")[0] else f"{day} {time_of_day}"
 
 
 def percent(share: float) -> str:

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age, moment
+from kvproxy.commands.formatting import age, local_time
 from kvproxy.commands.options import Data, Limit, duration_option, size_option
-from kvproxy.commands.output import Output, print_note, sentence
-from kvproxy.commands.tables import Layout, Row, table, text
+from kvproxy.commands.output import Output, print_note, text_output
+from kvproxy.commands.tables import Layout, Row, table_output, text_column
 from kvproxy.units import format_bytes
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
@@ -49,7 +49,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     key = add_client(settings, name, **asdict(limits))
     if len(all_clients(settings)) == 1:
         print_note("the first client: from now on, a proxy of this data folder rejects requests without a key")
-    return sentence({"name": name, "key": key}, key)
+    return text_output({"name": name, "key": key}, key)
 
 
 @app.command("ls")
@@ -76,11 +76,11 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
             "In flight#": client.concurrent_requests,
             "Stored#": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
             "Last used": None if client.name not in used else f"{age(used[client.name])} ago",
-            "Old key until?": None if client.previous_key_expires is None else moment(client.previous_key_expires),
+            "Old key until?": None if client.previous_key_expires is None else local_time(client.previous_key_expires),
         }
         for client in clients
     ]
-    return table(document, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
+    return table_output(document, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
 
 
 @app.command("history")
@@ -97,17 +97,21 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
 
     found = changes(load_settings(data=data), limit)
     rows: list[Row] = [
-        {"Time": moment(each["changed"]), text("Operator"): each["operator"], text("Change"): each["change"]}
+        {
+            "Time": local_time(each["changed"]),
+            text_column("Operator"): each["operator"],
+            text_column("Change"): each["change"],
+        }
         for each in found
     ]
-    return table(found, rows, empty="no changes", layout=layout)
+    return table_output(found, rows, empty="no changes", layout=layout)
 
 
 def _last_uses(data: Path) -> dict[str, float]:
-    from kvproxy.journal.reader import Reader
+    from kvproxy.journal.reader import JournalReader
     from kvproxy.journal.schema import FILE
 
-    return Reader(data / FILE).last_uses() if (data / FILE).is_file() else {}
+    return JournalReader(data / FILE).last_uses() if (data / FILE).is_file() else {}
 
 
 @app.command("rotate")
@@ -130,7 +134,7 @@ def rotate(
     from kvproxy.settings import load_settings
 
     key = rotate_key(load_settings(data=data), name, grace)
-    return sentence({"name": name, "key": key, "grace": grace}, key)
+    return text_output({"name": name, "key": key, "grace": grace}, key)
 
 
 @app.command("rm")
@@ -146,4 +150,4 @@ def rm(name: Name, data: Data = None) -> Output:
     from kvproxy.settings import load_settings
 
     remove_client(load_settings(data=data), name)
-    return sentence({"removed": name}, f"removed {name}")
+    return text_output({"removed": name}, f"removed {name}")

@@ -63,7 +63,7 @@ Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of row
 LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
 
 
-def given(**values: Any) -> dict[str, Any] | None:
+def settings_section(**values: Any) -> dict[str, Any] | None:
     """Return the given options as a section of settings, or None."""
     return {name: value for name, value in values.items() if value is not None} or None
 
@@ -78,7 +78,7 @@ class TierOptions:
     tier_redis: Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
 
     def settings(self, **more: Any) -> dict[str, Any] | None:
-        return given(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)
+        return settings_section(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)
 
 
 @dataclass(frozen=True, slots=True)

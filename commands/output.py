@@ -28,7 +28,7 @@ class Output:
     exit_code: int = 0
 
 
-def sentence(document: Any, text: str) -> Output:
+def text_output(document: Any, text: str) -> Output:
     """Return an output that is `text` for people, and `document` with `--json`."""
     return Output(document, lambda: typer.echo(text))
 

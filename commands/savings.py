@@ -8,7 +8,7 @@ from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts
 from kvproxy.commands.sessions.ledger_table import ledger_rows
-from kvproxy.commands.tables import Layout, Row, print_table, text
+from kvproxy.commands.tables import Layout, Row, print_table, text_column
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
@@ -95,7 +95,7 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     rows: list[Row] = [
         {
-            text(by.capitalize()): row.name,
+            text_column(by.capitalize()): row.name,
             "Requests#": row.requests,
             "Hits#": row.answered,
             "Prompt tokens#?": row.prompt_tokens,

@@ -8,7 +8,7 @@ import typer
 
 from kvproxy import __version__
 from kvproxy.commands.command import command
-from kvproxy.commands.options import Data, Store, TierOptions, duration_option, given, size_option
+from kvproxy.commands.options import Data, Store, TierOptions, duration_option, settings_section, size_option
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def serve(
     """
     from kvproxy.settings import load_settings
 
-    embedded = given(**asdict(engine), lora=_adapters(lora or []) or None)
+    embedded = settings_section(**asdict(engine), lora=_adapters(lora or []) or None)
     if upstream and (model is not None or embedded is not None):
         flag = "model" if model is not None else min(embedded or {})
         raise typer.BadParameter(
@@ -114,9 +114,9 @@ def serve(
         data=data,
         engine=embedded,
         tiers=tiers.settings(chunk_tokens=chunk_tokens),
-        access=given(open=open_ or None),
-        log=given(level=log_level, format=log_format),
-        cache=given(**asdict(cache)),
+        access=settings_section(open=open_ or None),
+        log=settings_section(level=log_level, format=log_format),
+        cache=settings_section(**asdict(cache)),
     )
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.serve import serve as run

@@ -64,12 +64,12 @@ _SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "bound", "max_error"
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
-def labelled(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
+def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
     """Yield labels and formatted values of the statistics `cache` or `blocks`; lists are skipped."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
-            yield from labelled(value, path)
+            yield from label_statistics(value, path)
         elif not isinstance(value, list):
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
             yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)

@@ -59,12 +59,12 @@ A string is the name of a column without truncation. A trailing `#` marks a colu
 """
 
 
-def digest(name: str, digits: int = 12, *, optional: bool = False) -> Column:
+def digest_column(name: str, digits: int = 12, *, optional: bool = False) -> Column:
     """A column of ids or hashes, abbreviated at a terminal."""
     return Column(name, digits=digits, is_optional=optional)
 
 
-def text(name: str) -> Column:
+def text_column(name: str) -> Column:
     """A column of texts, truncated in a narrow terminal."""
     return Column(name, is_text=True)
 
@@ -110,7 +110,9 @@ def print_table(
         typer.echo(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)", err=True)
 
 
-def table(document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED) -> Output:
+def table_output(
+    document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED
+) -> Output:
     """Return an output for `print_table`."""
     return Output(document, lambda: print_table(rows, empty=empty, layout=layout))
 

@@ -8,10 +8,10 @@ import typer
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import escape_controls, milliseconds, moment, percent
+from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Row, build_table, text
+from kvproxy.commands.tables import Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates, take_snapshot
@@ -123,7 +123,12 @@ def live_page(
     parts: list[RenderableType] = [summary_page(figures)]
     if upstreams:
         rows: list[Row] = [
-            {text("Upstream"): each["url"], "State": each["state"], "Running#": each["requests"], "Sent#": each["sent"]}
+            {
+                text_column("Upstream"): each["url"],
+                "State": each["state"],
+                "Running#": each["requests"],
+                "Sent#": each["sent"],
+            }
             for each in upstreams
         ]
         parts += ["", build_table(rows, width)]
@@ -192,9 +197,9 @@ def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _request_row(row: Mapping[str, Any]) -> Row:
     return {
-        "Time": moment(row["time"]).rpartition(" ")[2],
+        "Time": local_time(row["time"]).rpartition(" ")[2],
         "Layer": row["layer"],
         "Reason": row["reason"],
         "ms#": milliseconds(row["total_ms"]),
-        text("Question"): row["question"] or None,
+        text_column("Question"): row["question"] or None,
     }

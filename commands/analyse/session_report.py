@@ -9,7 +9,7 @@ from kvproxy.commands.files import read_text
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.output import print_note, progress_bar
 from kvproxy.commands.sessions.ledger_table import ledger_rows
-from kvproxy.commands.tables import digest, print_table, text
+from kvproxy.commands.tables import digest_column, print_table, text_column
 from kvproxy.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def print_losses(report: "SessionReport", top: int) -> None:
     if report.changed:
         changes = report.changed[:_SHOWN_CHANGES]
         print_table(
-            {text("First change in"): each.region, "Turns#": each.turns, "Lost tokens#": each.tokens}
+            {text_column("First change in"): each.region, "Turns#": each.turns, "Lost tokens#": each.tokens}
             for each in changes
         )
     shown = report.sessions[: top or None]
     print_table(
         {
-            digest("Session", 36): each.name or each.id,
-            text("Model"): ", ".join(each.models),
+            digest_column("Session", 36): each.name or each.id,
+            text_column("Model"): ", ".join(each.models),
             "Turns#": each.turns,
             "Input#": each.prompt_tokens,
             "Reused#": percent(each.reused_tokens / max(1, each.prompt_tokens)),
@@ -90,12 +90,15 @@ def print_costs(report: "SessionReport") -> None:
         *((f"nothing lost to {row.result}", cost - row.cost) for row in report.ledger.rows if row.cost),
     ]
     print_table(
-        {text("Input"): name, f"{currency}#": money(paid), "Of today#": percent(paid / cost if cost else 1.0)}
+        {text_column("Input"): name, f"{currency}#": money(paid), "Of today#": percent(paid / cost if cost else 1.0)}
         for name, paid in rows
     )
     if report.ways:
         print_table(
-            ({text("Pauses"): name, "Of five-minute writes#": percent(share)} for name, share in report.ways.items()),
+            (
+                {text_column("Pauses"): name, "Of five-minute writes#": percent(share)}
+                for name, share in report.ways.items()
+            ),
             title="If each turn stored its whole prompt:",
         )
     _print_notes(report)

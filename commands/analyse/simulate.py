@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
-from kvproxy.commands.tables import Row, print_table, table
+from kvproxy.commands.tables import Row, print_table, table_output
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _compare_routing(
         "requests": len(workload.arrivals),
         "results": [asdict(each) for each in results],
     }
-    return table(document, rows)
+    return table_output(document, rows)
 
 
 def _print(plan: "CapacityPlan") -> None:

@@ -7,8 +7,8 @@ from kvproxy.commands.blocks.engine_lines import engine_line, group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_rest
-from kvproxy.commands.statistics_text import labelled
-from kvproxy.commands.tables import Layout, Row, digest, table, text
+from kvproxy.commands.statistics_text import label_statistics
+from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
 from kvproxy.proxy_client.client import path_segment
 
@@ -68,15 +68,15 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
     shown = found[: limit or None]
     rows: list[Row] = [
         {
-            digest("Leaf"): chain["leaf"],
+            digest_column("Leaf"): chain["leaf"],
             "Blocks#": chain["num_blocks"],
             "Tokens#": chain["num_tokens"],
             "In use#": chain["in_use"],
-            text("Text"): repr(chain["first_text"]),
+            text_column("Text"): repr(chain["first_text"]),
         }
         for chain in shown
     ]
-    return _limited(table(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
+    return _limited(table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
 
 
 @command
@@ -93,7 +93,7 @@ def _print_stats(found: dict[str, Any]) -> None:
     shown = {name: value for name, value in found.items() if value is not None}
     if not shown.get("residency", {}).get("evicted"):
         shown.pop("residency", None)
-    print_facts(labelled(shown, "blocks"))
+    print_facts(label_statistics(shown, "blocks"))
     for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
         typer.echo(line)
 
@@ -101,7 +101,7 @@ def _print_stats(found: dict[str, Any]) -> None:
 def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
     blocks = found[: limit or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
-    output = table(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
+    output = table_output(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
     return _limited(output, found, "blocks")
 
 
@@ -118,22 +118,22 @@ def _row(block: dict[str, Any]) -> Row:
         "Block#": str(block["id"]),
         "State": block["state"],
         "References#": block["ref_count"],
-        digest("Hash"): block["hash"],
-        digest("Parent", optional=True): block["parent"],
+        digest_column("Hash"): block["hash"],
+        digest_column("Parent", optional=True): block["parent"],
         "Group#?": block["group"],
         "Last use#?": block["last_accessed"],
-        text("Requests"): ", ".join(block["requests"]) or None,
+        text_column("Requests"): ", ".join(block["requests"]) or None,
     }
 
 
 def _mirrored_row(block: dict[str, Any]) -> Row:
     return {
-        digest("Hash"): block["hash"],
-        digest("Parent", optional=True): block["parent"],
+        digest_column("Hash"): block["hash"],
+        digest_column("Parent", optional=True): block["parent"],
         "Tokens#": block["num_tokens"],
         "Copies#": block["copies"],
         "Groups?": ", ".join(map(str, block["groups"])) or None,
         "Rank#?": block["rank"],
         "Medium?": block["medium"],
-        text("Engine"): block["engine"],
+        text_column("Engine"): block["engine"],
     }

@@ -7,7 +7,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Row, digest, print_table, text
+from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -71,9 +71,9 @@ def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> 
             "Medium": slot["medium"],
             "State": slot["state"],
             "Tokens#": slot["num_tokens"],
-            digest("Hash"): slot["hash"],
+            digest_column("Hash"): slot["hash"],
             **({"Engine": slot["engine"]} if has_engines else {}),
-            text("Text"): begins.get(slot["hash"]),
+            text_column("Text"): begins.get(slot["hash"]),
         }
         for slot in slots
     ]

@@ -5,9 +5,9 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions, duration_option
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import read_body
-from kvproxy.commands.tables import Row, table, text
+from kvproxy.commands.tables import Row, table_output, text_column
 from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_seconds
 
@@ -38,7 +38,7 @@ def pin(
         raise typer.BadParameter("give only one of a prompt, --file, and --leaf")
     done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl, leaf=leaf)
     end = "until unpin" if ttl is None else f"for {format_seconds(ttl)}"
-    return sentence(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
+    return text_output(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
 
 
 @command
@@ -53,11 +53,11 @@ def pins(proxy: ProxyOptions) -> Output:
             "Name": pin["name"],
             "Blocks#": len(pin["blocks"]),
             "Time left#": _time_left(pin),
-            text("Ids"): ", ".join(map(str, pin["blocks"])),
+            text_column("Ids"): ", ".join(map(str, pin["blocks"])),
         }
         for pin in found
     ]
-    return table(found, rows, empty="no pins")
+    return table_output(found, rows, empty="no pins")
 
 
 @command
@@ -69,7 +69,7 @@ def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: 
     Example: kvproxy blocks unpin handbook
     """
     done = proxy.client().delete(f"/admin/blocks/pins/{path_segment(name)}")
-    return sentence(done, f"unpinned {name}")
+    return text_output(done, f"unpinned {name}")
 
 
 def _time_left(pin: dict[str, Any]) -> str:

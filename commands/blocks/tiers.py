@@ -4,8 +4,8 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output, sentence
-from kvproxy.commands.tables import Row, table
+from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.tables import Row, table_output
 from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_bytes, plural
 
@@ -27,7 +27,7 @@ def tiers(proxy: ProxyOptions) -> Output:
     figures = {f"{tier['name']}#": _figures(tier) for tier in found}
     rows: list[Row] = [{"Tier": name, **{tier: own[name] for tier, own in figures.items()}} for name in _ROWS]
     empty = "there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
-    return table(found, rows if found else (), empty=empty)
+    return table_output(found, rows if found else (), empty=empty)
 
 
 @command
@@ -47,7 +47,7 @@ def clear_tier(
     Example: kvproxy blocks clear-tier disk --models others
     """
     done = proxy.client().delete(f"/admin/blocks/tiers/{path_segment(name)}", models=models)
-    return sentence(done, f"deleted {done['cleared']:,} chunks from {name}")
+    return text_output(done, f"deleted {done['cleared']:,} chunks from {name}")
 
 
 @command

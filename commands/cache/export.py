@@ -8,7 +8,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.options import Data, Store, StoreOptions
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, text_output
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.units import plural
 
@@ -39,7 +39,7 @@ def export(
                 yield chunk
 
         write_chunks(file, counted())
-    return sentence({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
+    return text_output({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
 
 
 @command
@@ -53,7 +53,7 @@ def import_(
     lines = read_bytes(file)
     with responses.open(create=True) as cache:
         done = cache.import_(lines)
-    return sentence(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
+    return text_output(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
 
 
 @command
@@ -75,4 +75,4 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
         raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
         encrypted = opened.encrypt_again()
-    return sentence({"encrypted": encrypted}, f"encrypted {plural(encrypted, 'response')}")
+    return text_output({"encrypted": encrypted}, f"encrypted {plural(encrypted, 'response')}")

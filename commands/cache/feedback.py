@@ -5,7 +5,7 @@ import typer
 from kvproxy.commands.cache.ls import Id
 from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, text_output
 
 Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
 
@@ -20,7 +20,7 @@ def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Out
     """
     with responses.open() as cache:
         done = cache.feedback(id, right=False, question=question)
-    return sentence(done, f"rejected {done['id'][:12]}")
+    return text_output(done, f"rejected {done['id'][:12]}")
 
 
 @command
@@ -33,7 +33,7 @@ def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Ou
     """
     with responses.open() as cache:
         done = cache.feedback(id, right=True, question=question)
-    return sentence(done, f"approved {done['id'][:12]}")
+    return text_output(done, f"approved {done['id'][:12]}")
 
 
 @command
@@ -46,7 +46,7 @@ def pin(id: Id, responses: StoreOptions) -> Output:
     """
     with responses.open() as cache:
         done = cache.pin(id, pinned=True)
-    return sentence(done, f"pinned {done['id'][:12]}")
+    return text_output(done, f"pinned {done['id'][:12]}")
 
 
 @command
@@ -57,4 +57,4 @@ def unpin(id: Id, responses: StoreOptions) -> Output:
     """
     with responses.open() as cache:
         done = cache.pin(id, pinned=False)
-    return sentence(done, f"unpinned {done['id'][:12]}")
+    return text_output(done, f"unpinned {done['id'][:12]}")

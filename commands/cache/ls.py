@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age, json_text, moment
+from kvproxy.commands.formatting import age, json_text, local_time
 from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_option
 from kvproxy.commands.output import Output, print_facts, print_rest
-from kvproxy.commands.tables import Layout, Row, digest, print_table, table, text
+from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.proxy_client.cache import FilterValues
 from kvproxy.units import format_bytes, format_seconds
 
@@ -83,7 +83,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
         entries = cache.eviction_queue(limit)
     rows: list[Row] = [
         {
-            digest("Id"): entry["id"],
+            digest_column("Id"): entry["id"],
             "Reason": entry["reason"],
             "Value#?": f"{entry['priority']:.4g}",
             "Age#?": age(entry["created"]),
@@ -92,11 +92,11 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
             "Tokens#?": entry["prompt_tokens"] + entry["completion_tokens"],
             "Size#": format_bytes(entry["bytes"]),
             "Model?": entry["model"],
-            text("Prompt"): entry["prompt"],
+            text_column("Prompt"): entry["prompt"],
         }
         for entry in entries
     ]
-    return table(entries, rows, empty="no response is stored", layout=layout)
+    return table_output(entries, rows, empty="no response is stored", layout=layout)
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
@@ -105,14 +105,14 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
     has_pins = any(entry["pinned"] for entry in entries)
     rows: list[Row] = [
         {
-            digest("Id"): entry["id"],
+            digest_column("Id"): entry["id"],
             "Age#": age(entry["created"]),
             "Hits#": entry["hits"],
             "Model?": entry["model"],
             **({"Tenant?": entry["tenant"].removeprefix("client:")} if has_tenants else {}),
             **({"Pinned?": "yes" if entry["pinned"] else None} if has_pins else {}),
-            digest("Namespace", 8, optional=True): entry["namespace"],
-            text("Prompt"): entry["prompt"],
+            digest_column("Namespace", 8, optional=True): entry["namespace"],
+            text_column("Prompt"): entry["prompt"],
         }
         for entry in entries
     ]
@@ -121,5 +121,5 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
 
 def _readable(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
-        return moment(value)
+        return local_time(value)
     return ", ".join(value) if isinstance(value, list) else value

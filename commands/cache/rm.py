@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.cache.ls import EntryOptions, print_entries
 from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
-from kvproxy.commands.output import Output, sentence
+from kvproxy.commands.output import Output, text_output
 from kvproxy.proxy_client.cache import CacheClient, EntryList, FilterValues
 from kvproxy.units import plural
 
@@ -48,7 +48,7 @@ def rm(
         typer.confirm("Remove all responses that match?", abort=True)
     with responses.open() as cache:
         removed = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.values, soft=soft)
-    return sentence({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
+    return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
 def _selected(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> EntryList:

@@ -5,8 +5,8 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.statistics_text import labelled
-from kvproxy.commands.tables import Row, table, text
+from kvproxy.commands.statistics_text import label_statistics
+from kvproxy.commands.tables import Row, table_output, text_column
 from kvproxy.units import format_bytes
 
 
@@ -18,7 +18,7 @@ def stats(responses: StoreOptions) -> Output:
     """
     with responses.open() as cache:
         found = cache.stats()
-    return Output(found, lambda: print_facts(labelled(found, "cache")))
+    return Output(found, lambda: print_facts(label_statistics(found, "cache")))
 
 
 @command
@@ -40,8 +40,8 @@ def usage(
             "Responses#": row["entries"],
             "Size#": format_bytes(row["bytes"]),
             "Hits#": row["hits"],
-            text(by.capitalize()): row["name"],
+            text_column(by.capitalize()): row["name"],
         }
         for row in rows
     ]
-    return table(rows, shown, empty="no response is stored")
+    return table_output(rows, shown, empty="no response is stored")

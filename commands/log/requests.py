@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import clock, milliseconds, moment, one_line
+from kvproxy.commands.formatting import local_time, milliseconds, one_line, short_local_time
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
-from kvproxy.commands.tables import Layout, Row, digest, print_table, text
+from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import Query
-    from kvproxy.journal.records_with_questions import RecordWithTexts
+    from kvproxy.journal.records_with_questions import RecordWithQuestions
     from kvproxy.proxy_client.journal import JournalClient
 
 EMPTY = "no request matches"
@@ -120,11 +120,11 @@ def show(
     record = source.open().record(request)
     document = asdict(record)
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
-    facts = [("time", moment(record.time)), *fields, ("meaning", meaning_of(record.reason))]
+    facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of(record.reason))]
     return Output(document, lambda: print_facts(facts))
 
 
-def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithTexts]", as_json: bool) -> None:
+def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", as_json: bool) -> None:
     latest = rows[::-1] or journal.records(replace(query, limit=1))
     last = latest[0].record.number if latest else 0
     while True:
@@ -140,28 +140,28 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithText
                 typer.echo("\t".join(map(one_line, _row(row).values())))
 
 
-def _print_lines(rows: "list[RecordWithTexts]") -> None:
+def _print_lines(rows: "list[RecordWithQuestions]") -> None:
     for row in rows:
         typer.echo(json.dumps({**asdict(row.record), "question": row.question, "stored_question": _stored(row)}))
 
 
-def _stored(row: "RecordWithTexts") -> str | None:
+def _stored(row: "RecordWithQuestions") -> str | None:
     is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
     return row.stored_question if is_match else None
 
 
-def _row(row: "RecordWithTexts", *, has_stored: bool = True) -> Row:
+def _row(row: "RecordWithQuestions", *, has_stored: bool = True) -> Row:
     record = row.record
     return {
-        "Time": clock(record.time),
+        "Time": short_local_time(record.time),
         "Layer": record.layer,
         "Reason": record.reason,
         "Model?": record.model,
-        digest("Tenant", 16, optional=True): record.client or record.tenant,
+        digest_column("Tenant", 16, optional=True): record.client or record.tenant,
         "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
         "Reused#?": record.reused_tokens,
         "ms#": milliseconds(record.total_ms),
-        digest("Request", 8): record.request_id,
-        text("Question"): row.question,
-        **({text("Stored question"): _stored(row)} if has_stored else {}),
+        digest_column("Request", 8): record.request_id,
+        text_column("Question"): row.question,
+        **({text_column("Stored question"): _stored(row)} if has_stored else {}),
     }

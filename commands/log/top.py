@@ -8,7 +8,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.log.requests import EMPTY, QueryOptions
 from kvproxy.commands.options import JournalOptions, Limit
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Row, table, text
+from kvproxy.commands.tables import Row, table_output, text_column
 
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
 
@@ -36,8 +36,8 @@ def top(
             "Cached#": percent(row.cached / max(1, row.requests)),
             "Computed tokens#": row.computed,
             "Backend seconds#": f"{row.seconds:,.2f}",
-            text(by.capitalize()): row.name,
+            text_column(by.capitalize()): row.name,
         }
         for row in found
     ]
-    return table([asdict(row) for row in found], rows, empty=EMPTY)
+    return table_output([asdict(row) for row in found], rows, empty=EMPTY)

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvproxy.commands.formatting import money, percent
-from kvproxy.commands.tables import Row, text
+from kvproxy.commands.tables import Row, text_column
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import LedgerReport
@@ -14,9 +14,9 @@ def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
 
     for row in report.rows:
         yield {
-            text("Result"): row.result,
+            text_column("Result"): row.result,
             "Tokens#": row.tokens,
             "Share#": percent(row.share),
             f"{report.currency}#?": money(row.cost),
-            text("Meaning"): CAUSES.get(row.result, "The backend had them."),
+            text_column("Meaning"): CAUSES.get(row.result, "The backend had them."),
         }

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import clock, money, percent
+from kvproxy.commands.formatting import money, percent, short_local_time
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.tables import Layout, Row, digest, print_table, table, text
+from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.units import format_seconds
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def sessions(
     if context.invoked_subcommand is not None:
         return None
     found = source.open().sessions(limit, since, turns)
-    return table([asdict(each) for each in found], map(_row, found), empty=EMPTY, layout=layout)
+    return table_output([asdict(each) for each in found], map(_row, found), empty=EMPTY, layout=layout)
 
 
 @command
@@ -84,8 +84,8 @@ def _row(session: "Session") -> Row:
 
     return {
         "Session": session.id,
-        digest("Client", 16): session.client,
-        text("Model"): ", ".join(session.models),
+        digest_column("Client", 16): session.client,
+        text_column("Model"): ", ".join(session.models),
         "Turns#": session.turns,
         "Input#": session.prompt_tokens,
         "Reused#": session.reused_tokens,
@@ -93,8 +93,8 @@ def _row(session: "Session") -> Row:
         "Lost most to?": main_cause(session.lost),
         "Longest pause#?": format_seconds(round(session.longest_pause)),
         "Cost#?": money(session.cost),
-        text("Upstream"): ", ".join(session.upstreams) or None,
-        "Last": clock(session.last),
+        text_column("Upstream"): ", ".join(session.upstreams) or None,
+        "Last": short_local_time(session.last),
     }
 
 
@@ -103,12 +103,12 @@ def _turn_row(row: "TreeRow") -> Row:
     place = "" if turn.place is None else f", character {turn.place:,}"
     return {
         "Turn": f"{'·' * row.depth}{turn.turn}",
-        "Time": clock(turn.time),
+        "Time": short_local_time(turn.time),
         "Pause#": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
         "Input#": turn.prompt_tokens,
         "Reused#": turn.reused_tokens,
         "Lost": ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
-        text("First change"): None if turn.region is None else f"{turn.region}{place}",
-        digest("Request", 8): turn.request_id,
+        text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
+        digest_column("Request", 8): turn.request_id,
     }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvproxy.settings import Settings, UpstreamServer
 
 _PROXY_SECONDS = 3.0
-ADMIN_TOKEN = "x-kvproxy-admin-token"
+ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
 """`Authorization` may contain a client's key."""
 
 
@@ -64,7 +64,7 @@ def check_proxy(url: str, token: str | None) -> str:
         CheckAdvice: the proxy has advice on an upstream.
     """
     url = url.rstrip("/")
-    headers = {ADMIN_TOKEN: token} if token else {}
+    headers = {ADMIN_TOKEN_HEADER: token} if token else {}
     health = _get(f"{url}/health", _PROXY_SECONDS, headers)
     if health is None:
         return f"none at {url} (start one with kvproxy serve)"

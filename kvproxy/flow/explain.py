@@ -19,8 +19,8 @@ from kvproxy.index.search.conversations import earlier_turns
 from kvproxy.index.search.lookup_result import FRESH, Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import Texts
-from kvproxy.journal.reader import Reader
-from kvproxy.journal.request_regions import parts_of
+from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.request_regions import region_items
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from kvproxy.settings.rules import NO_RULE
 
@@ -29,7 +29,7 @@ _MAX_SAME_PROMPT = 1000
 """Entries of all tenants that are compared with a request."""
 
 
-def texts(reader: Reader, store: Store | None) -> Texts:
+def texts(reader: JournalReader, store: Store | None) -> Texts:
     """Return a function that finds the contents of a prompt's regions."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
@@ -45,7 +45,7 @@ def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
     if entry is None or api is None:
         return None
     request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
-    return dict(parts_of(cache_key(request, entry.backend).parts))
+    return dict(region_items(cache_key(request, entry.backend).parts))
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:

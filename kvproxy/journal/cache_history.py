@@ -62,7 +62,7 @@ class Change:
     against: int
 
 
-class History:
+class CacheHistory:
     """The tables `prompts` and `tombstones`, in the transaction of `record_writer.Writer`.
 
     Methods may raise sqlite3.Error.

@@ -20,9 +20,9 @@ from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.sqlite.connection import DatabaseFiles
 from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 from kvproxy.journal.event_queue import Event, EventQueue
-from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.record import Record
-from kvproxy.journal.record_writer import Writer
+from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.schema import FILE, open_or_replace
 from kvproxy.settings.journal import JournalSettings
 
@@ -46,11 +46,11 @@ class Journal:
 
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
 
-    def reader(self) -> Reader:
+    def reader(self) -> JournalReader:
         """Open the file. Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read."""
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
-    def read(self, work: Callable[[Reader], T], default: T) -> T:
+    def read(self, work: Callable[[JournalReader], T], default: T) -> T:
         """Return the result of `work` with the open file; `default` if the journal is disabled."""
         return default
 
@@ -79,7 +79,7 @@ class FileJournal(Journal):
     ) -> None:
         try:
             self._connection = open_or_replace(path, clock)
-            self._writer = Writer(self._connection, settings, clock, redact)
+            self._writer = RecordWriter(self._connection, settings, clock, redact)
             self._files = DatabaseFiles(path, self._connection)
         except SchemaVersionError as error:
             raise SettingsError(
@@ -119,11 +119,11 @@ class FileJournal(Journal):
         self.flush()
         return self.read(lambda reader: reader.records(Query(limit=limit)), [])
 
-    def reader(self) -> Reader:
-        return Reader(self.path)
+    def reader(self) -> JournalReader:
+        return JournalReader(self.path)
 
-    def read(self, work: Callable[[Reader], T], default: T) -> T:
-        with contextlib.closing(Reader(self.path)) as reader:
+    def read(self, work: Callable[[JournalReader], T], default: T) -> T:
+        with contextlib.closing(JournalReader(self.path)) as reader:
             return work(reader)
 
     def curves(self) -> dict[str, LiveCurve]:

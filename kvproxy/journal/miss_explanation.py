@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
 from kvproxy.blocks.divergence import common_prefix
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
@@ -68,7 +68,7 @@ class MissExplanation:
     turn: Turn | None
 
 
-def explain_record(reader: Reader, record: Record, texts: Texts) -> MissExplanation:
+def explain_record(reader: JournalReader, record: Record, texts: Texts) -> MissExplanation:
     turn = SessionReader(reader, {}).turn(record.number)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
@@ -127,7 +127,7 @@ def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
 
 
 def _divergence(
-    reader: Reader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]
+    reader: JournalReader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]
 ) -> PromptDivergence | None:
     chain = _prompt_regions(own)
     prefixes = [(common_prefix(chain, _prompt_regions(regions)), number) for number, regions in earlier]

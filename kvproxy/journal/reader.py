@@ -135,7 +135,7 @@ class TotalRow:
     saved_seconds: float
 
 
-class Reader:
+class JournalReader:
     """Reads a journal. Raises NotFound if the file does not exist."""
 
     def __init__(self, path: Path) -> None:

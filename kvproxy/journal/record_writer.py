@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import Redactor
-from kvproxy.journal.cache_history import History, PromptRecord, ResponseRemoved, ResponseStored
+from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
-from kvproxy.journal.schema import INSERT, blob_of, row_of, short_key
+from kvproxy.journal.schema import INSERT, entry_blob, row_of, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.journal.stored_texts import RecentQuestions, stored_text
 from kvproxy.journal.string_ids import StringIds
@@ -44,7 +44,7 @@ class _Storage:
     absence: tuple[str, float | None] | None
 
 
-class Writer:
+class RecordWriter:
     """Writes records. If a method raises sqlite3.Error, its transaction is rolled back."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Writer:
         self._settings = settings
         self._clock = clock
         self._strings = StringIds(connection)
-        self._history = History(connection, self._strings)
+        self._history = CacheHistory(connection, self._strings)
         self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
         self.curves = self._turns.curves
         self._prompts: dict[str, PromptRecord] = {}
@@ -121,7 +121,7 @@ class Writer:
             record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._connection.execute(sql, [blob_of(stored.id), number])
+            self._connection.execute(sql, [entry_blob(stored.id), number])
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         key = cache_key.exact

@@ -5,7 +5,7 @@ from kvproxy.journal.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class RecordWithTexts:
+class RecordWithQuestions:
     """A record, its question, and the stored question that was judged or served; None if unknown."""
 
     record: Record
@@ -21,16 +21,16 @@ def with_questions(
     records: Sequence[Record],
     questions: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
-) -> list[RecordWithTexts]:
+) -> list[RecordWithQuestions]:
     """Add the questions to records, from `questions` by entry id, and from `recent_text` by record number."""
 
-    def join(record: Record) -> RecordWithTexts:
+    def join(record: Record) -> RecordWithQuestions:
         is_semantic = record.layer == "semantic"
         question = record.text or recent_text(record.number)
         if question is None and not is_semantic:
             # The entry of a semantic hit has another question.
             question = questions.get(record.entry or "")
         near = record.near or (record.entry if is_semantic else None)
-        return RecordWithTexts(record, question, questions.get(near or ""))
+        return RecordWithQuestions(record, question, questions.get(near or ""))
 
     return [join(record) for record in records]

@@ -6,7 +6,7 @@ import orjson
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
-SIZE = 8
+DIGEST_BYTES = 8
 """Bytes of a digest."""
 _LISTS = ("messages", "input")
 """Fields whose items are regions of their own."""
@@ -43,7 +43,7 @@ class Regions:
         return None if self.question is None else self.digests[self.question]
 
 
-def parts_of(whole: JsonObject) -> Iterator[tuple[str, Json]]:
+def region_items(whole: JsonObject) -> Iterator[tuple[str, Json]]:
     """Yield names and contents of the regions, from the parts of an exact key."""
     for name, value in whole.items():
         if name == "headers" and isinstance(value, dict):
@@ -86,9 +86,9 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 def regions_of(whole: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None) -> Regions:
     """Return the regions of the parts of an exact key; `collect` receives the digest and the JSON of each region."""
     names, digests, sizes, question = [], [], [], None
-    for place, (name, value) in enumerate(parts_of(whole)):
+    for place, (name, value) in enumerate(region_items(whole)):
         content = _canonical(value)
-        digest = hashlib.blake2b(content, digest_size=SIZE).digest()
+        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
         collect(digest, content)
         names.append(name)
         digests.append(digest)
@@ -107,4 +107,4 @@ def _canonical(value: Json) -> bytes:
 
 def regions_as_json(whole: JsonObject) -> bytes:
     """Return the contents of all regions by name as JSON text, from the parts of an exact key."""
-    return dumps(dict(parts_of(whole)))
+    return dumps(dict(region_items(whole)))

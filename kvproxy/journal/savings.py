@@ -7,7 +7,7 @@ from typing import Literal
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, storage_price
-from kvproxy.journal.reader import CACHES, Reader
+from kvproxy.journal.reader import CACHES, JournalReader
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
@@ -67,7 +67,7 @@ class SavingsReport:
 
 
 def savings_report(
-    reader: Reader,
+    reader: JournalReader,
     by: By,
     journal: JournalSettings,
     counts: Mapping[str, int] | None,
@@ -80,7 +80,7 @@ def savings_report(
         counts: summary of the store's observations; None if there is no store.
         since: duration in seconds; whole days (UTC) from its first day on count. None counts all.
     """
-    wrong = _wrong_share(counts, settings)
+    wrong = _wrong_interval(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
     return SavingsReport(rows, _sum_savings(rows) if by != "tag" else None, wrong, journal.currency)
 
@@ -91,7 +91,7 @@ def first_day(since: float | None) -> str | None:
 
 
 def savings(
-    reader: Reader,
+    reader: JournalReader,
     by: By,
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongInterval | None = None,
@@ -132,7 +132,7 @@ def savings(
 
 
 def _subtract_writes(
-    reader: Reader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
+    reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
     """Charge the writes to a provider's cache and its storage: by layer to `prefix`; tags are not recorded for them."""
     if by == "tag":
@@ -146,7 +146,7 @@ def _subtract_writes(
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 
 
-def _wrong_share(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
+def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
     """Return the interval of the comparisons in `counts`, else the policy's bound; None if neither is known."""
     if not settings.semantic:
         return None

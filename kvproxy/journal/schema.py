@@ -90,7 +90,7 @@ def _stored(name: str, value: Any, strings: StringIds) -> object:
     if name in _STRINGS:
         return strings.number(value)
     if name in _DIGESTS:
-        return blob_of(value)
+        return entry_blob(value)
     return round(value * 1000) if name.endswith("_ms") else value
 
 
@@ -102,7 +102,7 @@ def short_key(key: str) -> bytes:
         return hashlib.sha256(key.encode("utf-8", "replace")).digest()[:_KEY_BYTES]
 
 
-def blob_of(id: str) -> bytes | str:
+def entry_blob(id: str) -> bytes | str:
     """Return an entry id as bytes; the id of an imported entry may be any text, and stays a text."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id

@@ -1,7 +1,7 @@
 import json
 import sqlite3
 
-from kvproxy.journal.request_regions import SIZE, Regions
+from kvproxy.journal.request_regions import DIGEST_BYTES, Regions
 
 _MAX_LENGTH = 300
 _MAX_CACHED = 50_000
@@ -46,4 +46,6 @@ class StringIds:
             question, *names = json.loads(row[0])
             self._shapes[shape] = tuple(names), question
         names, question = self._shapes[shape]
-        return Regions(names, tuple(digests[at : at + SIZE] for at in range(0, len(digests), SIZE)), question)
+        return Regions(
+            names, tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)), question
+        )

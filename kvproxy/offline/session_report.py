@@ -17,7 +17,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.prices import input_price
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import EarlierPrefix, losses
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
@@ -26,7 +26,7 @@ from kvproxy.offline.transcripts import TimedRequest, TraceSession
 from kvproxy.pause_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
-RELATIVE = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
+RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
 """Anthropic's prices relative to input, for models without a price."""
 _BATCH = 64
 _TRACE_NUMBERS = 10_000_000
@@ -81,7 +81,7 @@ def report_sessions(
     models = {request.logged.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)
-    prices = RELATIVE if is_relative else settings.prices
+    prices = RELATIVE_PRICES if is_relative else settings.prices
     turns, unread = _turns(requests, prices, progress)
     for trace in traces:
         turns += _trace_turns(trace, _TRACE_NUMBERS + len(turns), prices)
@@ -128,7 +128,7 @@ def _turns(
                     journal.flush()
                     progress(number / len(requests))
             journal.flush()
-            with closing(Reader(path)) as reader:
+            with closing(JournalReader(path)) as reader:
                 return SessionReader(reader, prices).all_turns(), unread
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgpack
 
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
@@ -182,7 +182,7 @@ def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_journal(path: Path, size: int, ids: ChainIds) -> Workload:
-    with contextlib.closing(Reader(path)) as reader:
+    with contextlib.closing(JournalReader(path)) as reader:
         prompts = [
             (seconds, chain_of(regions, tenant), tokens, output)
             for seconds, tenant, tokens, output, regions in reader.backend_prompts(None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from kvproxy.checks.servers import ADMIN_TOKEN
+from kvproxy.checks.servers import ADMIN_TOKEN_HEADER
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ProxyClient:
         import httpx
 
         self.url = url.rstrip("/")
-        self._token = {ADMIN_TOKEN: token} if token else {}
+        self._token = {ADMIN_TOKEN_HEADER: token} if token else {}
         self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0))
         weakref.finalize(self, self._client.close)
 

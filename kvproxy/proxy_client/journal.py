@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.journal.reader import Group, LayerCounts, PromptCount, Query, Reader, RequestGroup
+from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
+from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
@@ -48,9 +48,9 @@ class JournalFile:
 
     def __init__(self, data: Path) -> None:
         self._settings = load_settings(data=data)
-        self._reader = Reader(data / FILE)
+        self._reader = JournalReader(data / FILE)
 
-    def records(self, query: Query) -> list[RecordWithTexts]:
+    def records(self, query: Query) -> list[RecordWithQuestions]:
         """List matching records, newest first."""
         records = self._reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
@@ -142,17 +142,17 @@ class RemoteJournal:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def records(self, query: Query) -> list[RecordWithTexts]:
+    def records(self, query: Query) -> list[RecordWithQuestions]:
         if query.where is not None:
             raise self._unsupported("--where")
-        found: list[RecordWithTexts] = []
+        found: list[RecordWithQuestions] = []
         before = query.before
         filters = {name: getattr(query, name) for name in ("layer", "reason", "tenant", "model", "after")}
         since = None if query.since is None else max(0.0, time.time() - query.since)
         while query.limit is None or len(found) < query.limit:
             limit = min(_PAGE, _PAGE if query.limit is None else query.limit - len(found))
             rows = self._client.get("/admin/log", limit=limit, since=since, before=before, **filters)
-            found += [RecordWithTexts(_record(row), row["question"], row["stored_question"]) for row in rows]
+            found += [RecordWithQuestions(_record(row), row["question"], row["stored_question"]) for row in rows]
             if len(rows) < _PAGE:
                 break
             before = found[-1].record.number

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from tests.benchmarks.servers import kvproxy
 
@@ -74,7 +74,7 @@ def main() -> None:
         ):
             saved = measured_saving(client, options.model, options.chats, longest, uncached)
             time.sleep(1.5)  # The journal writes later.
-        with contextlib.closing(Reader(Path(folder) / "journal.db")) as reader:
+        with contextlib.closing(JournalReader(Path(folder) / "journal.db")) as reader:
             row = next(each for each in savings(reader, "layer", {}) if each.name == "prefix")
     print(
         f"{options.chats} chats, {row.reused_tokens:,} reused tokens: {saved:.2f} s measured, {row.seconds:.2f} s estimated"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.commands.statistics_text import labelled
+from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.errors import SettingsError
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
@@ -54,7 +54,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
 
 def test_unknown_statistics_have_a_readable_label() -> None:
     values = {"new_field": 1234, "tags": {"a_b.c": 1}, "nested": {"some_bytes": 2048, "ratio": 0.5}, "rows": []}
-    assert dict(labelled(values, "cache")) == {
+    assert dict(label_statistics(values, "cache")) == {
         "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.5",
     }  # fmt: skip
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvproxy.commands.tables import Column, Layout, digest, print_table, text
+from kvproxy.commands.tables import Column, Layout, digest_column, print_table, text_column
 from kvproxy.errors import InvalidRequest
 
-COLUMNS = (digest("id", 4), "age#", "name", text("prompt"))
+COLUMNS = (digest_column("id", 4), "age#", "name", text_column("prompt"))
 CELLS = st.text(st.sampled_from("abé漢[%…"), min_size=1, max_size=40)
 ROWS = st.lists(st.tuples(CELLS, st.integers(0, 10**7), CELLS, CELLS), min_size=1, max_size=5)
 
@@ -78,7 +78,15 @@ def test_an_empty_table_prints_a_note_on_stderr() -> None:
     assert printed(COLUMNS, [], empty="there is none") == ([], "there is none\n")
 
 
-WIDE = ("time", "layer", "model?", digest("tenant", 16, optional=True), "tokens#?", "ms#", text("question"))
+WIDE = (
+    "time",
+    "layer",
+    "model?",
+    digest_column("tenant", 16, optional=True),
+    "tokens#?",
+    "ms#",
+    text_column("question"),
+)
 ROW = ("12:00:00", "semantic", "a-model/with-a-long-name", "t" * 32, 1_234, "12.5", "What is a block? " * 9)
 
 

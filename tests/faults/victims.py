@@ -19,7 +19,7 @@ from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.tiers.chunk_format import ChunkName, header_bytes, read_payload, write_header
@@ -246,7 +246,7 @@ class Journal(Victim):
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
         FileJournal(folder / "journal.db", JournalSettings()).close()
-        with contextlib.closing(Reader(folder / "journal.db")) as reader:
+        with contextlib.closing(JournalReader(folder / "journal.db")) as reader:
             found = [record.request_id for record in reader.records(Query(limit=10**6))]
         assert set(reports) <= set(found), "a record is lost"
         assert len(set(found)) == len(found), "a record was written twice"

@@ -31,7 +31,7 @@ from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.miss_explanation import MissExplanation, explain_record
 from kvproxy.journal.miss_sentences import explain_in_sentences
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
 from tests.index.doubles import HashEmbedder
@@ -130,7 +130,7 @@ class World:
 
     def explain(self, id: str) -> MissExplanation:
         self.journal.flush()
-        reader = Reader(self.journal.path)
+        reader = JournalReader(self.journal.path)
         try:
             return explain_record(reader, reader.find(id), texts(reader, self.store))
         finally:

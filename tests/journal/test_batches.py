@@ -13,7 +13,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 from kvproxy.journal.event_queue import Event
-from kvproxy.journal.record_writer import Writer
+from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.schema import open_file
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
@@ -65,7 +65,7 @@ def what_of(steps: list[Any]) -> list[Event]:
 def left_by(path: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
     """All that batches leave in a file."""
     connection = open_file(path)
-    writer = Writer(connection, JournalSettings(), lambda: NOW)
+    writer = RecordWriter(connection, JournalSettings(), lambda: NOW)
     for batch in batches:
         writer.write(batch)
     left = {
@@ -97,20 +97,20 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
                 assert list(row) == pytest.approx(list(other)), (name, table)
 
 
-Opened = tuple[Writer, sqlite3.Connection]
+Opened = tuple[RecordWriter, sqlite3.Connection]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
     connection = open_file(tmp_path / "journal.db")
-    yield Writer(connection, JournalSettings(), lambda: NOW), connection
+    yield RecordWriter(connection, JournalSettings(), lambda: NOW), connection
     connection.close()
 
 
 def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
     now = NOW
     connection = open_file(tmp_path / "journal.db")
-    writer = Writer(connection, JournalSettings(retention=86_400), lambda: now)
+    writer = RecordWriter(connection, JournalSettings(retention=86_400), lambda: now)
     writer.write([finished("q", "first", arrived=NOW)])
     now += 2 * 86_400
     assert writer.prune() == 1

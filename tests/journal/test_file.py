@@ -14,7 +14,7 @@ from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.savings import savings
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
@@ -69,7 +69,7 @@ def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
 def rows_of(journal: FileJournal, by: Any, prices: dict[str, PriceSettings] | None = None) -> dict[str, Any]:
     """Return the savings by name."""
     journal.flush()
-    reader = Reader(journal.path)
+    reader = JournalReader(journal.path)
     try:
         return {row.name: row for row in savings(reader, by, prices or {})}
     finally:
@@ -133,7 +133,7 @@ def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journa
 def test_a_condition_can_look_and_nothing_else(journal: FileJournal) -> None:
     journal.add(finished("a", "1"))
     journal.flush()
-    reader = Reader(journal.path)
+    reader = JournalReader(journal.path)
     assert len(reader.records(Query(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
     for where in ("1) union select load_extension('x'", "no_such_column = 1", "1; drop table records", "pragma_x()"):
         with pytest.raises(InvalidRequest):

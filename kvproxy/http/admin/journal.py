@@ -22,10 +22,10 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_record
 from kvproxy.journal.miss_sentences import explain_in_sentences
-from kvproxy.journal.reader import Query, Reader
+from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithTexts, entry_ids, with_questions
+from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.savings import By, first_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, tree
 
@@ -64,7 +64,7 @@ def _end_time(query: QueryParams) -> float:
     return number(text, "until") if text else time.time()
 
 
-async def _read(app: Services, work: Callable[[Reader], T]) -> T:
+async def _read(app: Services, work: Callable[[JournalReader], T]) -> T:
     def read() -> T:
         with contextlib.closing(app.answerer.journal.reader()) as reader:
             return work(reader)
@@ -72,7 +72,7 @@ async def _read(app: Services, work: Callable[[Reader], T]) -> T:
     return await asyncio.to_thread(read)
 
 
-def _rows(app: Services, records: list[Record]) -> list[RecordWithTexts]:
+def _rows(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
     ids, prompts = entry_ids(records), {}
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
@@ -80,7 +80,7 @@ def _rows(app: Services, records: list[Record]) -> list[RecordWithTexts]:
     return with_questions(records, prompts, app.answerer.journal.question)
 
 
-def _flat(row: RecordWithTexts) -> dict[str, object]:
+def _flat(row: RecordWithQuestions) -> dict[str, object]:
     return {**fields_of(row.record), "question": row.question, "stored_question": row.stored_question}
 
 
@@ -108,7 +108,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
     last_sent = time.monotonic()
     while not app.deadlines.stopping:
 
-        def new(reader: Reader, last: int = last) -> tuple[list[RecordWithTexts], int]:
+        def new(reader: JournalReader, last: int = last) -> tuple[list[RecordWithQuestions], int]:
             newest = reader.newest()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
             return _rows(app, fresh), newest
@@ -147,7 +147,7 @@ async def explain(request: Request) -> Response:
     """Explain a recorded request, given its id, the beginning of its id, or its record number."""
     app, name = services(request), request.path_params["id"]
 
-    def read_explanation(reader: Reader) -> dict[str, object]:
+    def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
         found = explain_record(reader, record, texts(reader, app.answerer.store))
         (row,) = _rows(app, [record])

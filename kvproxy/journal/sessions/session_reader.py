@@ -6,7 +6,7 @@ from typing import Any
 
 from kvproxy.errors import NotFound
 from kvproxy.journal.prices import MILLION, input_price, lost_price, storage_price
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, STORED
 from kvproxy.settings.journal import PriceSettings, price_of
 
@@ -144,7 +144,7 @@ class LedgerReport:
 
 
 class SessionReader:
-    def __init__(self, reader: Reader, prices: Mapping[str, PriceSettings]) -> None:
+    def __init__(self, reader: JournalReader, prices: Mapping[str, PriceSettings]) -> None:
         self._reader = reader
         self._prices = prices
 

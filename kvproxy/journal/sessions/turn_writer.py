@@ -14,7 +14,7 @@ from kvproxy.apis.session_name import session_name
 from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.exchange import Exchange
-from kvproxy.journal.cache_history import History
+from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
@@ -70,7 +70,11 @@ class TurnWriter:
     """Assigns requests to sessions, in the transaction of `record_writer.Writer`. Methods may raise sqlite3.Error."""
 
     def __init__(
-        self, connection: sqlite3.Connection, strings: StringIds, history: History, prices: Mapping[str, PriceSettings]
+        self,
+        connection: sqlite3.Connection,
+        strings: StringIds,
+        history: CacheHistory,
+        prices: Mapping[str, PriceSettings],
     ) -> None:
         self.contents = RegionContents()
         self._connection = connection

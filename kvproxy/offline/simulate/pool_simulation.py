@@ -55,7 +55,7 @@ class PoolSimulation:
         return self.hits / self.blocks if self.blocks else 0.0
 
 
-def num_leading(blocks: Sequence[int], cached: Container[int]) -> int:
+def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
     """Return the number of cached blocks at the beginning."""
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
@@ -85,7 +85,7 @@ class ChainCache:
         self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
             return None
-        num_cached = num_leading(blocks, self._parents)
+        num_cached = cached_prefix_length(blocks, self._parents)
         for block in blocks[:num_cached]:
             self._policy.remove(block)
         if request.use is not None and isinstance(self._policy, SessionPolicy):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache, num_leading
+from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache, cached_prefix_length
 from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
@@ -86,7 +86,7 @@ class SimulatedEngine:
             _, stored, removed = self._pending.popleft()
             known.difference_update(removed)
             known.update(stored)
-        return min(num_leading(chain.blocks, known), chain.reusable) * self._shape.block_tokens
+        return min(cached_prefix_length(chain.blocks, known), chain.reusable) * self._shape.block_tokens
 
     def add(self, arrival: Arrival) -> None:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))

@@ -25,7 +25,7 @@ import httpx
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.settings import load_settings
@@ -109,7 +109,7 @@ class Proxy:
     def turns(self, count: int) -> list[Turn]:
         """The last turns."""
         self.journal.flush()
-        with contextlib.closing(Reader(self.journal.path)) as reader:
+        with contextlib.closing(JournalReader(self.journal.path)) as reader:
             sessions = SessionReader(reader, {})
             found = (sessions.turn(record.number) for record in self.journal.latest(count))
             return [turn for turn in found if turn is not None][::-1]

@@ -10,7 +10,7 @@ from kvproxy.apis.reported_usage import PrefixUse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.requests import api_request
@@ -72,7 +72,7 @@ class Sessions:
     def __init__(self, folder: Path, **prices: PriceSettings) -> None:
         self.prices = prices
         self.path = folder / "journal.db"
-        self._readers: list[Reader] = []
+        self._readers: list[JournalReader] = []
         self.journal = FileJournal(self.path, JournalSettings(prices=prices), clock=time.time)
 
     def add(self, *exchanges: Exchange) -> None:
@@ -90,7 +90,7 @@ class Sessions:
         self.journal.close()
 
     def reader(self) -> SessionReader:
-        self._readers.append(Reader(self.path))
+        self._readers.append(JournalReader(self.path))
         return SessionReader(self._readers[-1], self.prices)
 
     def turns(self, name: str = "1") -> list[Turn]:

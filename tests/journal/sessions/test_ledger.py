@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import Reader
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -169,7 +169,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     assert expired.cost == pytest.approx(10_000 * (3.75 - 0.3) / 1e6)
     assert sessions.list()[0].cost == pytest.approx((20_200 * 3.75 + 1_000 * 15) / 1e6)
     # Writes cost more than plain input, so nothing was saved.
-    with closing(Reader(sessions.path)) as reader:
+    with closing(JournalReader(sessions.path)) as reader:
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(-20_200 * 0.75 / 1e6)
     sessions.close()
@@ -187,7 +187,7 @@ def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> Non
     assert hours == pytest.approx(0.5, rel=0.01)
     assert report.storage == pytest.approx(10_000 * hours * 4.5 / 1e6, abs=4.5e-6)
     assert session.cost == pytest.approx((10_200 * 1.25 + 10_000 * (0.125 + hours * 4.5)) / 1e6)
-    with closing(Reader(sessions.path)) as reader:
+    with closing(JournalReader(sessions.path)) as reader:
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
     sessions.close()

@@ -80,7 +80,7 @@ def root(
 
 
 def main() -> None:
-    """Run a command; an error is one line and an exit code."""
+    """Run a command. Print an error as one line, and exit with its code."""
     disable_usage_reports()
     try:
         sys.exit(app(standalone_mode=False))

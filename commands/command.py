@@ -1,4 +1,4 @@
-"""The frame of a command: option groups, `--json`, and the exit code."""
+"""A decorator for commands: option groups, `--json`, and exit codes."""
 
 import functools
 import inspect
@@ -17,6 +17,7 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     """Return a function for Typer that prints the output of a command.
 
     A dataclass parameter becomes one option per field. The option `--json` is added, unless there is a parameter `as_json`.
+    The command of a group runs only without a subcommand.
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}
@@ -25,8 +26,12 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     if prints_json:
         parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
 
+    parameters.append(Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     @functools.wraps(function)
-    def run(**values: Any) -> None:
+    def run(context: typer.Context, **values: Any) -> None:
+        if context.invoked_subcommand is not None:
+            return
         as_json = prints_json and values.pop("as_json")
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})

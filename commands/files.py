@@ -1,4 +1,4 @@
-"""Reads and writes files of commands; `-` is standard input."""
+"""Reads and writes the files that options name; `-` is standard input."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def input_path(file: Path) -> Path:
-    """Return a path that can be opened once, also for `-`."""
+    """Return the path to open; for `-`, that of stdin, which can be opened only once."""
     return Path("/dev/stdin") if str(file) == "-" else file
 
 
@@ -69,7 +69,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
     Raises:
         InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
-        SettingsError: `suffixes` is PLOT_SUFFIXES, and matplotlib is not installed.
+        SettingsError: a plot requires matplotlib, which is not installed.
     """
     if file is None:
         return

@@ -16,7 +16,7 @@ def age(created: float) -> str:
 
 
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch in local time; numbers beyond the calendar stay numbers."""
+    """Format seconds since the epoch in local time; a time outside the calendar stays a number."""
     try:
         return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):

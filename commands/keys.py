@@ -57,7 +57,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
 def ls(*, layout: Layout, data: Data = None) -> Output:
     """List clients with their limits and last use.
 
-    The last use is that of the journal.
+    The last use is the last request in the journal.
 
     Example: kvproxy keys ls
     """
@@ -88,7 +88,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     """List changes of clients, responses, and pins, newest first.
 
-    They are recorded if the store is in PostgreSQL.
+    Changes are recorded only if the store is in PostgreSQL.
 
     Example: kvproxy keys history
     """
@@ -125,8 +125,8 @@ def rotate(
 ) -> Output:
     """Replace the API key of a client, and print the new one.
 
-    The old key stays valid for a day, so that applications can change at any time; --grace 0 revokes it at once. Stored
-    responses, quotas, and the journal stay those of the client.
+    The old key stays valid for a day, so that applications can change at any time; --grace 0 revokes it at once. The
+    client keeps its stored responses, quotas, and journal.
 
     Example: kvproxy keys rotate search-team --grace 7d
     """

@@ -1,4 +1,4 @@
-"""Options of several commands; `command` turns the fields of a group into options."""
+"""Options of several commands. `command` turns each field of a group into an option."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -30,9 +30,9 @@ def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
 
 
 duration_option = _option(parse_seconds, "DURATION")
-"""A duration in seconds, such as `90s` or `7d`."""
+"""An option such as `90s` or `7d`; its value is in seconds."""
 size_option = _option(parse_bytes, "SIZE")
-"""A size in bytes, such as `2GiB`."""
+"""An option such as `2GiB`; its value is in bytes."""
 
 
 def _url(context: typer.Context, value: str) -> str:
@@ -64,7 +64,7 @@ LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number o
 
 
 def settings_section(**values: Any) -> dict[str, Any] | None:
-    """Return the given options as a section of settings, or None."""
+    """Return a section of the settings with the values that are not None; None if it is empty."""
     return {name: value for name, value in values.items() if value is not None} or None
 
 
@@ -92,7 +92,7 @@ class ProxyOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The stored responses of a running proxy, or of a store."""
+    """Options that select a running proxy, or a store."""
 
     url: Url = DEFAULT_URL
     token: Token = None
@@ -105,7 +105,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """The journal of a running proxy, or of a data folder."""
+    """Options that select the journal of a running proxy, or of a data folder."""
 
     url: Url = DEFAULT_URL
     token: Token = None

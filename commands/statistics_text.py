@@ -1,4 +1,4 @@
-"""Formats statistics for people, and sentences about the policy `learned`."""
+"""Formats statistics for people."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -65,7 +65,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and formatted values of the statistics `cache` or `blocks`; lists are skipped."""
+    """Yield labels and formatted values; `group` is `cache` or `blocks`, and lists are skipped."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def _format_value(name: str, value: object) -> str:
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
-    """Describe comparisons, expected hits, served hits, and the error bound."""
+    """Describe the comparisons, the hits, and the error bound of the policy `learned`."""
     compared, served = int(learned["observations"]), int(learned["served"])
     return [
         "1 stored response was compared with a fresh one."

@@ -16,13 +16,11 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 
 @app.callback(invoke_without_command=True)
 @command
-def ls(context: typer.Context, layout: Layout, proxy: ProxyOptions) -> Output | None:
+def ls(layout: Layout, proxy: ProxyOptions) -> Output:
     """List upstreams with their state, load and cache.
 
     Example: kvproxy upstreams
     """
-    if context.invoked_subcommand is not None:
-        return None
     return _output(proxy.client().get("/admin/upstreams"), layout)
 
 

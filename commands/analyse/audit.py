@@ -40,8 +40,8 @@ def audit(
     Each request is sent twice, greedily. A unique cache_salt makes the first response cold; the engine's report of cached
     tokens proves that the second one is warm. Pairs without this proof are not counted.
 
-    With --history, each first answer is continued twice: as it is, and with other white space and without its reasoning. A
-    proxy with repair_history gives the same second answer.
+    With --history, the next turn is sent twice: after the original answer, and after the answer with other white space and
+    without its reasoning. A proxy with repair_history gives the same response.
 
     The exit code is 0 if no response differs, 1 if one differs or nothing is proven.
 

@@ -51,8 +51,8 @@ def estimate(
     The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
-    Of transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), estimate reports the cost of the input,
-    and its cost without each kind of loss and with other ways to treat pauses.
+    For transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), it reports the cost of the input: as
+    sent, without each cause of lost reuse, and with other treatments of pauses.
 
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10 --plot estimate.svg
 
@@ -137,7 +137,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
             "Saved seconds#": f"{reused / rates[0]:,.1f}",
             "Reused without cached responses#": percent(alone.share(other)),
         }
-        for name, reused, other in [*pools, ("unlimited", prefix.endless, alone.endless)]
+        for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
     ]
     print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
     typer.echo(
@@ -166,7 +166,7 @@ def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
     document = asdict(found)
     document["wrong"]["interval"] = None if interval is None else list(interval)
     for name, prefix in (("prefix", found.prefix), ("prefix_alone", found.prefix_alone)):
-        document[name]["endless_share"] = prefix.share(prefix.endless)
+        document[name]["unlimited_share"] = prefix.share(prefix.unlimited)
         for point in document[name]["points"]:
             point["share"] = prefix.share(point["reused"])
             point["seconds"] = point["reused"] / rates[0]

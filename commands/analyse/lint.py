@@ -45,8 +45,8 @@ def lint(
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
     family, lint reports the first changing spans, the recomputed tokens, and the savings of removing or moving each span.
 
-    Of transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), lint reports where each session lost its
-    cache.
+    For transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), it reports where the sessions lost
+    cached tokens.
 
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits kvproxy.toml
 

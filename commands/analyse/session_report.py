@@ -1,4 +1,4 @@
-"""The report on sessions of kvproxy lint and kvproxy estimate."""
+"""The session report, which kvproxy lint and kvproxy estimate print."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,8 +24,8 @@ SessionsOption = Annotated[
 _SHOWN_CHANGES = 5
 
 
-def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Report the sessions of transcripts, or of a log with --sessions; None for a log without this option.
+def read_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
+    """Report the sessions of transcripts, or of a log if `sessions` is set; else return None.
 
     Raises:
         KvproxyError: a file cannot be read, or has no requests.
@@ -33,16 +33,15 @@ def read_report(log: Path, wanted: bool, model: str, data: Path | None) -> "Sess
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log
     from kvproxy.offline.session_report import report_sessions
-    from kvproxy.offline.transcripts import TimedRequest, read_transcripts, transcript_files
+    from kvproxy.offline.transcripts import read_transcripts, transcript_files
     from kvproxy.settings import load_settings
 
     files = None if str(log) == "-" else transcript_files(log)
-    if files is None and not wanted:
+    if files is None and not sessions:
         return None
     settings = load_settings(data=data).journal
     if files is None:
-        requests = [TimedRequest(each) for each in read_log(log, read_text(log), model).requests]
-        report = report_sessions(requests, [], settings)
+        report = report_sessions(read_log(log, read_text(log), model).requests, [], settings)
     else:
         with progress_bar("reading sessions") as progress:
             report = report_sessions(*read_transcripts(files), settings, progress)
@@ -93,11 +92,11 @@ def print_costs(report: "SessionReport") -> None:
         {text_column("Input"): name, f"{currency}#": money(paid), "Of today#": percent(paid / cost if cost else 1.0)}
         for name, paid in rows
     )
-    if report.ways:
+    if report.pause_costs:
         print_table(
             (
                 {text_column("Pauses"): name, "Of five-minute writes#": percent(share)}
-                for name, share in report.ways.items()
+                for name, share in report.pause_costs.items()
             ),
             title="If each turn stored its whole prompt:",
         )

@@ -10,7 +10,7 @@ def tier_line(tier: dict[str, Any]) -> str:
 
 
 def group_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """Format attention groups of a model with sliding windows."""
+    """Format the usage by group of attention layers, for a model with sliding windows."""
     return [f"{group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
 
 

@@ -20,15 +20,13 @@ _LEAST_WIDTH, _MOST_WIDTH = 20, 100
 
 
 @command
-def picture(context: typer.Context, proxy: ProxyOptions) -> Output | None:
+def picture(proxy: ProxyOptions) -> Output:
     """Draw the block pool: free, cached and used blocks.
 
     In front of llama.cpp, list its slots and saved prefixes.
 
     Example: kvproxy blocks
     """
-    if context.invoked_subcommand is not None:
-        return None
     client = proxy.client()
     blocks, stats = client.get("/admin/blocks"), client.get("/admin/blocks/stats")
     states = [block["state"] for block in blocks]

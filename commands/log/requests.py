@@ -44,7 +44,6 @@ class QueryOptions:
 @command
 def log(
     *,
-    context: typer.Context,
     selection: QueryOptions,
     limit: LimitOrAll = 20,
     layout: Layout,
@@ -65,8 +64,6 @@ def log(
 
     Example: kvproxy log --plot - --since 1h
     """
-    if context.invoked_subcommand is not None:
-        return
     query, journal = selection.query(limit or None), source.open()
     if plot is not None:
         if as_json or follow:

@@ -19,7 +19,6 @@ EMPTY = "no session yet"
 @command
 def sessions(
     *,
-    context: typer.Context,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
     turns: Annotated[int, typer.Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
     since: Annotated[
@@ -27,7 +26,7 @@ def sessions(
     ] = None,
     layout: Layout,
     source: JournalOptions,
-) -> Output | None:
+) -> Output:
     """List the last sessions: their turns, tokens, and tokens that were not reused.
 
     A session is a conversation: requests that continue each other, or that name the same session.
@@ -36,8 +35,6 @@ def sessions(
 
     Example: kvproxy sessions --since 2h --json
     """
-    if context.invoked_subcommand is not None:
-        return None
     found = source.open().sessions(limit, since, turns)
     return table_output([asdict(each) for each in found], map(_row, found), empty=EMPTY, layout=layout)
 

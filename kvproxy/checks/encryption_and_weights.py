@@ -19,7 +19,7 @@ def check_encryption(settings: Settings) -> str:
     file = settings.encryption.key_file
     if file is not None and is_accessible_to_others(file):
         raise KvproxyError(f"other users can read the keys in {file}: chmod 600 {file}")
-    chunks = _clear_chunks(settings.tiers.disk)
+    chunks = _count_unencrypted_chunks(settings.tiers.disk)
     if chunks:
         raise KvproxyError(
             f"{chunks:,} chunks in {settings.tiers.disk} are unencrypted: kvproxy blocks clear-tier disk"
@@ -35,7 +35,7 @@ def check_encryption(settings: Settings) -> str:
     return f"the key {cipher.name} encrypts texts{more}; vectors and digests are not encrypted"
 
 
-def _clear_chunks(folder: Path | None) -> int:
+def _count_unencrypted_chunks(folder: Path | None) -> int:
     count = 0
     for path in folder.glob("*/*.chunk") if folder is not None else ():
         with path.open("rb") as file:

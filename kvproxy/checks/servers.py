@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _PROXY_SECONDS = 3.0
 ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
-"""`Authorization` may contain a client's key."""
+"""Header of the admin token, because `Authorization` may contain a client's key."""
 
 
 class CheckAdvice(Exception):
-    """A check succeeded with advice."""
+    """Raised by a check that succeeded, and has advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class UpstreamCheck:
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream lists its models, within `seconds` (default: of health probes). Raises KvproxyError."""
+    """Check that an upstream answers within `seconds` (default: timeout of health probes). Raises KvproxyError."""
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")

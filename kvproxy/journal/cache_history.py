@@ -9,20 +9,21 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-"""Earlier requests with the same question that `History.change` reads."""
+"""Earlier requests with the same question that `closest_change` reads."""
 _MAX_CHANGES = 2
-"""Regions. A request with more differences belongs to another conversation."""
+"""A request with more differing regions belongs to another conversation."""
 _MAX_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """An entry was stored.
+    """A response was stored.
 
     Attributes:
+        id, expires: of the entry.
         time: of the commit, in seconds since the epoch.
-        request: the request id.
+        request: id of the request for which it was computed.
     """
 
     key: str
@@ -41,7 +42,7 @@ class ResponseRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """The prompt of an exact key.
+    """A row of the table `prompts`: equal requests, which have one exact key.
 
     Attributes:
         entry, expires: id and expiry of the last stored response; None if there was none.
@@ -56,14 +57,19 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The regions (see `Regions`) that differ from an earlier request, and the number of its prompt."""
+    """A difference between two requests.
+
+    Attributes:
+        regions: names of the regions that differ (see `Regions`).
+        against: number of the earlier request's prompt.
+    """
 
     regions: tuple[str, ...]
     against: int
 
 
 class CacheHistory:
-    """The tables `prompts` and `tombstones`, in the transaction of `record_writer.Writer`.
+    """Reads and writes the tables `prompts` and `tombstones` (removed responses) within the caller's transaction.
 
     Methods may raise sqlite3.Error.
     """
@@ -82,7 +88,7 @@ class CacheHistory:
         return None if row is None or row[0] is None else self._strings.regions(*row)
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number; for `text` and `contents` see `stored_text`."""
+        """Insert a prompt, and return its number. `stored_text` returns `text` and `contents`."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
         digests, shape = b"".join(regions.digests), self._strings.shape(regions)
         row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, contents])
@@ -101,7 +107,7 @@ class CacheHistory:
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the last record of prompts; `records` has record numbers by prompt number."""
+        """Set the number of each prompt's last record; `records` has them by prompt number."""
         sql = "update prompts set last = ? where number = ?"
         self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -110,7 +116,7 @@ class CacheHistory:
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Return reason and time (None if unknown) of an entry's removal; None without an entry."""
+        """Return the reason and the time (if known) of the removal of a key's response; None without one."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone
@@ -124,8 +130,8 @@ class CacheHistory:
         is_expired = known.expires is not None and known.expires <= now + _SLACK
         return ("expired", known.expires) if is_expired else ("removed", None)
 
-    def change(self, key: bytes, regions: Regions) -> Change | None:
-        """Compare a request with the most similar earlier request that has the same question."""
+    def closest_change(self, key: bytes, regions: Regions) -> Change | None:
+        """Return the smallest change from an earlier request with the same question; None if all differ more."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

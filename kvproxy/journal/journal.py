@@ -55,7 +55,7 @@ class Journal:
         return default
 
     def curves(self) -> dict[str, LiveCurve]:
-        """Return the hits by pool size of each upstream since the start; "" is the embedded engine."""
+        """Return prefix cache hits by pool size since the start, for each upstream; "" is the embedded engine."""
         return {}
 
     def question(self, number: int) -> str | None:

@@ -9,16 +9,16 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 
-_LOOKED_THROUGH = 3_000
+_MAX_RECORDS = 3_000
 """Earlier records that are searched."""
-_READ_THROUGH = 200
+_MAX_COMPARED_TEXTS = 200
 """Earlier prompts whose texts are compared."""
-_MOST_SHOWN = 60
-"""Characters of a text."""
-_PROMPT = ("tools", "system", "instructions", *QUESTIONS)
-"""Parts of a prompt, in the order of a chat template."""
+_MAX_SHOWN = 60
+"""Characters that are shown of a text."""
+_PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
+"""Regions of a prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
-"""Returns the contents of a prompt's regions by name, if they are stored."""
+"""Returns the contents of the regions of a prompt (a number) by name; None if they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PromptDivergence:
 
     Attributes:
         earlier: request id of the earlier prompt.
-        shared: number of common regions (a parameter, the tools, or a message).
+        shared: number of regions in this prefix, such as the tools or a message.
         region: the first region that differs; None if all are common.
     """
 
@@ -57,7 +57,8 @@ class MissExplanation:
 
     Attributes:
         cause: the reason without `miss-`, or the first region that changed.
-        turn: the request's turn in its session; None if a cache answered it.
+        earlier: last request with the prompt from which the request differs least.
+        turn: the request's turn in its session; None if it did not reach the backend.
     """
 
     record: Record
@@ -73,7 +74,7 @@ def explain_record(reader: JournalReader, record: Record, texts: Texts) -> MissE
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
-    earlier = reader.regions_before(record, _LOOKED_THROUGH)
+    earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
         against = _prompt_with_same_question(record.prompt, own, earlier, texts)
@@ -109,7 +110,7 @@ def _prompt_with_same_question(
     if not question:
         return None
     return next(
-        (number for number, each in earlier[:_READ_THROUGH] if _question(each, texts(number)) == question), None
+        (number for number, each in earlier[:_MAX_COMPARED_TEXTS] if _question(each, texts(number)) == question), None
     )
 
 
@@ -123,7 +124,7 @@ def _question(regions: Regions, contents: Mapping[str, Json] | None) -> str:
 
 def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:
     pairs = zip(regions.names, regions.digests, strict=True)
-    return [(name, digest) for name, digest in pairs if name.partition("[")[0] in _PROMPT]
+    return [(name, digest) for name, digest in pairs if name.partition("[")[0] in _PROMPT_REGIONS]
 
 
 def _divergence(
@@ -153,7 +154,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
     old, new = comparable_texts(before[name], after[name])
     start, end = common_prefix_and_suffix(old, new)
     place = start
-    while start and not new[start - 1].isspace() and place - start < _MOST_SHOWN // 2:
+    while start and not new[start - 1].isspace() and place - start < _MAX_SHOWN // 2:
         start -= 1
     while end and not new[len(new) - end].isspace():
         end -= 1
@@ -167,7 +168,7 @@ def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return both values as text or JSON; of messages that differ in their contents only, the contents."""
+    """Return both values as text, or as JSON. If two messages differ in their contents only, return the contents."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:
@@ -180,4 +181,4 @@ def _text(value: Json) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,28 +1,27 @@
-"""Forecasts for a pool of another size, or with a tier, from the prompts since the start."""
+"""Forecasts hit rates of other pool sizes and of a tier, from the prompts since the start."""
 
 from dataclasses import dataclass
 
 from kvproxy.blocks.reuse_distance import LiveCurve
 
 _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
-_LARGEST = 1e12
-"""Tokens of a pool without a limit."""
+_UNLIMITED_TOKENS = 1e12
 _CHART_STEPS = 16
 _BLOCK_TOKENS = 16
-"""Of an engine that does not report its block size."""
+"""Assumed block size of an engine that does not report it."""
 _TIER_BYTES_PER_SECOND = 20 * 2**30
-"""Of host memory behind PCIe 4.0."""
+"""Bandwidth of host memory behind PCIe 4.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastPoint:
-    """A pool size, or a tier, and its forecast.
+    """The forecast for one pool size, or for a tier.
 
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.
         pool_tokens: None if the pool has no limit.
-        hit_rate: share of the prompts that the pool, and the tier, have.
-        ttft_ms: change of the mean time to the first token from that of the current pool; None if unknown.
+        hit_rate: share of the prompt tokens that the pool or the tier has.
+        ttft_ms: change of the mean time to the first token against the current pool; None if unknown.
     """
 
     name: str
@@ -73,7 +72,7 @@ def forecast(
     current = None if pool_tokens is None else curve.hit_rate(pool_tokens, block_tokens)
 
     def point(name: str, size: float | None, transfer_seconds: float = 0.0) -> ForecastPoint:
-        rate = curve.hit_rate(_LARGEST if size is None else size, block_tokens)
+        rate = curve.hit_rate(_UNLIMITED_TOKENS if size is None else size, block_tokens)
         change = None
         if current is not None and token_seconds is not None:
             rate = max(rate, current) if name == "tier" else rate

@@ -13,10 +13,10 @@ MIN_REQUESTS = 20
 _MAX_REQUESTS = 400
 """The newest requests of each model and upstream, compared in pairs."""
 _MIN_SPREAD = 16
-"""Tokens between the 10% and 90% quantiles. Below this, noise hides the slope."""
+"""Least difference in tokens between the 10% and 90% quantiles. Below this, noise hides the slope."""
 _WINDOWS = 4
 _Z = 1.645
-"""Of a two-sided interval of 90%."""
+"""Quantile of the normal distribution for a two-sided interval of 90%."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,15 @@ from kvproxy.journal.schema import COLUMNS, open_to_read
 from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
-_MOST_TIMES = 5_000
-"""Sampled records, from which medians and the prefill cost are computed."""
+SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
+_MAX_SAMPLED = 5_000
+"""Records that are sampled for medians, and for the prefill cost."""
 CACHES = ("exact", "semantic", "shared")
 """Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Seconds of a time span of `Reader.counts`."""
+"""Lengths in seconds of a time span of `JournalReader.counts`."""
 _MOST_SPANS = 60
 
 
@@ -62,6 +63,7 @@ class RequestGroup:
 
     Attributes:
         name: the common value; for a prompt, its text or number.
+        entry: id of the prompt's stored response; None for other groups.
         cached: requests that a cache answered.
         computed: computed tokens.
         seconds: time at the backend.
@@ -122,7 +124,7 @@ class TotalRow:
     """Sums over the requests of a group, with one layer and model.
 
     Attributes:
-        saved_seconds: durations of the computed responses that hits replaced, less those of the hits.
+        saved_seconds: durations of the responses that hits replaced, minus the durations of the hits.
     """
 
     name: str
@@ -180,8 +182,8 @@ class JournalReader:
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
         name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
-        # A record's entry may belong to another prompt (semantic hits), or be replaced.
-        entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "max(entry)"
+        # The entry of a record may belong to another prompt (semantic hits), or be replaced.
+        entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
         # Revalidations cost the backend, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
@@ -237,7 +239,7 @@ class JournalReader:
         times: dict[str, list[float]] = {}
         cached: list[list[float]] = [[] for _ in range(spans)]
         backend: list[list[float]] = [[] for _ in range(spans)]
-        for name, place, layer, milliseconds in self.rows(sql, [*values, max(1, (last - first) // _MOST_TIMES)]):
+        for name, place, layer, milliseconds in self.rows(sql, [*values, max(1, (last - first) // _MAX_SAMPLED)]):
             times.setdefault(name, []).append(milliseconds)
             if layer in CACHES or layer in BACKEND:
                 (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
@@ -259,8 +261,8 @@ class JournalReader:
         """Return the number of the last record; 0 if the journal is empty."""
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
-    def totals(self, by: str, since: str | None) -> list[TotalRow]:
-        """Return sums over the requests that were not refused; `since` is the first day that counts, as 2026-11-21."""
+    def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
+        """Sum the requests that were not refused by group; `since` is the first day that counts, as 2026-11-21."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
@@ -281,7 +283,7 @@ class JournalReader:
             " order by number desc limit ?"
         )
         groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
-        for model, upstream, *measured in self.rows(sql, [_MOST_TIMES]):
+        for model, upstream, *measured in self.rows(sql, [_MAX_SAMPLED]):
             groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
         costs: dict[str, list[tuple[PrefillCost, int]]] = {}
         for (model, _), rows in groups.items():
@@ -290,15 +292,15 @@ class JournalReader:
                 costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
         return {model: mean_cost(found) for model, found in costs.items()}
 
-    def backend_prompts(self, upstream: str | None) -> Iterator[tuple[float, str, int, int, Regions]]:
+    def backend_prompts(self) -> Iterator[tuple[float, str, int, int, Regions]]:
         """Yield time, tenant, prompt tokens, response tokens, and regions of the prompts at the backend, oldest first."""
         sql = (
             "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), p.regions, p.shape, s.sizes"
             " from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
-            " join prompt_sizes s on s.prompt = p.number where p.regions is not null and (?1 is null or r.upstream = ?1)"
+            " join prompt_sizes s on s.prompt = p.number where p.regions is not null"
             " order by r.number"
         )
-        for *facts, digests, shape, sizes in self.rows(sql, [upstream]):
+        for *facts, digests, shape, sizes in self.rows(sql, []):
             regions = self._strings.regions(digests, shape)
             yield facts[0], facts[1], facts[2], facts[3], replace(regions, sizes=tuple(array("I", sizes)))
 

@@ -89,11 +89,11 @@ _STATUSES = {
     499: "disconnected-waiting",
 }
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
-"""Statuses of an upstream that blame the request. A wrong key may be the operator's."""
+"""Statuses of an upstream that blame the request. 401 and 403 are missing: the key may be the operator's."""
 
 
 def reason_of_status(status: int) -> str:
-    """Return the reason token of a status sent before the request was parsed."""
+    """Return the reason token of an HTTP status with which the proxy refused a request."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 
@@ -136,11 +136,11 @@ def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
-def reason_of_neighbour(near: Candidate) -> str | None:
+def reason_of_neighbour(neighbour: Candidate) -> str | None:
     """Return the reason token for a neighbour whose response was not served; None if it was not judged."""
-    if near.verdict == "vetoed":
-        return f"veto-{near.guard}"
-    token = "shadow" if near.verdict == "accepted" else near.verdict.replace(" ", "-")
+    if neighbour.verdict == "vetoed":
+        return f"veto-{neighbour.guard}"
+    token = "shadow" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
     return token if token in REASONS else None
 
 

@@ -28,11 +28,12 @@ class Record:
         layer, reason: source of the response, and its reason token; see `reasons.py`.
         changed: regions that differ from an earlier request with the same question.
         removed_at: removal time of the stored response.
-        similarity, score, error, guard: of the deciding neighbour; see `Decision`.
+        near: id of the stored response whose question decided the semantic lookup.
+        similarity, score, error, guard: of this neighbour; see `Decision`.
         predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
-        backend_ms: until the backend's response began.
+        backend_ms: from the end of the lookups until the backend's response began.
         first_ms, total_ms: until the response to the client began and ended.
         prompt: number of the prompt; equal requests have the same.
         against: number of the prompt that `changed` refers to.

@@ -20,7 +20,7 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
-"""In memory, so that a hit requires no read."""
+"""Prompts and stored entries in memory, so that a hit requires no read."""
 _MAX_WITHOUT_ENTRY = 4_096
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -38,7 +38,7 @@ _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """A stored entry, and the removal of the entry that it replaced, as `History.removal` returns it."""
+    """A stored response, and why the key had none before (see `CacheHistory.removal`)."""
 
     stored: ResponseStored
     absence: tuple[str, float | None] | None
@@ -166,7 +166,7 @@ class RecordWriter:
         if absence is not None:
             record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
             return
-        change = self._history.change(short_key(key), regions)
+        change = self._history.closest_change(short_key(key), regions)
         if change is not None:
             record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             return
@@ -201,7 +201,7 @@ class RecordWriter:
         return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
 
     def prune(self) -> int:
-        """Delete a batch of records beyond the retention; return their number."""
+        """Delete a batch of records beyond `retention` or `max_rows`; return their number."""
         oldest = self._clock() - self._settings.retention
         # Only the oldest are read, since a scan would block new records.
         sql = (

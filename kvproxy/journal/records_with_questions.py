@@ -6,7 +6,7 @@ from kvproxy.journal.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RecordWithQuestions:
-    """A record, its question, and the stored question that was judged or served; None if unknown."""
+    """A record, its question, and the question of the response that was judged or served; None if unknown."""
 
     record: Record
     question: str | None

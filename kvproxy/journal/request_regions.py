@@ -21,7 +21,7 @@ class Regions:
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
-        question: index of the last user text: the last message, the prompt, or the input.
+        question: index of the last message, the prompt, or the input; None without these.
         sizes: bytes of the contents; empty if read from the journal.
     """
 
@@ -43,15 +43,15 @@ class Regions:
         return None if self.question is None else self.digests[self.question]
 
 
-def region_items(whole: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Yield names and contents of the regions, from the parts of an exact key."""
-    for name, value in whole.items():
+def region_items(key_parts: JsonObject) -> Iterator[tuple[str, Json]]:
+    """Yield the name and the content of each region; `key_parts` is `CacheKey.parts`."""
+    for name, value in key_parts.items():
         if name == "headers" and isinstance(value, dict):
             yield from ((f"header {header}", text) for header, text in sorted(value.items()))
         elif name not in ("body", "endpoint"):
             yield name, value
-    yield "api", whole.get("endpoint")
-    body = whole.get("body")
+    yield "api", key_parts.get("endpoint")
+    body = key_parts.get("body")
     if isinstance(body, dict):
         yield from _body(body)
 
@@ -71,7 +71,7 @@ def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
-    """Restore the request body from the regions of `parts_of`, without fields that the key ignores."""
+    """Restore the request body from `region_items`, without the fields that an exact key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -83,10 +83,12 @@ def request_body_of(parts: JsonMap) -> JsonObject:
     return {**body, **lists}
 
 
-def regions_of(whole: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None) -> Regions:
-    """Return the regions of the parts of an exact key; `collect` receives the digest and the JSON of each region."""
+def regions_of(
+    key_parts: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None
+) -> Regions:
+    """Return the regions of `CacheKey.parts`; `collect` receives the digest and the JSON of each region."""
     names, digests, sizes, question = [], [], [], None
-    for place, (name, value) in enumerate(region_items(whole)):
+    for place, (name, value) in enumerate(region_items(key_parts)):
         content = _canonical(value)
         digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
         collect(digest, content)
@@ -105,6 +107,6 @@ def _canonical(value: Json) -> bytes:
         return dumps(value)
 
 
-def regions_as_json(whole: JsonObject) -> bytes:
-    """Return the contents of all regions by name as JSON text, from the parts of an exact key."""
-    return dumps(dict(region_items(whole)))
+def regions_as_json(key_parts: JsonObject) -> bytes:
+    """Return the contents of all regions by name as JSON text."""
+    return dumps(dict(region_items(key_parts)))

@@ -2,22 +2,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Literal
 
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, storage_price
-from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
-By = Literal["layer", "tenant", "model", "tag", "day"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrongInterval:
-    """The interval of the share of wrong semantic hits, from 0 to 1, and a sentence about its source."""
+    """The bounds of the share of wrong semantic hits, from 0 to 1, and a sentence about their source."""
 
     least: float
     most: float
@@ -32,7 +29,7 @@ class Saving:
         answered: requests that a cache answered.
         prompt_tokens, completion_tokens: of cached responses.
         reused_tokens: prompt tokens that the backend did not compute.
-        seconds: durations of replaced responses less those of the hits, plus the known prefill time of reused tokens.
+        seconds: durations of replaced responses minus durations of hits, plus the known prefill time of reused tokens.
         unmeasured_tokens: reused tokens of unknown prefill time.
         money: None without a price for any of the models.
         least_money: money if as many semantic hits as possible were wrong, and so worth nothing.
@@ -58,7 +55,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """Savings by group, and their total. The total is None for tags, since a request may have several."""
+    """Savings by group, and their total; None for tags, because a request may have several."""
 
     rows: list[Saving]
     total: Saving | None
@@ -68,7 +65,7 @@ class SavingsReport:
 
 def savings_report(
     reader: JournalReader,
-    by: By,
+    by: SavingsGroup,
     journal: JournalSettings,
     counts: Mapping[str, int] | None,
     settings: CacheSettings,
@@ -77,8 +74,8 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        counts: summary of the store's observations; None if there is no store.
-        since: duration in seconds; whole days (UTC) from its first day on count. None counts all.
+        counts: comparisons of semantic hits, from `Observations.summary`; None without a store.
+        since: duration in seconds; days (UTC) count from the day when it begins. None counts all.
     """
     wrong = _wrong_interval(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
@@ -92,7 +89,7 @@ def first_day(since: float | None) -> str | None:
 
 def savings(
     reader: JournalReader,
-    by: By,
+    by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongInterval | None = None,
     since: str | None = None,
@@ -134,7 +131,7 @@ def savings(
 def _subtract_writes(
     reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
-    """Charge the writes to a provider's cache and its storage: by layer to `prefix`; tags are not recorded for them."""
+    """Subtract the prices of writes to a provider's cache and of its storage, by layer from `prefix`; tags have none."""
     if by == "tag":
         return
     rows = SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since)

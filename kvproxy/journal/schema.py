@@ -95,7 +95,7 @@ def _stored(name: str, value: Any, strings: StringIds) -> object:
 
 
 def short_key(key: str) -> bytes:
-    """Return the first 16 bytes of an exact key; a digest of an imported key that is not hexadecimal."""
+    """Return the first 16 bytes of an exact key, or of a digest of an imported key that is not hexadecimal."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -103,7 +103,7 @@ def short_key(key: str) -> bytes:
 
 
 def entry_blob(id: str) -> bytes | str:
-    """Return an entry id as bytes; the id of an imported entry may be any text, and stays a text."""
+    """Return an entry id as bytes; an imported id that is not hexadecimal stays text."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
     except ValueError:

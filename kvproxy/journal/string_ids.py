@@ -20,7 +20,7 @@ class StringIds:
         return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape(self, regions: Regions) -> int:
-        """Return the id of the list of a request's region names and of its question's index."""
+        """Return the id of a JSON list of the question's index and the region names."""
         return self._number(json.dumps([regions.question, *regions.names]))
 
     def _number(self, text: str) -> int:
@@ -38,7 +38,7 @@ class StringIds:
         self._shapes.clear()
 
     def regions(self, digests: bytes, shape: int) -> Regions:
-        """Decode regions from their concatenated digests, and the id of their names."""
+        """Decode regions from their concatenated digests, and the result of `shape`."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()

@@ -1,4 +1,4 @@
-"""Compares responses with a cold and with a cached prompt."""
+"""Compares responses to an uncached and to a cached prompt."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ class AuditedResponse:
 class AuditedPair:
     """The cold and the warm response to one request; `number` counts the requests from 1.
 
-    For histories, `cold` continues the original answer, and `warm` a changed answer.
+    With `Auditor.histories`, `cold` follows the original answer, and `warm` the changed answer.
     """
 
     number: int
@@ -66,9 +66,9 @@ class AuditedPair:
         return None if cold == warm else common_prefix(cold, warm)
 
 
-def generate_bodies(count: int, model: str, path: str, max_tokens: int, seed: int = 0) -> list[JsonObject]:
+def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:
     """Generate request bodies of a few hundred tokens that begin differently."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
     found: list[JsonObject] = []
     for number in range(count):
         note = " ".join(chance.choice(_SENTENCES) for _ in range(chance.randrange(8, 40)))
@@ -83,7 +83,7 @@ class Auditor:
 
     Args:
         flush: empty the prefix cache before each cold request, for servers without salts.
-        histories: compare the next turns after the original answer, and after an answer that was changed as clients change it.
+        histories: compare the next turn after the original answer, and after an answer with the usual changes of clients.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:
@@ -118,16 +118,16 @@ class Auditor:
         if self._flush:
             await self._post("/reset_prefix_cache", {})
         salted: JsonObject = {**body, "temperature": 0, "stream": False, "cache_salt": uuid.uuid4().hex}
-        cold, answer = await self._ask(path, salted)
+        cold, answer = await self._complete(path, salted)
         if not self._histories:
-            return AuditedPair(number, cold, (await self._ask(path, salted))[0])
+            return AuditedPair(number, cold, (await self._complete(path, salted))[0])
         # Without reasoning, and with other white space.
         changed: JsonObject = {"role": "assistant", "content": f"{str(answer.get('content') or '').strip()} \n"}
         earlier = objects(body.get("messages"))
         chats: list[JsonObject] = [{**salted, "messages": [*earlier, each, _NEXT]} for each in (answer, changed)]
-        return AuditedPair(number, *[(await self._ask(path, chat))[0] for chat in chats])
+        return AuditedPair(number, *[(await self._complete(path, chat))[0] for chat in chats])
 
-    async def _ask(self, path: str, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
+    async def _complete(self, path: str, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
         scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
         reply = await self._post(path, scored)
         if reply.status_code in (400, 422):

@@ -1,4 +1,4 @@
-"""Finds the first changing span of a prompt: a difference followed by equal text."""
+"""Finds the first changing span of two prompts: a difference followed by equal text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _EQUAL_WORDS = 16
 """Equal words in a row after a span: about one block."""
 _CONTEXT = 24
 _MOST_CHARACTERS = 400
-"""A longer difference is another text."""
+"""Texts with a longer difference are unrelated."""
 _BILLING = "billing-header"
 _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
@@ -27,7 +27,7 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
-"""The most specific first."""
+"""Forms of spans, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
 
 
 def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return where both texts are equal again, and the number of equal words from there."""
+    """Return the place in each text from which both are equal again, and the number of equal words."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place

@@ -18,7 +18,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongShare:
-    """Semantic hits of a replay that were compared with the logged response, and the mean error that the policy expected."""
+    """Semantic hits that were compared with logged responses, and the mean error that the policy expected."""
 
     compared: int
     wrong: int
@@ -35,7 +35,7 @@ class HitSavings:
     """The hits of a layer, and their saved tokens and money.
 
     Attributes:
-        prompt_tokens, response_tokens: response tokens of logged responses only.
+        response_tokens: only of hits whose response is in the log.
         money: None without a price for any of the models.
     """
 
@@ -140,7 +140,7 @@ def estimate_charts(found: Estimate) -> list[Chart]:
         )
         for name, prefix in (("with cached responses", found.prefix), ("without", found.prefix_alone))
     ]
-    levels = [("unlimited pool", found.prefix.share(found.prefix.endless))]
+    levels = [("unlimited pool", found.prefix.share(found.prefix.unlimited))]
     return [
         Chart("requests by layer", "", bars=[(name, float(count)) for name, count in bars]),
         Chart("tokens in the pool", "reused prompt tokens", lines, levels=levels, log_x=True, is_share=True),

@@ -23,7 +23,7 @@ _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
 """Earlier prompts with which a prompt is compared."""
 _LEAST_SAVING = 0.005
-"""Least saved share of a family's prompt tokens."""
+"""Share of a family's prompt tokens that an edit must save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FamilyReport:
     Attributes:
         reused: prompt tokens that a prefix cache reuses without edits.
         shared_blocks: median number of reused blocks per prompt after the first.
-        savings: for each span, with the edits of the earlier spans.
+        savings: one for each span, after the edits of the earlier spans.
     """
 
     family: Family
@@ -115,7 +115,7 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, as sent (`forms`), and as tokens of the tokenizer."""
+    """The prompts of a log, untokenized (`forms`) and tokenized."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []

@@ -125,7 +125,7 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
 
 
 class LoggedBackend:
-    """Returns the logged response, or a unique text without one. `now` is the request's time."""
+    """A backend that returns the logged response, or a unique text without one. `now` is the time of the request."""
 
     name = "log"
     forwarder: Forwarder | None = None

@@ -1,4 +1,4 @@
-"""Input price of agent sessions, by the way to treat their pauses.
+"""Input prices of agent sessions, with keep-warm requests or one-hour writes for their pauses.
 
 A keep-warm request reads the prefix that the next request shares. A request with one-hour writes pays their price for its new
 tokens only; it is assumed that the provider then keeps the whole prefix for one hour.
@@ -39,7 +39,7 @@ LongWrite = Callable[[int, int], bool]
 
 
 def price(session: Session, requests: Requests, long_write: LongWrite, prices: CachePrices) -> float:
-    """Return the price of a session's input, in tokens that are not cached."""
+    """Return the price of a session's input, in units of an uncached token's price."""
     total, kept, before = 0.0, 0, 0
     for step in session:
         sent = 0.0 if step.pause is None else min(step.required_requests, requests(before, kept))
@@ -69,7 +69,7 @@ def live_tokens(step: Step, sent: float, kept: int) -> int:
 
 
 def policy_price(session: Session, survival: Survival, prices: CachePrices) -> float:
-    """Return the price of a session's input under the policy of `pause_policy`, in tokens that are not cached."""
+    """Return the price of a session's input under the policy of `pause_policy`; its unit is as in `price`."""
 
     def requests(tokens: int, kept: int) -> int:
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)

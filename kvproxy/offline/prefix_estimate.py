@@ -42,14 +42,14 @@ class PrefixEstimate:
     Attributes:
         block_size: in tokens.
         prompts, prompt_tokens: of the requests to the engine.
-        endless: tokens that an unlimited pool reuses.
+        unlimited: tokens that an unlimited pool reuses.
         points: reuse by size of the pool.
     """
 
     block_size: int
     prompts: int
     prompt_tokens: int
-    endless: int
+    unlimited: int
     points: tuple[PrefixPoint, ...]
 
     def share(self, reused: int) -> float:
@@ -99,7 +99,7 @@ def estimate_prefix_reuse(
     chains = block_chains(requests, block_size)
     # One block is the null block, as in vLLM. Another one is for an incomplete block.
     chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]
-    *hits, endless = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
+    *hits, unlimited = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
     points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]
     tokens = sum(len(each.prompt) for each in requests)
-    return PrefixEstimate(block_size, len(requests), tokens, block_size * endless, tuple(points))
+    return PrefixEstimate(block_size, len(requests), tokens, block_size * unlimited, tuple(points))

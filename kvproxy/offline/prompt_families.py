@@ -13,7 +13,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
 _LEAST_OVERLAP = 0.5
-"""Least share of the shingles of the smaller head that the other head must have."""
+"""Least share of the smaller head's shingles that both heads of a family have."""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ class LoggedRequest:
         headers: lower-case names.
         time: seconds since the epoch, if logged.
         response: response body, or its text, if logged.
+        seconds: until the response ended; 0 if unknown.
     """
 
     line: int
@@ -43,6 +44,7 @@ class LoggedRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     time: float | None = None
     response: JsonObject | str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import EarlierPrefix, losses
 from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
 from kvproxy.offline.pause_costs import Step, policy_price, price
-from kvproxy.offline.transcripts import TimedRequest, TraceSession
+from kvproxy.offline.request_log import LoggedRequest
+from kvproxy.offline.transcripts import TraceSession
 from kvproxy.pause_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
@@ -30,12 +31,12 @@ RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_
 """Anthropic's prices relative to input, for models without a price."""
 _BATCH = 64
 _TRACE_NUMBERS = 10_000_000
-"""Numbers of turns that no record has."""
+"""First number of a trace's turns, above the numbers of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Turns whose first change was in a region (see `Regions`), and their tokens that were not reused."""
+    """Number of turns whose first change was in a region (see `Regions`), and their tokens lost to it."""
 
     region: str
     turns: int
@@ -51,8 +52,8 @@ class SessionReport:
         repeated: median and mean share of a session's input that the previous turn contained.
         cost: of all input.
         uncached: of all input without a cache.
-        ways: cost by pause policy, relative to five-minute writes without keep-warm requests.
-        unread: requests without usage.
+        pause_costs: cost by treatment of pauses, relative to five-minute writes without keep-warm requests.
+        unread: requests whose response has no usage.
         is_relative: costs are in millions of input tokens, because a model has no price.
     """
 
@@ -62,13 +63,13 @@ class SessionReport:
     repeated: tuple[float, float] | None
     cost: float
     uncached: float
-    ways: dict[str, float]
+    pause_costs: dict[str, float]
     unread: int
     is_relative: bool
 
 
 def report_sessions(
-    requests: Sequence[TimedRequest],
+    requests: Sequence[LoggedRequest],
     traces: Sequence[TraceSession],
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
@@ -78,7 +79,7 @@ def report_sessions(
     Args:
         traces: sessions of trace files, which are already assigned.
     """
-    models = {request.logged.body.get("model") for request in requests}
+    models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)
     prices = RELATIVE_PRICES if is_relative else settings.prices
@@ -103,14 +104,14 @@ def report_sessions(
         (median(shares), mean(shares)) if shares else None,
         sum(_cost(turn, prices) for turn in turns),
         sum(_cost(turn, prices, cached=False) for turn in turns),
-        _costs_of_ways(list(by_session.values()), prices),
+        _pause_costs(list(by_session.values()), prices),
         unread,
         is_relative,
     )
 
 
 def _turns(
-    requests: Sequence[TimedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
+    requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
     unread = 0
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
@@ -132,17 +133,17 @@ def _turns(
                 return SessionReader(reader, prices).all_turns(), unread
 
 
-def _exchange(request: TimedRequest, number: int) -> Exchange | None:
+def _exchange(request: LoggedRequest, number: int) -> Exchange | None:
     """Return a finished exchange with a provider; None if the response has no usage."""
-    logged, response = request.logged, request.logged.response
+    response = request.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None
-    prompt, completion = logged.api.usage(response) if isinstance(response, dict) else (0, 0)
+    prompt, completion = request.api.usage(response) if isinstance(response, dict) else (0, 0)
     if reuse is None and not prompt:
         return None
-    tenant = tenant_of(logged.headers)
-    made = ApiRequest(logged.api, logged.body, b"", logged.headers, tenant, f"{number}")
-    exchange = Exchange(logged.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
-    exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, logged.time or float(number)
+    tenant = tenant_of(request.headers)
+    made = ApiRequest(request.api, request.body, b"", request.headers, tenant, f"{number}")
+    exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
+    exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, request.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
     exchange.prefix = reuse
     exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
@@ -208,10 +209,10 @@ def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = Tru
     return input_price(found, turn.prompt_tokens, *use)
 
 
-def _costs_of_ways(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
-    """Return the cost of each way to treat pauses, relative to five-minute writes without keep-warm requests.
+def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
+    """Return the cost by treatment of pauses, relative to five-minute writes without keep-warm requests.
 
-    Each way assumes that the provider stores the whole prompt of each turn.
+    It is assumed that the provider stores the whole prompt of each turn.
     """
     costs = {"five-minute writes": 0.0, "one-hour writes": 0.0, "pause policy": 0.0}
     survival = PauseTimes().survival()

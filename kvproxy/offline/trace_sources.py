@@ -32,7 +32,7 @@ from kvproxy.offline.transcripts import read_transcripts, transcript_files
 _SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
 _BYTES_PER_TOKEN = 4.0
 _STEP_SECONDS = 2.0
-"""Between the KV events of one request."""
+"""Longest time between two KV events of one request."""
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
 _EVENTS_NOTE = (
     "KV events show stored blocks only: requests that were cached as a whole are missing, so hits are too low"
@@ -43,8 +43,8 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
     """Read a file, or all files of a folder.
 
     Args:
-        block_size: in tokens; by default that of the trace, or 16.
-        users: number of files of a folder that overlap; by default the recorded times count.
+        block_size: in tokens; by default from the trace, or 16.
+        users: number of files of a folder that run at once; by default as recorded.
 
     Raises:
         TraceError: a file is invalid; the message has its line.
@@ -82,7 +82,7 @@ def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
     if path.suffix == ".msgpack" or '"events"' in head or "BlockStored" in head:
         return _read_events(path, ids)
     if '"hash_ids"' not in head and transcript_files(path):
-        requests = [each.logged for each in read_transcripts([path])[0]]
+        requests, _ = read_transcripts([path])
         if not requests:
             raise TraceError(f"{path}, line 1: the transcript has no request")
         regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
@@ -185,7 +185,7 @@ def _read_journal(path: Path, size: int, ids: ChainIds) -> Workload:
     with contextlib.closing(JournalReader(path)) as reader:
         prompts = [
             (seconds, chain_of(regions, tenant), tokens, output)
-            for seconds, tenant, tokens, output, regions in reader.backend_prompts(None)
+            for seconds, tenant, tokens, output, regions in reader.backend_prompts()
         ]
     if not prompts:
         raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")

@@ -20,14 +20,6 @@ _MOST_CHARACTERS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class TimedRequest:
-    """A request, and the seconds until its response ended."""
-
-    logged: LoggedRequest
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class TraceSession:
     """A session of an agent trace, whose requests have block hashes instead of texts.
 
@@ -62,9 +54,9 @@ def _is_transcript(path: Path) -> bool:
     return any(mark in first for mark in ('"session_meta"', '"sessionId"', '"leafUuid"'))
 
 
-def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[TraceSession]]:
+def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
     """Return the requests of transcripts in the order of their times, and the sessions of traces."""
-    requests: list[TimedRequest] = []
+    requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:
         text = read_text(file)
@@ -73,7 +65,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[TimedRequest], list[Tr
             continue
         lines = list(_lines(text))
         requests += _codex(lines) if any(line.get("type") == "session_meta" for line in lines[:5]) else _claude(lines)
-    return sorted(requests, key=lambda each: each.logged.time or 0.0), traces
+    return sorted(requests, key=lambda each: each.time or 0.0), traces
 
 
 def _lines(text: str) -> Iterator[JsonObject]:
@@ -100,7 +92,7 @@ def _trace(file: Path, text: str) -> list[TraceSession]:
     return [TraceSession(own, size, each) for own, each in zip(names, rows, strict=False) if each]
 
 
-def _claude(lines: Sequence[JsonObject]) -> list[TimedRequest]:
+def _claude(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     """Return one request for each answer. A transcript does not contain the system prompt and the tools."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
@@ -117,8 +109,8 @@ def _claude(lines: Sequence[JsonObject]) -> list[TimedRequest]:
         body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages(before, by_id))}
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
         name = str(parts[-1].get("sessionId", ""))
-        logged = LoggedRequest(0, APIS["messages"], body, {"x-claude-code-session-id": name}, start, response)
-        found.append(TimedRequest(logged, end - start))
+        headers = {"x-claude-code-session-id": name}
+        found.append(LoggedRequest(0, APIS["messages"], body, headers, start, response, end - start))
     return found
 
 
@@ -148,10 +140,10 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
     return blocks
 
 
-def _codex(lines: Sequence[JsonObject]) -> list[TimedRequest]:
+def _codex(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     """Return one request for each report of used tokens."""
     items: list[Json] = []
-    found: list[TimedRequest] = []
+    found: list[LoggedRequest] = []
     name, model, answer, start, reported = "", "", None, None, None
     for line in lines:
         payload, kind = line.get("payload"), line.get("type")
@@ -178,8 +170,8 @@ def _codex(lines: Sequence[JsonObject]) -> list[TimedRequest]:
                 "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
             }
             began = min(end, start or end)
-            logged = LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response)
-            found.append(TimedRequest(logged, end - began))
+            headers = {"session-id": name}
+            found.append(LoggedRequest(0, APIS["responses"], body, headers, began, response, end - began))
             answer = None
     return found
 

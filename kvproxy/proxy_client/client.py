@@ -43,7 +43,7 @@ class ProxyClient:
         return self._json(self._send("DELETE", path, query))
 
     def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of a list that has a limit, and the number of all rows."""
+        """Return one page of rows, and the number of all rows."""
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
 
@@ -74,11 +74,11 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant of a client's headers. The proxy must serve the model."""
+        """Return the tenant of requests with these headers; `model` is any served model."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:
-            raise self._foreign()
+            raise self._not_a_proxy()
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
@@ -107,9 +107,9 @@ class ProxyClient:
         try:
             return response.json()
         except ValueError:
-            raise self._foreign() from None
+            raise self._not_a_proxy() from None
 
-    def _foreign(self) -> KvproxyError:
+    def _not_a_proxy(self) -> KvproxyError:
         return KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url")
 
     @contextmanager

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup
+from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.request_regions import request_body_of
-from kvproxy.journal.savings import By, Saving, SavingsReport, WrongInterval, first_day, savings_report
+from kvproxy.journal.savings import Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.session_reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
@@ -32,7 +32,7 @@ class ExplanationReport:
 
     Attributes:
         document: a `journal.miss_explanation.MissExplanation` as JSON.
-        sentences: may contain text of requests.
+        sentences: unescaped, and may contain text of requests.
     """
 
     record: Record
@@ -83,8 +83,8 @@ class JournalFile:
     def counts(self, query: Query) -> LayerCounts:
         return self._reader.counts(query)
 
-    def savings(self, by: By, since: float | None) -> SavingsReport:
-        """Return the savings of whole days within the last `since` seconds."""
+    def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
+        """Return the savings from the day (UTC) `since` seconds ago until today."""
         from kvproxy.index.store.open_store import open_observations
 
         counts = None
@@ -103,7 +103,7 @@ class JournalFile:
         return tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Return the ledger of whole days within the last `since` seconds."""
+        """Return the ledger from the day (UTC) `since` seconds ago until today."""
         return self._sessions().ledger(self._settings.journal.currency, first_day(since))
 
     def _sessions(self) -> SessionReader:
@@ -173,7 +173,7 @@ class RemoteJournal:
     def counts(self, query: Query) -> LayerCounts:
         raise self._unsupported("--plot")
 
-    def savings(self, by: By, since: float | None) -> SavingsReport:
+    def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)
         total, wrong = report["total"], report["wrong"]
         return SavingsReport(

@@ -16,7 +16,7 @@ _COUNTS = {
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
-"""Keys of `Snapshot.totals`, and the label of their counts, by metric."""
+"""Key in `Snapshot.totals`, and the label that its counts differ in, by metric."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 
 @dataclass(slots=True)
 class WarmReport:
-    """Counts of a run.
+    """Results of warming a cache.
 
     Attributes:
         outcomes: number of responses that are `stored`, `forwarded` (not stored), `exact`, or `semantic`.
@@ -72,7 +72,7 @@ class WarmReport:
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
 
-    def count(self, cache_status: str, response: JsonMap) -> None:
+    def add_response(self, cache_status: str, response: JsonMap) -> None:
         """Count a response by its Cache-Status, or by its usage if the server is not a kvproxy."""
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
@@ -181,4 +181,4 @@ async def _send(
         value = loads(response.content)
     except ValueError:
         value = None
-    report.count(response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})
+    report.add_response(response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})

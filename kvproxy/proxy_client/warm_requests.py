@@ -18,7 +18,7 @@ class WarmRequest:
     """A request to send.
 
     Attributes:
-        line: number of its first line in the file, or its rank.
+        line: number of its first line in the file; for caches and journals, its rank from 1.
         count: number of equal requests in the file, or of hits of the stored response.
     """
 
@@ -34,7 +34,7 @@ class WarmSource:
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: comments, other lines, responses of other tenants, and prompts without a text.
+        skipped: number of lines without a request, responses of other tenants, and prompts without a stored text.
         errors: malformed requests.
     """
 
@@ -47,10 +47,10 @@ def read_requests(file: Path, text: str, model: str, system: str | None) -> Warm
     """Read the distinct requests of a file. Raises InvalidRequest if there are none."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
-    return WarmSource(most_frequent(requests), log.skipped, log.errors)
+    return WarmSource(distinct_requests(requests), log.skipped, log.errors)
 
 
-def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
+def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
     """Return distinct requests, the most frequent first, then by line."""
     distinct: dict[str, WarmRequest] = {}
     for request in requests:
@@ -62,7 +62,7 @@ def most_frequent(requests: list[WarmRequest]) -> list[WarmRequest]:
 def stored_requests(
     client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
 ) -> WarmSource:
-    """Return stored requests with hits, ordered by saved tokens. Raises NotFound.
+    """Return stored requests with hits, ordered by saved tokens. Raises NotFound without hits.
 
     Args:
         api_key: key of the tenant for which the requests will be sent.
@@ -91,7 +91,6 @@ def logged_requests(
     """Return logged requests with a stored text, the most frequent first.
 
     Args:
-        max_requests: maximum number of requests.
         api_key: key of the tenant; requests of other tenants are left out.
 
     Raises:
@@ -136,5 +135,5 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
-    """Return the tenant of a client's key for each API, given a served model of each."""
+    """Return the tenant of a client's key for each API; `models` has a served model for each."""
     return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

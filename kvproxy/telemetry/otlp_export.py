@@ -35,7 +35,7 @@ _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _PresetIds(IdGenerator):
-    """Returns ids that were already sent to other services, else new ids. Only one thread may use it."""
+    """Returns the ids of a `traceparent` header that the proxy sent, else new ids. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -81,7 +81,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Queue the spans of an exchange, which are sent later in batches. Only code on the event loop may call it."""
+        """Measure an exchange, and queue its spans. Only code on the event loop may call it."""
         if exchange.api is None:
             return
         record = record_of(exchange)

@@ -28,7 +28,7 @@ def log_to_stderr(settings: LogSettings) -> None:
 
 
 def log_access(exchange: Exchange) -> None:
-    """Log a finished request of a client. The reason of a miss lacks what only the journal's history shows."""
+    """Log a finished request of a client. Only the journal has reasons that depend on earlier requests."""
     if not exchange.method or not _access.isEnabledFor(logging.INFO):
         return
     record = record_of(exchange)

@@ -12,7 +12,7 @@ import pytest
 from kvproxy.errors import NotFound
 from kvproxy.offline.request_log import read_log
 from kvproxy.offline.session_report import SessionReport, report_sessions
-from kvproxy.offline.transcripts import TimedRequest, read_transcripts, transcript_files
+from kvproxy.offline.transcripts import read_transcripts, transcript_files
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.commands.run import kvproxy
 
@@ -112,7 +112,7 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
     assert found.ledger.currency == "USD"
     expired = next(row for row in found.ledger.rows if row.result == "expired")
     assert expired.cost == pytest.approx(12_900 * 3.45 / 1e6, rel=0.01)
-    assert found.ways["pause policy"] <= 1.0
+    assert found.pause_costs["pause policy"] <= 1.0
 
 
 def test_a_compacted_conversation_stays_in_its_session(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_log_with_usage_has_sessions() -> None:
         body = {"model": "m", "messages": list(messages)}
         lines.append(json.dumps({"body": body, "time": START + 10 * turn, "response": {"usage": usage}}))
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"more {turn}"}]
-    requests = [TimedRequest(each) for each in read_log(Path("log"), "\n".join(lines), "m").requests]
+    requests = read_log(Path("log"), "\n".join(lines), "m").requests
     found = report_sessions(requests, [], JournalSettings())
     (session,) = found.sessions
     assert session.lost == {"evicted": 2_000, "new": 2_000 + 200 + 224}

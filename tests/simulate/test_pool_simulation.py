@@ -115,8 +115,9 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
         reusable = (line["input_length"] - 1) // 512
         hits += sum(1 for place, id in enumerate(full) if id in seen and place < reusable)
         seen.update(full)
-    result = sweep(requests, tokens, default_sizes(requests, 3), ["lru", "belady"])
-    assert result.unlimited == hits / sum(len(line["hash_ids"]) for line in lines)
+    blocks, sizes = sum(len(line["hash_ids"]) for line in lines), default_sizes(requests, 3)
+    result = sweep(requests, tokens, sizes, ["lru", "belady"], lambda share: None, exact=False, tokens=blocks * tokens)
+    assert result.unlimited == hits / blocks
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
     assert result.sufficient_size("belady") in result.sizes
 

@@ -22,11 +22,11 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_record
 from kvproxy.journal.miss_sentences import explain_in_sentences
-from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
-from kvproxy.journal.savings import By, first_day, savings_report
+from kvproxy.journal.savings import first_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, tree
 
 _MOST = 1_000
@@ -165,9 +165,9 @@ async def explain(request: Request) -> Response:
 async def saved(request: Request) -> Response:
     """Report savings by layer, tenant, model, tag, or day."""
     app, query = services(request), request.query_params
-    by: By | None = next((each for each in get_args(By) if each == query.get("by", "layer")), None)
+    by: SavingsGroup | None = next((each for each in get_args(SavingsGroup) if each == query.get("by", "layer")), None)
     if by is None:
-        raise InvalidRequest(f"by is one of {', '.join(get_args(By))}", param="by")
+        raise InvalidRequest(f"by is one of {', '.join(get_args(SavingsGroup))}", param="by")
     since = query.get("since")
     age = seconds(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)

@@ -16,13 +16,13 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost")."""
 STORED = "stored"
-"""Sums of reused tokens times the hours since their last use."""
+"""Result of the ledger for storage: sums of reused tokens times the hours since their last use."""
 _BLOCK = 16
 """Tokens of a block, if the backend does not report them. Partial blocks are not cached."""
 _PROVIDER_BLOCK = 128
-"""OpenAI caches multiples of this."""
+"""OpenAI caches multiples of this number of tokens."""
 _ESTIMATE_ERROR = 0.125
-"""Largest error of an estimated prefix, as its share."""
+"""Largest error of an estimated prefix, as a share of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class EarlierPrefix:
         answer_changed: the client returned another answer.
         stored: tokens that the provider had stored; None if it does not report them.
         moved: the prefix was sent to another upstream.
-        expired: the provider's limit for unused prefixes had passed.
+        expired: the provider's lifetime of an unused prefix had passed.
         diverges: the prompt changed before the next breakpoint, and the provider stores prefixes at breakpoints only.
         minimum: fewest tokens that the provider stores; 0 for an engine.
-        repeated: tokens of equal texts that follow the first difference.
-        block: tokens in a block of the engine.
+        repeated: tokens after the first difference whose text the earlier prompt had.
+        block: tokens in a block of the engine; 0 if unknown.
     """
 
     tokens: int = 0

@@ -18,7 +18,7 @@ class PromptChain:
 
     Attributes:
         prefixes: hashes of the first 1, 2, ... regions.
-        conversation: the same hashes without tools and system prompt; None for the regions of tools and system prompt.
+        conversation: the same hashes of the messages alone; None for tools and system prompt.
         first: index of the first message of the conversation.
     """
 

@@ -10,7 +10,7 @@ from kvproxy.journal.sessions.prompt_chain import PromptChain
 _MAX_HASHES = 100_000
 _MAX_CONTENT_BYTES = 32 * 2**20
 _MAX_CONTENT = 256 * 1024
-"""Bytes of a region; a longer one is not kept."""
+"""Bytes of a region; longer regions are not kept."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -61,7 +61,7 @@ class KnownPrefix:
 
 
 class _Recent(OrderedDict[K, V], Generic[K, V]):
-    """The most recently set items."""
+    """A mapping that keeps the most recently set items."""
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
@@ -95,7 +95,7 @@ class SessionIndex:
     def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues, and its session; None for a first turn, and for a new session.
 
-        The longest known conversation decides, then the latest known answer.
+        It continues the longest known conversation, else the conversation of its latest known answer.
 
         Args:
             name: the client's name of the session, which excludes turns of other sessions.

@@ -37,6 +37,7 @@ class Turn:
 
     Attributes:
         number: of its record.
+        turn: its number in its branch of the session, from 1.
         parent: number of the turn that it continues, or that started the sub-agent.
         name: the session's name from the client.
         pause: seconds since the end of the parent's response.
@@ -183,9 +184,9 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return seconds, tenant, and start of the latest pauses before a session's next request.
+        """Return the latest pauses between Anthropic requests of a session: seconds, tenant, and start.
 
-        The seconds are infinite if the session had no turn for an hour.
+        The last pause of a session without a turn for an hour is infinite.
         """
         rows = self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
@@ -202,7 +203,7 @@ class SessionReader:
         return ledger_of(models, self._prices, currency)
 
     def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
-        """Return group, model, tokens stored for five minutes and for one hour, and stored tokens times hours."""
+        """Return group, model, tokens written for five minutes and for one hour, and stored tokens times hours."""
         results = ("written_5m", "written_1h", STORED)
         sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"

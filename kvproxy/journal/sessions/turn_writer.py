@@ -25,13 +25,13 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import PriceSettings, price_of
 
 KEEP_WARM_TAG = "keep-warm"
-"""Of requests that the proxy sends itself, to keep a prefix in a provider's cache."""
+"""Tag of requests that the proxy sends itself, to keep a prefix in a provider's cache."""
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
 _LEAST_PROMPT = 20
-"""Characters of a sub-agent's prompt; a shorter text is not unique."""
+"""Least characters of a sub-agent's prompt; shorter texts are not unique."""
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
@@ -52,13 +52,13 @@ _LATEST = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """The first region that differs from an earlier prompt.
+class _PromptChange:
+    """The first difference between a prompt and an earlier prompt.
 
     Attributes:
-        region: None if the prompt only continues.
-        place: character of the difference in the region; None if unknown.
-        repeated: tokens after the difference that the earlier prompt had, too.
+        region: None if one prompt continues the other.
+        place: index of the first different character in the region; None if unknown.
+        repeated: tokens after the difference whose text the earlier prompt had.
     """
 
     region: str | None = None
@@ -67,7 +67,7 @@ class _Change:
 
 
 class TurnWriter:
-    """Assigns requests to sessions, in the transaction of `record_writer.Writer`. Methods may raise sqlite3.Error."""
+    """Assigns requests to sessions within the caller's transaction. Methods may raise sqlite3.Error."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TurnWriter:
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
         self.curves: dict[str, LiveCurve] = {}
-        """Hit rates by pool size for the prompts of each upstream, in bytes."""
+        """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._is_restored = False
 
     def forget(self) -> None:
@@ -105,10 +105,10 @@ class TurnWriter:
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_alike = known is not None and known.regions > chain.first
         closest = known.turn if known is not None and is_alike else parent or self._index.first_turn(tenant)
-        change = self._change(chain, closest, record)
-        earlier, region = self._earlier(exchange, record, chain, known, price, change.repeated)
+        change = self._prompt_change(chain, closest, record)
+        earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
         if region is not None:
-            change = _Change(region, None, change.repeated)
+            change = _PromptChange(region, None, change.repeated)
         lost = losses(prompt_tokens, record.reused_tokens, earlier)
         use = exchange.prefix or PrefixUse(0, 0)
         turn = KnownTurn(
@@ -157,7 +157,7 @@ class TurnWriter:
         rows = [(day, record.tenant, record.model, result, count) for result, count in tokens.items() if count]
         self._connection.executemany(_ADD_TOKENS, rows)
 
-    def _earlier(
+    def _earlier_prefix(
         self,
         exchange: Exchange,
         record: Record,
@@ -166,7 +166,7 @@ class TurnWriter:
         price: PriceSettings,
         repeated: int,
     ) -> tuple[EarlierPrefix, str | None]:
-        """Return the known prefix, and the region of an answer that the client changed."""
+        """Return the prefix sent before, and the region of its answer if the client changed that answer."""
         minimum = 0 if exchange.is_engine else price.least_cached_tokens
         if known is None:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
@@ -197,26 +197,26 @@ class TurnWriter:
             block=exchange.block_size,
         ), region
 
-    def _change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _Change:
+    def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:
         regions = None if earlier is None else self._history.regions(earlier.prompt)
         if regions is None or record.prompt_tokens is None:
-            return _Change()
+            return _PromptChange()
         other = chain_of(regions, record.tenant)
         shared = common_prefix(chain.digests, other.digests)
         if shared in (len(chain.names), len(other.names)):
-            return _Change()
+            return _PromptChange()
         sent, place = set(other.digests[shared:]), None
         later = zip(chain.digests[shared:], chain.sizes[shared:], strict=True)
         repeated: float = sum(size for digest, size in later if digest in sent)
         if chain.names[shared] in other.names and chain.digests[shared] not in sent:
             before = other.digests[other.names.index(chain.names[shared])]
-            place, share = self._difference(before, chain.digests[shared])
+            place, share = self._first_difference(before, chain.digests[shared])
             repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
         tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))
-        return _Change(chain.names[shared], place, tokens)
+        return _PromptChange(chain.names[shared], place, tokens)
 
-    def _difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
-        """The first different character of two regions, and the share of text after it."""
+    def _first_difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
+        """Return the index of the first different character, and the share of equal text at the end."""
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0
@@ -229,7 +229,7 @@ class TurnWriter:
         return None if content is None else loads(content)
 
     def _link_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
-        """Set the parent of a sub-agent's first turn: the turn whose answer has the sub-agent's prompt."""
+        """Set the parent of a sub-agent's first turn to the turn whose tool call has the sub-agent's prompt."""
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
@@ -267,7 +267,7 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 
 def _lifetime(use: PrefixUse, known: KnownPrefix | None, price: PriceSettings) -> float:
-    """Seconds until the provider drops the prefix."""
+    """Return the seconds until the provider drops the prefix."""
     if use.written_1h:
         return _HOUR
     return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl

@@ -1,4 +1,4 @@
-"""Eviction policies: the pool's, LRU, and Belady's optimum, which knows the future."""
+"""Eviction policies of simulations: the pool's, and Belady's optimum, which knows the future."""
 
 import heapq
 from collections import OrderedDict

@@ -141,7 +141,7 @@ def pool_cost(
     recomputed if that is faster.
 
     Args:
-        hits: prompt tokens that LRU pools of these sizes would reuse: the pool's size, then each tier's.
+        hits: prompt tokens that an LRU pool reuses if it has the size of the pool, then of each tier.
     """
     seconds, known = 0.0, hits[0]
     shares = {"pool": known / (tokens or 1)}

@@ -47,10 +47,10 @@ def sweep(
     block_tokens: int,
     sizes: Sequence[int],
     policies: Sequence[str],
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None],
     *,
-    exact: bool = False,
-    tokens: int | None = None,
+    exact: bool,
+    tokens: int,
 ) -> Sweep:
     """Compute the hit rate of every size and policy, exactly for LRU and for small traces.
 
@@ -59,11 +59,10 @@ def sweep(
         policies: some of `eviction_policies.POLICY_NAMES`.
         progress: receives the completed share, up to 1.
         exact: simulate all blocks of a large trace, too.
-        tokens: number of prompt tokens; by default all blocks count as full.
+        tokens: number of prompt tokens.
     """
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(len(request.blocks) + request.partial for request in requests)
-    tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
     samples = [] if exact or blocks < _LEAST_SAMPLED else _samples(requests)
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]

@@ -25,7 +25,7 @@ T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
 """Block size of traces without one."""
 _SIZES = (512, 16, 64, 32, 128, 256, 1024)
-"""The most common first."""
+"""Sizes of hash ids' blocks, the most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
 """Columns of BurstGPT's and Azure's traces."""
@@ -62,7 +62,7 @@ class Workload:
 
 
 class ChainIds:
-    """Numbers blocks from 0. Equal ids with equal blocks before them have one number."""
+    """Numbers the blocks of prompts. Equal numbers mean equal prefixes up to the end of the block."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}
@@ -70,7 +70,7 @@ class ChainIds:
         self._num_single = 0
 
     def new_scope(self) -> int:
-        """Return a scope, whose ids differ from those of other scopes."""
+        """Return a new scope. Blocks of two scopes never have equal numbers."""
         self._num_scopes += 1
         return -self._num_scopes
 
@@ -79,7 +79,7 @@ class ChainIds:
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
     def unique(self, count: int) -> range:
-        """Number blocks that no other request has, below 0."""
+        """Return negative numbers for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
 
@@ -100,8 +100,8 @@ def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None =
     """Read a trace file, which may be gzipped.
 
     Args:
-        block_size: in tokens; by default that of the trace, or 16.
-        ids: numbers of the blocks of several files.
+        block_size: in tokens; by default from the trace, or 16.
+        ids: numbering of blocks that several files share.
 
     Raises:
         TraceError: a line is invalid, or contradicts the block size.

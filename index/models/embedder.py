@@ -18,6 +18,8 @@ MULTILINGUAL = "multilingual"
 
 
 class Embedder(Protocol):
+    """Converts texts to vectors. Threads may share it."""
+
     name: str
     """Only vectors of the same name are compared."""
     dim: int
@@ -63,14 +65,16 @@ class SentenceEmbedder:
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
         # Embedding changes the settings of the model's tokenizer.
+        self._lock = threading.Lock()
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         self.vocabulary: Container[str] | None = None
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        vectors = self._model.encode(
-            list(texts), normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
-        )
+        with self._lock:
+            vectors = self._model.encode(
+                list(texts), normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
+            )
         return np.asarray(vectors, dtype=np.float32)
 
     def can_read(self, text: str) -> bool:
@@ -148,17 +152,16 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Caches the latest vectors. Thread-safe; calls of the embedder run one at a time."""
+    """Caches the latest vectors. Thread-safe."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
         self._size = size
-        self._cache_lock = threading.Lock()
-        self._model_lock = threading.Lock()
+        self._lock = threading.Lock()
 
     def get_cached(self, text: str) -> np.ndarray | None:
-        with self._cache_lock:
+        with self._lock:
             vector = self._vectors.get(text)
             if vector is not None:
                 self._vectors.move_to_end(text)
@@ -166,12 +169,11 @@ class EmbeddingCache:
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Return vectors like `embed_or_none`, from the cache if possible."""
-        with self._model_lock:
-            found = {text: self.get_cached(text) for text in texts}
-            missing = [text for text, vector in found.items() if vector is None]
-            if missing:
-                found |= zip(missing, embed_or_none(self.embedder, missing), strict=True)
-        with self._cache_lock:
+        found = {text: self.get_cached(text) for text in texts}
+        missing = [text for text, vector in found.items() if vector is None]
+        if missing:
+            found |= zip(missing, embed_or_none(self.embedder, missing), strict=True)
+        with self._lock:
             for text in missing:
                 if (vector := found[text]) is not None:
                     self._vectors[text] = vector
@@ -190,5 +192,4 @@ class EmbeddingCache:
 
     def check(self) -> None:
         """Raise an EmbedderError if the embedder fails for every text."""
-        with self._model_lock:
-            embed_or_none(self.embedder, ["Does it work at all?"])
+        embed_or_none(self.embedder, ["Does it work at all?"])

@@ -1,13 +1,12 @@
 """A bounded queue of semantic lookups, and the threads that run the embedder and the verifier."""
 
 import asyncio
-import contextlib
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,6 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
 """The result of a lookup, or pending writes of similar questions, to wait for before another lookup."""
-_BATCH = 4
 _START_SHARE = 0.5
 """A lookup that has waited for this share of its timeout is skipped, because it would time out anyway."""
 _BACKGROUND_SECONDS = 1.0
@@ -57,17 +55,10 @@ class _Job(NamedTuple):
 class LookupQueue:
     """Runs lookups in order of arrival, and background jobs while no lookup waits.
 
-    A thread takes up to four lookups at a time. `prepare` embeds their questions together.
+    Lookups are not batched: in a batch, each lookup would take as long as all of them.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[Sequence[LookupRequest]], object],
-        look_up: Callable[[LookupRequest], LookupResult],
-        threads: int,
-        size: int,
-    ) -> None:
-        self._prepare = prepare
+    def __init__(self, look_up: Callable[[LookupRequest], LookupResult], threads: int, size: int) -> None:
         self._look_up = look_up
         self._size = size
         self._lookups: deque[_WaitingLookup] = deque()
@@ -116,18 +107,20 @@ class LookupQueue:
 
     def _work(self) -> None:
         with self._lock:
-            batch = [self._lookups.popleft() for _ in range(min(_BATCH, len(self._lookups)))]
-            is_due = self._background and (not batch or time.monotonic() > self._background[0].due)
+            lookup = self._next_lookup()
+            is_due = self._background and (lookup is None or time.monotonic() > self._background[0].due)
             job = self._background.popleft() if is_due else None
-        batch = [each for each in batch if each.may_begin()]
-        if len(batch) > 1:
-            # One failing request must not fail its batch. The error recurs in its own lookup.
-            with contextlib.suppress(Exception):
-                self._prepare([each.request for each in batch])
-        for each in batch:
-            _settle(each.future, partial(self._look_up, each.request))
+        if lookup is not None:
+            _settle(lookup.future, partial(self._look_up, lookup.request))
         if job is not None:
             _settle(job.future, job.compute)
+
+    def _next_lookup(self) -> _WaitingLookup | None:
+        while self._lookups:
+            lookup = self._lookups.popleft()
+            if lookup.may_begin():
+                return lookup
+        return None
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

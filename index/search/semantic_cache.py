@@ -78,7 +78,7 @@ class SemanticCache:
         self._writes = WriteBatcher(self._write)
         self._order = threading.Lock()  # The index takes vectors in the order of their numbers in the store.
         threads = threads or (_REMOTE_THREADS if store.remote else model_threads())
-        self._queue = LookupQueue(self._prepare, self._look_up, threads, _QUEUE_PER_THREAD * threads)
+        self._queue = LookupQueue(self._look_up, threads, _QUEUE_PER_THREAD * threads)
         self.deferred_embeddings = DeferredEmbeddings(self._embed_deferred)
         learned = policy if isinstance(policy, LearnedPolicy) else None
         self.learning = None if observations is None else FeedbackRecorder(store, observations, learned, self._unindex)
@@ -141,9 +141,6 @@ class SemanticCache:
     async def _has_vectors(self, namespace: str) -> bool:
         holds = self._neighbours.has_index
         return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
-
-    def _prepare(self, requests: Sequence[LookupRequest]) -> None:
-        self._embeddings.vectors([last_turn(each.question) for each in requests if self.can_read(each.question)])
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
         if not self.can_read(request.question):

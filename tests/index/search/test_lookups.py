@@ -1,7 +1,8 @@
-"""Lookups share batches and have timeouts; skipped questions are embedded later."""
+"""Lookups have timeouts; skipped questions are embedded later."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from tests.polling import until
 
 
 class Held(HashEmbedder):
-    """Embeds when `go` is set. Records the texts of each call."""
+    """Embeds when `go` is set, in `seconds` for each text. Records the texts of each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,9 +34,11 @@ class Held(HashEmbedder):
         self.go.set()
         self.calls: list[list[str]] = []
         self.broken = False
+        self.seconds = 0.0
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.calls.append(list(texts))
+        time.sleep(self.seconds * len(texts))
         assert self.go.wait(20)
         if self.broken:
             raise RuntimeError("broken")
@@ -78,14 +81,33 @@ def test_equal_texts_are_embedded_once() -> None:
     assert embeddings.get_cached("text 0") is None
 
 
-async def test_waiting_lookups_share_a_batch(cache: Cache) -> None:
+async def test_waiting_lookups_find_their_own_neighbours(cache: Cache) -> None:
     await asyncio.gather(*(cache.semantic.insert(make_entry(f"what is number {n}")) for n in range(8)))
-    cache.embedder.calls.clear()
     found = await asyncio.gather(*(cache.semantic.lookup("n", f"what is number {n} really") for n in range(8)))
     assert [lookup.question for lookup in found] == [f"what is number {n} really" for n in range(8)]
     assert all(lookup.candidates[0].prompt in lookup.question for lookup in found)
-    assert sum(map(len, cache.embedder.calls)) == 8
-    assert len(cache.embedder.calls) <= 4
+
+
+async def test_an_overloaded_queue_starts_few_lookups_that_time_out(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cache.semantic.insert(make_entry("what is a block"))
+    cache.embedder.calls.clear()
+    cache.embedder.seconds = 0.08
+    decide = cache.semantic.decider.decide
+
+    def slow(request: LookupRequest, vector: np.ndarray) -> Lookup:
+        time.sleep(0.04)
+        return decide(request, vector)
+
+    monkeypatch.setattr(cache.semantic.decider, "decide", slow)
+    lookups = []
+    for number in range(40):
+        lookups.append(asyncio.create_task(cache.semantic.lookup("n", f"what is number {number}", seconds=0.4)))
+        await asyncio.sleep(0.04)
+    decided = [lookup for lookup in await asyncio.gather(*lookups) if lookup.skip_reason is None]
+    assert len(decided) >= 8
+    assert len(decided) >= 0.8 * sum(map(len, cache.embedder.calls))
 
 
 async def test_a_lookup_that_exceeds_its_timeout_is_skipped(cache: Cache) -> None:
@@ -165,8 +187,8 @@ async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> Non
     cache.embedder.go.set()
     await asyncio.gather(first, *others)
     await cache.semantic.deferred_embeddings.wait_until_idle()
-    calls, deferred = cache.embedder.calls[1:], [["what is a queue"], ["what is a chain"]]
-    assert calls in ([lookups, *deferred], [deferred[0], lookups, deferred[1]])
+    calls, deferred = sum(cache.embedder.calls[1:], list[str]()), ["what is a queue", "what is a chain"]
+    assert calls in ([*lookups, *deferred], [deferred[0], *lookups, deferred[1]])
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 
@@ -247,9 +269,7 @@ async def order_of(jobs: int, lookups: int) -> list[str]:
         ran.append(request.question)
         return request.without_result()
 
-    def prepare(requests: Sequence[LookupRequest]) -> None: ...
-
-    queue = LookupQueue(prepare, look_up, threads=1, size=64)
+    queue = LookupQueue(look_up, threads=1, size=64)
     try:
         first = asyncio.ensure_future(queue.run_in_background(blocked.wait))
         waiting = [asyncio.ensure_future(queue.run_in_background(lambda: ran.append("job"))) for _ in range(jobs)]
@@ -266,6 +286,6 @@ async def test_lookups_run_before_background_jobs() -> None:
     assert await order_of(jobs=3, lookups=6) == ["lookup"] * 6 + ["job"] * 3
 
 
-async def test_a_job_that_waits_too_long_runs_after_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_waits_too_long_runs_after_the_next_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_queue, "_BACKGROUND_SECONDS", 0.0)
-    assert (await order_of(jobs=1, lookups=6)).index("job") == 4
+    assert (await order_of(jobs=1, lookups=6)).index("job") == 1

@@ -8,10 +8,10 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits concurrent and waiting requests. Each `enter` needs one `leave`.
+    """Limits active and waiting requests.
 
     Args:
-        timeout: longest wait in seconds.
+        timeout: maximum wait in seconds.
     """
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
@@ -22,7 +22,7 @@ class Admission:
         self.waiting = 0
 
     async def enter(self) -> None:
-        """Wait for a free place, in order of arrival. Raises Overloaded."""
+        """Wait in FIFO order until fewer than `limit` requests are active. Raises Overloaded."""
         if not self._semaphore.locked():
             await self._semaphore.acquire()
         elif self.waiting >= self._max_waiting:
@@ -39,6 +39,7 @@ class Admission:
         self.active += 1
 
     def leave(self) -> None:
+        """Admit the next request. Call it once after each successful `enter`."""
         self.active -= 1
         self._semaphore.release()
 

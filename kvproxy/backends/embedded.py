@@ -23,7 +23,7 @@ class EmbeddedBackend:
     """Serves requests from the embedded engine.
 
     Args:
-        shared_blocks: share cached blocks between tenants, who can then detect each other's prompts.
+        shared_blocks: tenants reuse each other's blocks; the response time reveals whether a prompt is cached.
         global_priorities: compare priorities of requests across tenants, not only within a tenant.
     """
 
@@ -59,10 +59,7 @@ class EmbeddedBackend:
         return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
     async def send(self, request: ApiRequest) -> GeneratedResponse:
-        """Start a request, and return when its first piece is computed.
-
-        Raises NotFound, ModelNotFound, InvalidRequest, or Overloaded.
-        """
+        """Return when the first token is generated. Raises a KvproxyError."""
         await self.admission.enter()
         try:
             return await self._generate(request)
@@ -72,7 +69,7 @@ class EmbeddedBackend:
 
     async def _generate(self, request: ApiRequest) -> GeneratedResponse:
         decoded = self._decode(request)
-        generation = await self.generation(request, decoded)
+        generation = await self.generation_request(request, decoded)
         echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
         form = await self._tool_call_format(decoded)
         pieces = self.worker.generate(generation)
@@ -126,8 +123,8 @@ class EmbeddedBackend:
             )
         return codec
 
-    async def generation(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        """Tokenize a request. Raises InvalidRequest for unsupported fields."""
+    async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
+        """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""
         decoded = decoded or self._decode(request)
         salt = self._salt(request, decoded)
         tokens = await self._tokens(decoded.prompt, salt or "")
@@ -164,7 +161,7 @@ class EmbeddedBackend:
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """Return the block cache's view of a request; `more` are tokens after its prompt."""
+        """Return the request for block lookups, with `more` tokens after its prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
 

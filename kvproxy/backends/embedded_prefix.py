@@ -1,4 +1,4 @@
-"""The view of the embedded engine's block pool and tiers."""
+"""The prefix cache of the embedded engine: its block pool and tiers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.backends.prefix_cache import (
     PrefixCache,
-    PrefixFigures,
+    PrefixCacheStats,
     PrefixReport,
     ResetReport,
     add_branch_texts,
@@ -36,15 +36,15 @@ class EmbeddedPrefix(PrefixCache):
     async def blocks(self) -> list[BlockRow]:
         return await self._worker.inspect(pool_rows.list_blocks)
 
-    async def queue(self) -> list[BlockRow]:
+    async def eviction_queue(self) -> list[BlockRow]:
         return await self._worker.inspect(pool_rows.list_free_blocks)
 
-    async def map(self) -> PoolMap:
+    async def pool_map(self) -> PoolMap:
         found = await self._worker.inspect(pool_rows.map_pool)
         # A salt begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
-    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         nodes = await self._worker.inspect(nodes_of_pool)
         found, total = await asyncio.to_thread(list_branches, nodes, parent, start, limit)
         return await add_branch_texts(self, found), total
@@ -53,22 +53,22 @@ class EmbeddedPrefix(PrefixCache):
         found = await self._worker.inspect(pool_rows.list_chains)
         return [replace(chain, first_text=await self._text(chain.first_tokens)) for chain in found]
 
-    async def show(self, name: str) -> BlockContent | None:
+    async def find_block(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):
             raise InvalidRequest(f"blocks of the embedded engine have numbers, not {name[:40]!r}: see blocks ls")
         block = await self._worker.inspect(lambda manager: pool_rows.show_block(manager, int(name)))
         return block and replace(block, text=await self._text(block.tokens))
 
-    async def figures(self) -> PrefixFigures:
+    async def stats(self) -> PrefixCacheStats:
         pool = await self._worker.inspect(pool_rows.report_pool)
         size = self._worker.block_bytes
-        return PrefixFigures(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
+        return PrefixCacheStats(replace(pool, block_bytes=size, used_bytes=size * (pool.used or 0)))
 
     async def reset(self) -> ResetReport:
         return await self._worker.inspect(_reset)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        generation = await self._backend.generation(request)
+        generation = await self._backend.generation_request(request)
         prompt = self._backend.cache_request("explain", generation)
         found = await self._worker.inspect(lambda manager: pool_rows.match_prefix(manager, prompt))
         return PrefixReport(
@@ -99,7 +99,7 @@ class EmbeddedPrefix(PrefixCache):
 
     async def _chain(self, request: ApiRequest | None, leaf: str | None) -> CacheRequest:
         if request is not None:
-            generation = await self._backend.generation(request)
+            generation = await self._backend.generation_request(request)
             # A lookup never matches the last token, so add one.
             return self._backend.cache_request("pin", generation, 0)
         found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None

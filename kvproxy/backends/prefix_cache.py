@@ -1,4 +1,4 @@
-"""The view of a prefix cache: embedded, mirrored, or of llama.cpp."""
+"""Interface of prefix caches: of the embedded engine, mirrored engines, and llama.cpp."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,12 +25,12 @@ from kvproxy.tiers.chunk_store import TierStats
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Metrics of one engine; a metric is None if the engine does not report it.
+    """Prometheus metrics of one engine; a metric is None if the engine does not report it.
 
     Attributes:
-        usage: used share of the pool, 0 to 1.
-        queries, hits: prompt tokens looked up and found since the engine's start.
-        age: seconds since the report.
+        usage: fraction of the KV cache in use.
+        queries, hits: prompt tokens looked up and found in the prefix cache since the engine's start.
+        age: seconds since the proxy read the metrics.
         engine: URL of the upstream.
     """
 
@@ -49,13 +49,14 @@ class EngineMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixFigures:
+class PrefixCacheStats:
     """Statistics of a prefix cache.
 
     Attributes:
-        pool: the pool, or the sum over all upstreams.
+        pool: the block pool, or the sum over all upstreams.
         complete: the mirrors missed no event; None without mirrors.
-        reported: metrics of the engines that report them.
+        streams: the event streams of the mirrors.
+        engines: URLs of the upstreams.
         slots: the blocks are slots of llama.cpp.
     """
 
@@ -69,11 +70,12 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """A `blocks.row_types.Divergence` as text.
+    """The first difference between a prompt and cached tokens.
 
     Attributes:
-        cached, prompt: the texts after the difference.
-        context: the equal text before it.
+        position: index of the first different token.
+        cached, prompt: the texts from this token on.
+        context: the common text before it.
     """
 
     position: int
@@ -84,19 +86,20 @@ class DivergenceText:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """The prefix reuse of a request. A value is None if it is unknown.
+    """The expected prefix reuse of a request. A value is None if it is unknown.
 
     Attributes:
-        matched_tokens: length of the cached prefix in the pool.
-        blocks: numbers of the blocks, or hashes of mirrored blocks.
-        tiers: further cached tokens in each tier.
-        reason: cause of a missing report, or a note.
-        engine, rank: the engine with the longest prefix, and its rank.
-        engines: cached tokens in each engine.
-        complete: the mirror missed no event.
-        hashes_match: the engine hashes blocks as configured.
-        groups: reuse by attention group; empty if all layers have full attention.
-        slots: the engine caches prefixes in slots and files.
+        matched_tokens: length of the cached prefix in the block pool or slot.
+        blocks: numbers of the matched blocks, or their hashes in a mirrored engine.
+        tiers: cached tokens after this prefix, by tier.
+        reason: cause of unknown values, or a note.
+        engine, rank: URL and data-parallel rank of the engine with the longest prefix.
+        engines: cached tokens by URL.
+        complete: all cached tokens of the engine are known.
+        hashes_match: published hashes equal the proxy's, so the configured algorithm and seed are right.
+        digests: the prompt's block hashes.
+        groups: reuse by KV cache group; empty if all layers have full attention.
+        slots: the engine is llama.cpp.
     """
 
     prompt_tokens: int | None = None
@@ -116,7 +119,7 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Return the cached tokens of pool and tiers."""
+        """Return the cached tokens in the pool and all tiers."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -132,7 +135,7 @@ class ResetReport:
     """The result of a reset.
 
     Attributes:
-        pinned, used: numbers of blocks that prevented the reset.
+        pinned, used: numbers of pinned blocks, and of blocks in use, which prevent a reset.
     """
 
     reset: bool
@@ -147,25 +150,25 @@ class PrefixCache:
     async def blocks(self) -> list[BlockRow]:
         raise no_events_error()
 
-    async def queue(self) -> list[BlockRow]:
-        """List idle blocks in eviction order."""
+    async def eviction_queue(self) -> list[BlockRow]:
+        """List the blocks that may be evicted, the first candidate first."""
         raise no_events_error()
 
-    async def map(self) -> PoolMap:
+    async def pool_map(self) -> PoolMap:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
-    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """Return a page of the branches after a block (None: the roots), and their total number."""
+    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+        """Return `limit` branches below the block `parent` (None: the roots), and the number of all."""
         raise no_events_error()
 
     async def chains(self) -> list[ChainRow]:
         raise no_events_error()
 
-    async def show(self, name: str) -> BlockContent | None:
-        """Find a block by its number or a prefix of its hash."""
+    async def find_block(self, name: str) -> BlockContent | None:
+        """Find a block by its number or the first digits of its hash."""
         raise no_events_error()
 
-    async def figures(self) -> PrefixFigures:
+    async def stats(self) -> PrefixCacheStats:
         raise no_events_error()
 
     async def reset(self) -> ResetReport:
@@ -175,25 +178,25 @@ class PrefixCache:
         return None
 
     async def pins(self) -> list[PinRow]:
-        """List chains protected from eviction."""
+        """List the pinned prompts, whose blocks are never evicted."""
         raise _no_pins_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin a prompt, or the chain that ends in `leaf`; return the pinned tokens."""
+        """Pin the prompt of a request, or the one whose last block has the hash `leaf`; return its tokens."""
         raise _no_pins_error()
 
     async def unpin(self, name: str) -> bool:
         raise _no_pins_error()
 
     async def tiers(self) -> list[TierStats]:
-        """List the tiers, the fastest first."""
+        """List the chunk stores behind the pool, the fastest first."""
         raise _no_tiers_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
         """Delete chunks of a tier; return their number, or None for an unknown tier.
 
         Args:
-            models: `own` for the running model, `others`, or `all`.
+            models: chunks of the running model (`own`), of other models (`others`), or of `all` models.
         """
         raise _no_tiers_error()
 
@@ -213,7 +216,7 @@ def _no_tiers_error() -> NoPrefixCache:
 
 
 Decode = Callable[[Sequence[int] | None], Awaitable[str]]
-"""Returns the text of tokens, or "" for None."""
+"""Detokenizes; returns "" for None."""
 
 
 async def decode_divergence(divergence: Divergence | None, decode: Decode) -> DivergenceText | None:
@@ -225,6 +228,6 @@ async def decode_divergence(divergence: Divergence | None, decode: Decode) -> Di
 
 
 async def add_branch_texts(cache: PrefixCache, branches: Sequence[Branch]) -> list[Branch]:
-    contents = await asyncio.gather(*(cache.show(branch.names[0]) for branch in branches))
+    contents = await asyncio.gather(*(cache.find_block(branch.names[0]) for branch in branches))
     texts = ["" if content is None else content.text for content in contents]
     return [replace(branch, text=text) for branch, text in zip(branches, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""The interface of backends."""
+"""Interface of backends: the embedded engine, or a fleet of upstreams."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ def is_stream(headers: Headers) -> bool:
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
-async def _nothing() -> None:
+async def _no_op() -> None:
     return None
 
 
 @dataclass(slots=True)
 class GeneratedResponse:
-    """A response of the embedded engine in flight.
+    """A response that the embedded engine generates.
 
     Attributes:
-        pieces: raises a KvproxyError if the engine fails.
+        pieces: the output; the iterator raises a KvproxyError if the engine fails.
         usage: token counts, including the prompt's reused tokens.
-        block_size: tokens of the engine's blocks.
-        echo: the prompt, if completions must begin with it.
-        close: stops the generation; may be called again.
+        echo: the prompt, if the completion must begin with it.
+        block_size: tokens in a block of the engine.
+        close: stops the generation; idempotent.
     """
 
     pieces: AsyncIterator[Delta]
@@ -38,7 +38,7 @@ class GeneratedResponse:
     model: str
     echo: Echo | None = None
     block_size: int = 0
-    close: Callable[[], Awaitable[None]] = field(default=_nothing)
+    close: Callable[[], Awaitable[None]] = field(default=_no_op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +46,37 @@ class ServingUpstream:
     """The upstream that serves a request.
 
     Attributes:
-        predicted_tokens: prompt tokens that its prefix cache should reuse; None without a prediction.
+        predicted_tokens: prompt tokens that it should reuse; None without a prediction.
         report_reuse: called once with the model, the prompt tokens, and the reused tokens.
-        is_engine: an engine that caches prompts and outputs, not a paid API.
-        block_size: tokens of its blocks; 0 if it is unknown.
-        restores_tokens: the prompt has the engine's own tokens of earlier answers.
+        is_engine: a self-hosted engine, not a provider's API.
+        has_generated_tokens: earlier answers were sent as the tokens that the engine had generated.
+        block_size: tokens in a block of its prefix cache; 0 if it is unknown.
     """
 
     url: str
     predicted_tokens: int | None
     report_reuse: Callable[[str, int, int], None]
     is_engine: bool = False
-    restores_tokens: bool = False
+    has_generated_tokens: bool = False
     block_size: int = 0
 
 
 @dataclass(slots=True)
 class RelayedResponse:
-    """A response of an upstream in flight.
+    """A response that an upstream sends.
 
     Attributes:
         headers: names in lower case, possibly repeated.
-        chunks: raises a KvproxyError if the upstream breaks off.
-        close: may be called again.
-        on_end: called once, at the end of the body, its failure, or `close`.
-        served_by: None if no fleet chose an upstream.
+        chunks: the body; the iterator raises a KvproxyError if the upstream breaks off.
+        close: closes the connection; idempotent.
+        on_end: callbacks, called once at the end of the body, its failure, or `close`.
+        served_by: None for a forwarded request of an uncached API.
     """
 
     status: int
     headers: Headers
     chunks: AsyncIterator[bytes]
-    close: Callable[[], Awaitable[None]] = field(default=_nothing)
+    close: Callable[[], Awaitable[None]] = field(default=_no_op)
     on_first_chunk: list[Callable[[], None]] = field(default_factory=list)
     on_end: list[Callable[[], None]] = field(default_factory=list)
     served_by: ServingUpstream | None = None
@@ -86,9 +86,9 @@ class RelayedResponse:
         return is_stream(self.headers)
 
     async def wait_for_first_chunk(self) -> None:
-        """Wait for the first chunk; on failure, close the response and raise a KvproxyError.
+        """Wait for the first chunk. On failure, close the response and raise a KvproxyError.
 
-        An engine sends the head of a stream long before its first token.
+        The response's head is no success yet: an engine sends it before the prefill.
         """
         chunks = self.chunks
         try:
@@ -118,24 +118,24 @@ Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 class Forwarder(Protocol):
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request unchanged; `path` includes the query."""
+        """Forward a request of an uncached API unchanged; `path` includes the query."""
 
 
 class Backend(Protocol):
     name: str
-    """Part of the cache key: backends never share responses."""
+    """Part of the cache key, so that backends never share responses."""
     forwarder: Forwarder | None
-    """Serves all other requests; None for the embedded engine."""
+    """None for the embedded engine, which serves cached APIs only."""
 
     async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Return once the response's head is known, or raise a KvproxyError."""
+        """Return when the response begins. Raises a KvproxyError."""
 
     async def models(self) -> JsonObject:
-        """Return the models in the format of OpenAI's list."""
+        """Return the models as OpenAI's list."""
 
     def failure(self) -> str | None:
-        """Return why no request can be served; None if healthy."""
+        """Return why no request can be served; None if requests can be served."""
 
     async def close(self) -> None: ...

@@ -365,7 +365,7 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
         exchange.prefix, exchange.block_size = response.prefix, response.block_size
         if response.served_by is not None:
             exchange.upstream, exchange.is_engine = response.served_by.url, response.served_by.is_engine
-            if response.served_by.restores_tokens and exchange.request is not None:
+            if response.served_by.has_generated_tokens and exchange.request is not None:
                 control = exchange.request.control
                 tagged = replace(control, tags=(*control.tags, "repaired:tokens"))
                 exchange.request = replace(exchange.request, control=tagged)

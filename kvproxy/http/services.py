@@ -83,7 +83,7 @@ class Services:
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
             with suppress(KvproxyError):
-                figures = await self.prefix.figures()
+                figures = await self.prefix.stats()
                 pool = figures.pool
                 pools = {each.engine: (each.num_blocks, each.block_size) for each in figures.reported}
                 if pool.num_blocks and pool.block_size and not figures.engines:

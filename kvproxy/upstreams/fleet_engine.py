@@ -18,7 +18,7 @@ from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
-from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 from kvproxy.upstreams.generated_tokens import GeneratedTokens
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.routing import EngineCandidate, Load
@@ -59,7 +59,7 @@ class EngineStatus:
     cached_blocks: int | None
     complete: bool | None
     streams: tuple[StreamStatus, ...]
-    reuse: dict[str, ReuseFigures]
+    reuse: dict[str, ReuseStats]
     metrics: EngineMetrics | None
     notes: tuple[str, ...]
     advice: tuple[str, ...]
@@ -88,7 +88,7 @@ class FleetEngine:
         self.sent = 0
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else GeneratedTokens(self.client, self.mirror)
-        self.reuse: dict[str, ReuseFigures] = {}
+        self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
         self._probe_timeout = routing.health_timeout
         self._outage_logged = False
@@ -225,7 +225,7 @@ class FleetEngine:
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.
             name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
-            self.reuse.setdefault(name, ReuseFigures()).add(prompt_tokens, cached_tokens, predicted)
+            self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted)
             if self._monitor is not None:
                 self._monitor.add_computed(prompt_tokens - cached_tokens, reported=True)
 

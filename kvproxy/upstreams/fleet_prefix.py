@@ -9,7 +9,7 @@ from kvproxy.backends.prefix_cache import (
     EngineMetrics,
     EngineReset,
     PrefixCache,
-    PrefixFigures,
+    PrefixCacheStats,
     PrefixReport,
     ResetReport,
     add_branch_texts,
@@ -45,14 +45,14 @@ class FleetPrefix(PrefixCache):
     async def blocks(self) -> list[BlockRow]:
         return [row for view in self._views() for row in await view.blocks()]
 
-    async def queue(self) -> list[BlockRow]:
+    async def eviction_queue(self) -> list[BlockRow]:
         self._views()
         slots = self._slots()
         if not slots:
             raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
-        return [row for view in slots for row in await view.queue()]
+        return [row for view in slots for row in await view.eviction_queue()]
 
-    async def tree(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         """List branches of mirrored blocks, and their number. Slots of llama.cpp have no blocks, and are left out."""
         mirrors = self._mirrors()
         if not mirrors:
@@ -64,7 +64,7 @@ class FleetPrefix(PrefixCache):
     async def chains(self) -> list[ChainRow]:
         return [row for view in self._views() for row in await view.chains()]
 
-    async def show(self, name: str) -> BlockContent | None:
+    async def find_block(self, name: str) -> BlockContent | None:
         found = [(view, content) for view in self._views() for content in await view.find(name)]
         if len({content.block.hash for _, content in found}) > 1:
             raise InvalidRequest(f"{len(found)} blocks match {name[:80]!r}: give more of the hash")
@@ -73,14 +73,14 @@ class FleetPrefix(PrefixCache):
         view, content = found[0]
         return replace(content, text=await view.text(content.tokens))
 
-    async def figures(self) -> PrefixFigures:
+    async def stats(self) -> PrefixCacheStats:
         mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slots()
         metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
         else:
             pool = _count_prefixes(await self.blocks())
-        return PrefixFigures(
+        return PrefixCacheStats(
             pool,
             complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
             streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),

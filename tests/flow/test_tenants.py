@@ -103,7 +103,7 @@ def test_a_rank_counts_among_ones_own_requests_only(demo: tuple[str, Services]) 
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "priority": -5}
         for ranked in (False, True):
             own = EmbeddedBackend(backend.worker, global_priorities=ranked)  # type: ignore[attr-defined]
-            request = await own.generation(api_request(body, headers={"x-kvproxy-priority": "7"}))  # type: ignore[arg-type]
+            request = await own.generation_request(api_request(body, headers={"x-kvproxy-priority": "7"}))  # type: ignore[arg-type]
             seen.append((request.queue_priority, request.own_priority, request.priority))
 
     asyncio.run(look())

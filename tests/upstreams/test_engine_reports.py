@@ -21,7 +21,7 @@ from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
-from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
@@ -97,7 +97,7 @@ class Monitored:
         (self.subscriber,) = self.mirror.subscribers
         self.subscriber.is_connected = True
         self.now = 0.0
-        self.reuse: dict[str, ReuseFigures] = {}
+        self.reuse: dict[str, ReuseStats] = {}
         self.metrics: EngineMetrics | None = None
         self.monitor = MirrorMonitor(UpstreamServer.model_validate(server), self.mirror, lambda: self.now)
 
@@ -163,7 +163,7 @@ def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
     assert counted == [(20, False), (30, True)] * 66
     # Clients may invent names of models.
     assert len(engine.reuse) == 65
-    assert engine.reuse["m0"] == ReuseFigures(1, 100, 70, 1, too_high=1, tokens_too_high=10)
+    assert engine.reuse["m0"] == ReuseStats(1, 100, 70, 1, too_high=1, tokens_too_high=10)
     assert engine.reuse["others"].reports == 2
 
 
@@ -197,7 +197,7 @@ def test_a_restart_is_reported_for_a_limited_time() -> None:
 
 def test_frequent_wrong_predictions_are_a_problem() -> None:
     engine = Monitored()
-    reuse = engine.reuse["m"] = ReuseFigures()
+    reuse = engine.reuse["m"] = ReuseStats()
     for _ in range(40):
         reuse.add(100, 64, 64)
     reuse.add(100, 32, 64)

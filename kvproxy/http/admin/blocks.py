@@ -25,7 +25,7 @@ async def blocks(request: Request) -> Response:
 
 async def queue(request: Request) -> Response:
     """List the idle blocks in eviction order."""
-    return await _rows(await services(request).prefix.queue())
+    return await _rows(await services(request).prefix.eviction_queue())
 
 
 async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
@@ -35,7 +35,7 @@ async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
 
 async def stats(request: Request) -> Response:
     """Return statistics of the prefix cache."""
-    figures = asdict(await services(request).prefix.figures())
+    figures = asdict(await services(request).prefix.stats())
     return reply({**figures.pop("pool"), **figures})
 
 
@@ -61,21 +61,21 @@ async def chains(request: Request) -> Response:
 
 async def map(request: Request) -> Response:
     """Return all blocks, as one list per field."""
-    return reply(await services(request).prefix.map())
+    return reply(await services(request).prefix.pool_map())
 
 
 async def tree(request: Request) -> Response:
     """List the branches below the block `parent`, or all first branches of the prefix tree, largest first."""
     query = request.query_params
     limit, start = page(query, "50")
-    found, total = await services(request).prefix.tree(query.get("parent") or None, start, min(limit, _MAX_BRANCHES))
+    found, total = await services(request).prefix.branches(query.get("parent") or None, start, min(limit, _MAX_BRANCHES))
     return reply(found, {"x-total-count": str(total)})
 
 
 async def show(request: Request) -> Response:
     """Show a block with its tokens and text."""
     name: str = request.path_params["id"]
-    content = await services(request).prefix.show(name)
+    content = await services(request).prefix.find_block(name)
     if content is None:
         raise NotFound(f"no block {name[:80]}: blocks ls lists them")
     return reply({**flat_fields(content.block), "tokens": content.tokens, "text": content.text})

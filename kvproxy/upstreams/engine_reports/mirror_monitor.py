@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
-from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseFigures
+from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -46,7 +46,7 @@ class MirrorMonitor:
         if reported or not self._messages:
             self._computed += max(0, tokens - _SHORT_PROMPT)
 
-    def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]) -> list[str]:
+    def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
         """Return a sentence for each problem, and log the new ones.
 
         Args:
@@ -71,9 +71,7 @@ class MirrorMonitor:
         if restarts > self._restarts:
             self._restarts, self._restarted = restarts, now
 
-    def _find(
-        self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseFigures]
-    ) -> dict[Problem, str]:
+    def _find(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> dict[Problem, str]:
         found: dict[Problem, str] = {}
         now, server = self._clock(), self._server
         if up and now - self._last_connected > GRACE_SECONDS:

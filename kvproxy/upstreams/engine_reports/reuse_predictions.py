@@ -8,7 +8,7 @@ _MAX_TOO_HIGH = 0.05
 
 
 @dataclass(slots=True)
-class ReuseFigures:
+class ReuseStats:
     """Reports of one engine for one model.
 
     Attributes:

@@ -57,7 +57,7 @@ class SlotView:
     async def blocks(self) -> list[BlockRow]:
         return [_row(prefix) for prefix in await self._prefixes()]
 
-    async def queue(self) -> list[BlockRow]:
+    async def eviction_queue(self) -> list[BlockRow]:
         files = [prefix for prefix in await self._prefixes() if prefix.slot is None]
         return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
 

@@ -1,1 +1,1 @@
-"""An external engine's block pool, rebuilt from the KV events that it publishes."""
+"""Copies of the block pools of external engines, rebuilt from their KV events."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgpack
 
 Hash = int | bytes
-"""A published block hash: the digest, or its low 64 bits."""
+"""A published block hash: a digest, or its low 64 bits as an integer."""
 Extra = tuple[Any, ...] | None
 GPU = "GPU"
 
@@ -29,18 +29,18 @@ _MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack
 
 
 class EventDecodeError(ValueError):
-    """An invalid batch. The message names the field, never its content, because it contains prompts."""
+    """An invalid batch. The message does not quote the batch, which contains prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one chain were cached.
+    """Consecutive blocks of one prompt were cached.
 
     Attributes:
-        parent: hash of the previous block; None at the start of a chain.
+        parent: hash of the block before; None at the start of the prompt.
         tokens: token ids of all blocks; empty if they were not published.
-        extras: each block's extra keys (adapter, salt, media); None if there are none.
-        medium: `GPU`, unless an offloading tier published the event.
+        extras: each block's extra keys (adapter, salt, media).
+        medium: `GPU`, or the name of an offloading tier.
         group: index of the KV cache group; None if there is one group.
         kind: the group's attention type, if published.
         window: sliding window in tokens.
@@ -76,7 +76,7 @@ Event = StoredEvent | RemovedEvent | ClearedEvent
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one scheduler step. `rank` is None if there is one engine."""
+    """Events of one scheduler step. `rank` is the data-parallel rank, if there are several."""
 
     timestamp: float
     events: list[Event]

@@ -1,4 +1,4 @@
-"""A prompt with its block hashes."""
+"""The tokens of a prompt with their block hashes."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ BlockTokens = tuple[tuple[int, ...], Extra]
 
 
 class HashedPrompt:
-    """The tokens of a prompt, whose block hashes are computed only once."""
+    """A tokenized prompt. Its block hashes are cached."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)
@@ -21,7 +21,7 @@ class HashedPrompt:
         self._contents: dict[int, list[BlockTokens]] = {}
 
     def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
-        """Return the hashes of the full blocks in both published forms: digests, and their low 64 bits."""
+        """Return the digests of the full blocks, and the low 64 bits of each; engines publish either form."""
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:
@@ -30,7 +30,7 @@ class HashedPrompt:
         return found
 
     def block_contents(self, block_size: int) -> list[BlockTokens]:
-        """Return the content of the full blocks in the form of KV events."""
+        """Return the tokens and extra keys of the full blocks, as engines publish them."""
         found = self._contents.get(block_size)
         if found is None:
             request, count = self._request(), len(self.tokens) // block_size

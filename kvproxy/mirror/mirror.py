@@ -8,21 +8,15 @@ from kvproxy.mirror import pool_rows
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirrored_groups import hash_block_size
 from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
-from kvproxy.mirror.prefix_match import MirrorMatch, match_prefix, matched_tokens, tokens_after
+from kvproxy.mirror.prefix_match import CachedChains, MirrorMatch, chains_after_prefix, match_prefix
 from kvproxy.mirror.stream_status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber
-
-
-def _first_full_block(pool: MirroredPool) -> MirroredBlock | None:
-    blocks = (block for block in pool.children(None) if block.extra is None)
-    return next((block for block in blocks if len(block.tokens) == pool.block_size), None)
-
 
 _TCP = re.compile(r"(tcp://[^\s]+:)(\d+)(?:-(\d+))?")
 
 
 def expand_endpoint(endpoint: str) -> list[str]:
-    """Return the sockets of an endpoint, one for each rank on consecutive ports. Raises ValueError."""
+    """Return one address for each port of `tcp://host:first-last`. Raises ValueError."""
     if re.fullmatch(r"(ipc|inproc)://\S+", endpoint):
         return [endpoint]
     found = _TCP.fullmatch(endpoint)
@@ -40,8 +34,9 @@ class Mirror:
     """Rebuilds an engine's pools from its KV events.
 
     Args:
-        endpoint: the PUB sockets, see `expand_endpoint`; `replay` has one socket for each of them.
-        idle: seconds of silence before a check for lost batches.
+        endpoint: PUB sockets of the ranks, see `expand_endpoint`.
+        replay: their replay sockets, in the same order.
+        idle: seconds without a batch before a check for lost batches.
     """
 
     def __init__(
@@ -65,7 +60,7 @@ class Mirror:
         ]
 
     async def start(self) -> None:
-        """Start all subscribers. Raises zmq.ZMQError if an endpoint is invalid or in use."""
+        """Connect to all ranks. Raises zmq.ZMQError if an endpoint is invalid or in use."""
         try:
             for subscriber in self.subscribers:
                 await subscriber.start()
@@ -78,7 +73,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of all ranks, except those of disconnected or unverified publishers."""
+        """Return the pools of all ranks whose state is valid."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:
@@ -91,16 +86,19 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return the number of published resets of each rank."""
-        return [subscriber.state.resets for subscriber in self.subscribers]
+        """Return how many resets of its prefix cache each rank has published."""
+        return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the ranks that published no reset since `before`, an earlier result of `num_resets()`.
+        """Clear the ranks that reset their cache after `before`, but have not published it.
 
-        vLLM confirms a reset before it publishes it with its next step.
+        vLLM responds to a reset request before its next step publishes the reset.
+
+        Args:
+            before: result of `num_resets()` before the request.
         """
-        for subscriber, resets in zip(self.subscribers, before, strict=True):
-            if subscriber.state.resets == resets:
+        for subscriber, num_resets in zip(self.subscribers, before, strict=True):
+            if subscriber.state.num_resets == num_resets:
                 subscriber.state.clear()
 
     def streams(self) -> list[StreamStatus]:
@@ -108,7 +106,7 @@ class Mirror:
 
     @property
     def complete(self) -> bool:
-        """Whether the mirror has all events since the engine's start."""
+        """Whether all ranks are connected, and all their events since their start were applied."""
         return all(
             one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None
             for one in self.subscribers
@@ -117,33 +115,32 @@ class Mirror:
     def report(self) -> PoolReport:
         return pool_rows.report_pools(self.state())
 
-    def has_same_hashes(self) -> bool | None:
-        """Whether the engine's block hashes equal ours; None while no published block can be compared."""
-        for pools in self.state().ranks().values():
+    def hashes_match(self) -> bool | None:
+        """Whether a published hash equals the hash that `hasher` computes; None if no block can be compared."""
+        for pools in self.state().pools_by_rank().values():
             block = next((block for pool in pools if (block := _first_full_block(pool)) is not None), None)
             if block is not None:
                 digest = self.hasher.chain(list(block.tokens), hash_block_size(pools))[-1]
                 return block.hash in (digest, event_hash(digest))
         return None
 
-    def hash_schemes(self) -> list[tuple[BlockHasher, int]]:
-        """Return the hasher and the tokens per hash of every rank."""
-        sizes = {hash_block_size(pools) for pools in self.state().ranks().values()}
-        return [(self.hasher, size) for size in sorted(sizes)]
+    def hash_block_sizes(self) -> list[int]:
+        """Return the numbers of tokens per block hash; ranks may differ."""
+        return sorted({hash_block_size(pools) for pools in self.state().pools_by_rank().values()})
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:
-        """Return the rank with the longest cached prefix, and the match; None before the first event."""
-        ranks = self.state().ranks()
+        """Return the rank with the longest cached prefix, and its match; None before the first event."""
+        ranks = self.state().pools_by_rank()
         found = [(rank, match_prefix(pools, prompt, self.hasher)) for rank, pools in ranks.items()]
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
-    def tokens_after(self, prompt: HashedPrompt) -> tuple[int, list[list[int]], int] | None:
-        """Return the cached tokens after a prompt's cached prefix; see `prefix_match.tokens_after`."""
-        ranks = self.state().ranks().values()
-        found = [after for pools in ranks if (after := tokens_after(pools, prompt, self.hasher)) is not None]
-        return max(found, default=None, key=lambda after: after[0])
+    def chains_after_prefix(self, prompt: HashedPrompt) -> CachedChains | None:
+        """Return `prefix_match.chains_after_prefix` for the rank with the longest cached prefix."""
+        ranks = self.state().pools_by_rank().values()
+        found = [chains for pools in ranks if (chains := chains_after_prefix(pools, prompt, self.hasher)) is not None]
+        return max(found, default=None, key=lambda chains: chains.prefix_tokens)
 
-    def matched_tokens(self, prompt: HashedPrompt) -> int:
-        """Return the length of the longest cached prefix in any rank."""
-        ranks = self.state().ranks().values()
-        return max((matched_tokens(pools, prompt, self.hasher) for pools in ranks), default=0)
+
+def _first_full_block(pool: MirroredPool) -> MirroredBlock | None:
+    blocks = (block for block in pool.children(None) if block.extra is None)
+    return next((block for block in blocks if len(block.tokens) == pool.block_size), None)

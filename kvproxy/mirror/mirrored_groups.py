@@ -1,4 +1,4 @@
-"""Mirrored pools as KV cache groups for the lookup."""
+"""KV cache groups of a mirrored engine, for `blocks.longest_prefix`."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -10,34 +10,37 @@ from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
 
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
-"""Replaces the blocks before a window."""
+"""Placeholder for blocks before a sliding window, which need not be cached."""
 _MAMBA_WINDOW = 2
 """A state-space group needs only the block before the next token."""
 
 
 class PromptHashes:
-    """A prompt's block hashes for the smallest block size of a rank."""
+    """The block hashes of a prompt, one for every `block_size` tokens.
+
+    Groups may have different block sizes; `block_size` divides all of them. The hash of a block is the hash at its end.
+    """
 
     def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
         self.prompt = prompt
         self.block_size = block_size
-        self.digests, self.numbers = prompt.block_hashes(hasher, block_size)
-        self.aliases: dict[int, Hash] = {}
-        """The engine's hashes of small blocks by index, if it uses another algorithm; found by content."""
+        self.digests, self.short_hashes = prompt.block_hashes(hasher, block_size)
+        self.engine_hashes: dict[int, Hash] = {}
+        """Published hashes by index, if the engine computes them differently. Tokens identify the block."""
 
     def find(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        """Return the pool's block that ends with small block `index`."""
-        block = pool.blocks.get(self.numbers[index]) or pool.blocks.get(self.digests[index])
-        if block is None and index in self.aliases:
-            block = pool.blocks.get(self.aliases[index])
+        """Return the pool's block that ends at hash `index`."""
+        block = self.find_by_computed_hash(pool, index)
+        if block is None and index in self.engine_hashes:
+            block = pool.blocks.get(self.engine_hashes[index])
         return block
 
-    def has_computed_hash(self, pool: MirroredPool, index: int) -> bool:
-        return self.numbers[index] in pool.blocks or self.digests[index] in pool.blocks
+    def find_by_computed_hash(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        return pool.blocks.get(self.short_hashes[index]) or pool.blocks.get(self.digests[index])
 
 
 class MirroredGroup:
-    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before the first miss."""
+    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before its first miss."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -49,14 +52,14 @@ class MirroredGroup:
     def _find_blocks(self) -> list[MirroredBlock]:
         found: list[MirroredBlock] = []
         hashes = self._hashes
-        for index in range(self._hashes_per_block - 1, len(hashes.numbers), self._hashes_per_block):
+        for index in range(self._hashes_per_block - 1, len(hashes.digests), self._hashes_per_block):
             block = hashes.find(self.pool, index)
             if block is None:
                 tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
                 block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
                 if block is None:
                     break
-                hashes.aliases[index] = block.hash
+                hashes.engine_hashes[index] = block.hash
             found.append(block)
         return found
 
@@ -89,7 +92,7 @@ def make_groups(
 ) -> tuple[list[MirroredGroup], PromptHashes]:
     """Return the groups of one rank, those with full attention first.
 
-    Unknown attention types count as full attention, so the lookup never finds more than the engine reuses.
+    An unknown attention type counts as full attention, which requires most blocks, so the lookup never predicts too much.
     """
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
     windows = [(pool, attention_window(pool)) for pool in pools]

@@ -1,4 +1,4 @@
-"""The pools of an engine, rebuilt from its KV events. `sequencer` handles their order."""
+"""The block pools of an engine, rebuilt from its KV events; `sequencer.py` puts these in order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
+        parent: hash of the block before; None at the start of a prompt.
         tokens: token ids; empty if they were not published.
-        stored: number of the event that stored the block.
-        copies: number of physical blocks.
+        stored: sequence number; a block that was cached later has a higher one.
+        copies: number of physical blocks with this content.
     """
 
     hash: Hash
@@ -32,6 +33,7 @@ class MirroredPool:
 
     Attributes:
         block_size: tokens in a block; 0 before the first event.
+        kind: attention type, if published.
         window: sliding window in tokens.
     """
 
@@ -73,7 +75,7 @@ class MirroredPool:
             parent = digest
 
     def remove(self, digest: Hash) -> bool:
-        """Remove a copy of a block; return False if there is none."""
+        """Remove one copy of a block; return False if the block is unknown."""
         block = self.blocks.get(digest)
         if block is None:
             return False
@@ -101,11 +103,11 @@ class MirroredPool:
         self.num_copies = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
-        """Return the cached blocks after `parent`, the oldest first; None is the start of a chain."""
+        """Return the cached blocks that follow `parent` (None: the first blocks of prompts), oldest first."""
         return [self.blocks[digest] for digest in self._children.get(parent, ())]
 
     def find_child(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
-        """Return the child of `parent` with this content, whatever its hash."""
+        """Return the block after `parent` with these tokens and extra keys."""
         digest = self._by_content.get((parent, tokens, extra))
         return None if digest is None else self.blocks[digest]
 
@@ -117,16 +119,16 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of an engine.
+    """The pools of one publisher.
 
     Attributes:
-        unknown: number of removals of unknown blocks, which indicate lost events.
+        unknown_removals: number of removals of unknown blocks, which indicate lost events.
     """
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
-        self.unknown = 0
-        self.resets = 0
+        self.unknown_removals = 0
+        self.num_resets = 0
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:
@@ -139,7 +141,7 @@ class MirrorState:
             elif isinstance(event, RemovedEvent):
                 self._remove(batch.rank, event)
             else:
-                self.resets += 1
+                self.num_resets += 1
                 for key, pool in self.pools.items():
                     if key.rank == batch.rank:
                         pool.clear()
@@ -152,10 +154,10 @@ class MirrorState:
             pools = [other for key, other in self.pools.items() if (key.rank, key.medium) == (rank, event.medium)]
         for digest in event.hashes:
             if not any(pool.remove(digest) for pool in pools):
-                self.unknown += 1
+                self.unknown_removals += 1
 
-    def ranks(self) -> dict[int | None, list[MirroredPool]]:
-        """Return the GPU pools of each rank, one for each KV cache group that caches prefixes."""
+    def pools_by_rank(self) -> dict[int | None, list[MirroredPool]]:
+        """Return the GPU pools of each rank, without KV cache groups that never reuse prefixes."""
         found: dict[int | None, list[MirroredPool]] = {}
         for key, pool in sorted(self.pools.items(), key=lambda item: item[0].group or 0):
             if key.medium == GPU and pool.block_size and pool.kind not in _KINDS_WITHOUT_PREFIX:
@@ -163,11 +165,11 @@ class MirrorState:
         return found
 
     def clear(self) -> None:
-        """Remove all blocks, and keep the statistics."""
+        """Remove all blocks, but keep pools and counts."""
         for pool in self.pools.values():
             pool.clear()
 
     def reset(self) -> None:
-        """Remove pools and statistics after a restart or lost events."""
+        """Remove pools and counts after a restart or lost events."""
         self.pools.clear()
-        self.unknown = 0
+        self.unknown_removals = 0

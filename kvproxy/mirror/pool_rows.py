@@ -1,6 +1,6 @@
-"""Views of mirrored pools for admin routes and commands.
+"""Lists of the blocks and chains of mirrored pools, for admin routes and commands.
 
-`snapshot_pools` runs on the event loop, where events change the pools. The other functions run in any thread.
+Call `snapshot_pools` and `report_pools` on the event loop, where events change the pools. The rest may run in threads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +25,13 @@ class MirroredPoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LocationSnapshot:
-    """The pools of one rank and medium by KV cache group, groups with full attention first."""
+    """Pools of one rank and medium by KV cache group; groups with full attention come first."""
 
     location: BlockLocation
     pools: dict[int | None, MirroredPoolSnapshot]
 
     def blocks(self) -> Iterator[BlockContent]:
-        """Return each block once; groups with equal tokens use equal hashes."""
+        """Yield one block for all groups that cache the same tokens."""
         found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
         for group, pool in self.pools.items():
             for block in pool.blocks.values():
@@ -69,18 +69,18 @@ def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
 
 
 def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
-    """Return every cached block, the oldest first."""
+    """List the cached blocks of each location, oldest first."""
     return [content.block for snapshot in snapshots for content in snapshot.blocks()]
 
 
 def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[BlockContent]:
-    """Return blocks by the start of their hash, without their texts."""
+    """Return the blocks whose hexadecimal hash begins with `prefix`."""
     contents = (content for snapshot in snapshots for content in snapshot.blocks())
     return [content for content in contents if (content.block.hash or "").startswith(prefix)]
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """Return the chains of each location's first group, newest first, without their texts."""
+    """List the chains of the first group of each location, newest first."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         pool = next(iter(snapshot.pools.values()))

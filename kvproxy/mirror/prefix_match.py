@@ -1,12 +1,12 @@
-"""The cached prefix of a prompt in a mirrored engine.
+"""Finds the cached prefix of a prompt in a mirrored engine.
 
-All functions read pools that events change: call them on the event loop.
+Call all functions on the event loop, where events change the pools.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import common_prefix, find_divergence
@@ -25,47 +25,61 @@ _MAX_CHAIN_TOKENS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class MirrorMatch:
-    """The cached prefix of a prompt.
+    """The cached prefix of a prompt in one rank.
 
     Attributes:
-        blocks: cached blocks of the first KV cache group.
-        hashes_match: whether the engine's hashes equal ours; None if nothing matched.
+        blocks: its blocks in the first KV cache group.
+        hashes: block hashes that the proxy computes.
+        hashes_match: the engine publishes the same hashes; None if no block matched.
+        group: the first KV cache group.
     """
 
     matched_tokens: int
     blocks: list[MirroredBlock]
-    digests: list[bytes]
+    hashes: PromptHashes
     hashes_match: bool | None
-    divergence: Divergence | None
+    group: MirroredGroup
+
+    def divergence(self) -> Divergence | None:
+        group, tokens = self.group, self.hashes.prompt.tokens
+        if isinstance(group, MirroredWindowGroup):
+            return None
+        cached, size = group.cached_blocks, group.block_size
+        children = group.pool.children(cached[-1].hash if cached else None)
+        return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))
+
+
+class CachedChains(NamedTuple):
+    """Cached tokens after the cached prefix of a prompt.
+
+    Attributes:
+        chains: token ids of each cached continuation; the most similar to the prompt comes first.
+    """
+
+    prefix_tokens: int
+    chains: list[list[int]]
+    block_size: int
 
 
 async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
-    """Compute a prompt's hashes in a thread, for later lookups."""
-    schemes = [scheme for mirror in mirrors for scheme in mirror.hash_schemes()]
-    await asyncio.to_thread(lambda: [prompt.block_hashes(*scheme) for scheme in schemes])
+    """Compute the block hashes of a prompt in a thread, because this is slow for long prompts."""
+    sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
 
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
-    """Find the cached prefix in the pools of one rank; at least one token is left to compute, as in vLLM."""
+    """Find the cached prefix in the pools of one rank. As in vLLM, it never includes the last token."""
     groups, hashes = make_groups(pools, prompt, hasher)
-    found, length = _find_longest_hit(groups, hashes)
-    blocks = [block for block in found if block is not NULL_BLOCK]
-    return MirrorMatch(
-        length,
-        blocks,
-        hashes.digests,
-        hashes.has_computed_hash(groups[0].pool, length // hashes.block_size - 1) if blocks else None,
-        _divergence(groups[0], prompt.tokens),
-    )
+    found, length = find_longest_cache_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
+    blocks, last = [block for block in found[0] if block is not NULL_BLOCK], length // hashes.block_size - 1
+    hashes_match = hashes.find_by_computed_hash(groups[0].pool, last) is not None if blocks else None
+    return MirrorMatch(length, blocks, hashes, hashes_match, groups[0])
 
 
-def tokens_after(
+def chains_after_prefix(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
-) -> tuple[int, list[list[int]], int] | None:
-    """Return the length of the cached prefix, the tokens of the cached chains after it, and the block size.
-
-    Returns None if no chain follows the prefix, or the first chain has the whole rest of the prompt.
-    """
+) -> CachedChains | None:
+    """Return the cached chains after the cached prefix; None if there are none, or one has the rest of the prompt."""
     groups, _ = make_groups(pools, prompt, hasher)
     if isinstance(groups[0], MirroredWindowGroup):
         return None
@@ -83,22 +97,4 @@ def tokens_after(
             block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
         if chain:
             chains.append(chain)
-    return (start, chains[::-1], pool.block_size) if chains else None
-
-
-def matched_tokens(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> int:
-    return _find_longest_hit(*make_groups(pools, prompt, hasher))[1]
-
-
-def _find_longest_hit(groups: Sequence[MirroredGroup], hashes: PromptHashes) -> tuple[Sequence[MirroredBlock], int]:
-    indexes = range(len(hashes.numbers))
-    found, length = find_longest_cache_hit(groups, indexes, max(0, len(hashes.prompt.tokens) - 1))
-    return found[0], length
-
-
-def _divergence(group: MirroredGroup, tokens: list[int]) -> Divergence | None:
-    if isinstance(group, MirroredWindowGroup):
-        return None
-    cached, size = group.cached_blocks, group.block_size
-    children = group.pool.children(cached[-1].hash if cached else None)
-    return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))
+    return CachedChains(start, chains[::-1], pool.block_size) if chains else None

@@ -1,7 +1,7 @@
-"""Orders event batches, and detects lost batches and restarts. No I/O: see `subscriber`.
+"""Applies event batches in order, and detects lost batches and restarts of the publisher, without I/O.
 
-A publisher numbers its batches from 0, and from 0 again after a restart; nothing else identifies a run. A repeated number with
-other content belongs to another run. A replay request includes one known batch, to verify that the run is the same.
+A publisher numbers its batches from 0, and again from 0 after a restart. A known number with other content reveals the
+restart, so a replay begins with the last applied batch: if it differs, the publisher restarted.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
-"""The default size of vLLM's replay buffer."""
+"""Hashed batches that are kept: as many as vLLM's replay buffer has by default."""
 MAX_REPLAY_ATTEMPTS = 3
-"""Number of consecutive failed replays before missing batches count as lost."""
+"""Consecutive failed replays after which missing batches count as lost."""
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Replay:
     """A replay in progress.
 
     Attributes:
-        from_start: all batches were requested.
-        is_verified: the batches belong to the process whose batches were applied before.
-        is_skipped: its remaining batches are ignored, because another replay was requested.
+        from_start: it was requested from batch 0.
+        is_verified: the publisher has not restarted since the last applied batch.
+        is_skipped: its remaining batches are ignored, because another replay is necessary.
     """
 
     from_start: bool
@@ -42,9 +42,10 @@ class Sequencer:
         on_error: receives a message for each batch that cannot be decoded.
 
     Attributes:
-        replay_from: number from which to request a replay; None if no batch is missing.
-        complete: whether all batches since the publisher's start were applied.
-        is_unverified: whether the state may belong to an earlier process, before the replay.
+        next: number of the next batch.
+        replay_from: first batch of a necessary replay.
+        complete: all batches since the publisher's start or last reset were applied.
+        is_unverified: after a reconnect, until the replay shows whether the publisher restarted.
     """
 
     def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:
@@ -65,10 +66,7 @@ class Sequencer:
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Request a replay of all batches, because the publisher may be another process.
-
-        Without a replay endpoint, a second connection clears the state.
-        """
+        """Request a replay of all batches, or clear the state without one: the publisher may have restarted."""
         if self._has_replay:
             self.is_unverified = self.next > 0
             self._request_replay(0)
@@ -78,12 +76,12 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Handle a stream without recent batches, because its last batch may be lost."""
+        """Request a replay, because the last batch may be lost."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
     def on_batch(self, number: int, payload: bytes) -> None:
-        """Handle a live batch: apply it, hold it until a replay ends, or request a replay."""
+        """Apply a published batch, or hold it until a replay ends."""
         if self._replay is not None or self.replay_from is not None:
             self._held[number] = payload
         elif number > self.next:
@@ -131,7 +129,7 @@ class Sequencer:
         return start
 
     def on_replayed_batch(self, number: int, payload: bytes) -> None:
-        """Handle a batch of the replay; ignored after `discard_state`."""
+        """Apply a batch of the replay."""
         replay = self._replay
         if replay is None:
             return
@@ -169,7 +167,7 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """Handle the end of a replay, and apply the held batches."""
+        """Apply the held batches after a replay."""
         replay = self._replay
         if replay is None:
             return
@@ -185,7 +183,7 @@ class Sequencer:
         self._resume()
 
     def fail_replay(self) -> None:
-        """Handle a missing or incomplete replay."""
+        """Request a replay again after a timeout; after several, accept the loss."""
         self._num_failures += 1
         if self._num_failures < MAX_REPLAY_ATTEMPTS:
             self._request_replay(self._last_applied() if self.complete else 0)
@@ -231,7 +229,7 @@ class Sequencer:
         self.counts.batches += 1
 
     def discard_state(self) -> None:
-        """Clear the state after an unexpected error, and continue."""
+        """Clear the state after an unexpected error, and continue with the next batch."""
         self._replay = None
         self.replay_from = None
         self._held.clear()

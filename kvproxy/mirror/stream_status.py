@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts since the subscription started.
+    """Counts of batches and incidents since the proxy's start.
 
     Attributes:
-        gaps: gaps in the sequence numbers.
-        losses: how often the mirror was emptied, because a replay failed.
+        gaps: gaps in the batch numbers.
+        losses: how often the mirror was cleared because of lost batches.
         malformed: messages that could not be decoded.
     """
 
@@ -27,8 +27,9 @@ class StreamStatus(StreamCounts):
     """Status of one publisher's stream.
 
     Attributes:
-        complete: whether all batches since the publisher's start were applied.
-        silent_seconds: seconds since the last message; None before the first.
+        next: number of the next batch.
+        complete: all batches since the publisher's start or last reset were applied.
+        silent_seconds: seconds since the last message.
     """
 
     endpoint: str

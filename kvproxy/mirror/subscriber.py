@@ -1,4 +1,4 @@
-"""Sockets to one publisher of KV events: SUB for live batches, DEALER for replays."""
+"""ZeroMQ sockets to one publisher of KV events: SUB for published batches, DEALER for replays."""
 
 import asyncio
 import logging
@@ -17,12 +17,12 @@ from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.stream_status import StreamStatus
 
 LOG_INTERVAL = 60.0
-"""Minimum seconds between two log lines of a stream."""
+"""Minimum seconds between two warnings about one publisher."""
 END_OF_REPLAY = b"\xff" * 8
-"""Sent instead of a number at the end of a replay."""
+"""Batch number that marks the end of a replay."""
 REPLAY_TIMEOUT = 5.0
 RESTART_DELAY = 0.5
-"""Seconds before a failed task restarts."""
+"""Seconds before a task restarts after an unexpected error."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,8 +30,9 @@ class EventSubscriber:
     """Receives the events of one publisher.
 
     Args:
-        endpoint: the PUB socket, `tcp://host:port`; with `*` as the host, kvproxy binds and engines connect.
-        idle: seconds of silence before a check for lost batches.
+        endpoint: the PUB socket, `tcp://host:port`; with host `*`, the proxy binds and the publisher connects.
+        replay: the replay socket.
+        idle: seconds without a batch before a check for lost batches.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
@@ -53,7 +54,7 @@ class EventSubscriber:
         self._replay_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Open the sockets and start the tasks. Raises zmq.ZMQError if the endpoint is invalid or in use."""
+        """Connect in the background. Raises zmq.ZMQError if the endpoint is invalid or in use."""
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
         socket.set_hwm(0)
@@ -78,7 +79,7 @@ class EventSubscriber:
 
     @property
     def has_valid_state(self) -> bool:
-        """Whether the state belongs to a running process. A disconnected process may have lost its blocks."""
+        """False after a disconnect, until a replay shows that the publisher did not restart."""
         return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:
@@ -88,7 +89,7 @@ class EventSubscriber:
             next=self.sequencer.next,
             complete=self.sequencer.complete,
             silent_seconds=None if self._received_at is None else round(time.monotonic() - self._received_at, 1),
-            unknown_removals=self.state.unknown,
+            unknown_removals=self.state.unknown_removals,
             error=self._last_error,
             replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),
@@ -146,9 +147,9 @@ class EventSubscriber:
                 await self._run_replay(self.sequencer.begin_replay())
 
     async def _run_replay(self, start: int) -> None:
-        """Use a new socket, so that late answers to earlier requests are not received."""
         assert self._context is not None
         assert self._replay is not None
+        # A new socket does not receive late responses to earlier requests.
         with self._context.socket(zmq.DEALER) as dealer:
             dealer.set_hwm(0)
             dealer.setsockopt(zmq.LINGER, 0)

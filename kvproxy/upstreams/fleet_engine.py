@@ -188,7 +188,10 @@ class FleetEngine:
 
     def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
         """Return the engine as a candidate; the prompt's hashes must be computed."""
-        matched = None if self.mirror is None or prompt is None else self.mirror.matched_tokens(prompt)
+        matched = None
+        if self.mirror is not None and prompt is not None:
+            match = self.mirror.match_prefix(prompt)
+            matched = 0 if match is None else match[1].matched_tokens
         return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
 
     def status(self) -> EngineStatus:

@@ -71,7 +71,7 @@ class GeneratedTokens:
         prompt = HashedPrompt(self._with_known_prefix(plain), salt=plain.salt)
         for _ in range(_MAX_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
-            following = self._mirror.tokens_after(prompt)
+            following = self._mirror.chains_after_prefix(prompt)
             spliced = None if following is None else await self._spliced(prompt.tokens, *following, request)
             if spliced is None:
                 break
@@ -82,8 +82,8 @@ class GeneratedTokens:
         return prompt.tokens
 
     def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
-        for hasher, size in self._mirror.hash_schemes():
-            _, numbers = plain.block_hashes(hasher, size)
+        for size in self._mirror.hash_block_sizes():
+            _, numbers = plain.block_hashes(self._mirror.hasher, size)
             for index in reversed(range(len(numbers))):
                 if (known := self._prefixes.pop(numbers[index], None)) is not None:
                     self._prefixes[numbers[index]] = known
@@ -93,8 +93,8 @@ class GeneratedTokens:
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
         """Keep `tokens` for later prompts, up to a block boundary of `plain` after which both are equal."""
         same = common_prefix(plain.tokens[::-1], tokens[::-1])
-        for hasher, size in self._mirror.hash_schemes():
-            _, numbers = plain.block_hashes(hasher, size)
+        for size in self._mirror.hash_block_sizes():
+            _, numbers = plain.block_hashes(self._mirror.hasher, size)
             last = (len(plain.tokens) - same - 1) // size
             if last < len(numbers):
                 rest = len(plain.tokens) - (last + 1) * size

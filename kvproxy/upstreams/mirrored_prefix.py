@@ -78,13 +78,13 @@ class MirrorView:
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
-            divergence=await decode_divergence(match.divergence, self.text),
+            divergence=await decode_divergence(match.divergence(), self.text),
             reason=reason,
             engine=self._engine.url,
             rank=rank,
             complete=self._mirror.complete,
             hashes_match=match.hashes_match,
-            digests=tuple(digest.hex() for digest in match.digests),
+            digests=tuple(digest.hex() for digest in match.hashes.digests),
         )
 
 

@@ -17,7 +17,7 @@ from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, 
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.mirror.mirrored_pool import MirrorState
-from kvproxy.mirror.prefix_match import compute_hashes, match_prefix, matched_tokens
+from kvproxy.mirror.prefix_match import compute_hashes, match_prefix
 
 SEED = BlockHasher(seed="0")
 SHAPES = [
@@ -70,12 +70,8 @@ class Engine:
         return self.manager.get_computed_blocks(CacheRequest("", tokens, salt=salt)).num_tokens
 
     def predicted(self, tokens: list[int], salt: str | None = None, hasher: BlockHasher = SEED) -> int:
-        """Look a prompt up with both functions."""
-        prompt = HashedPrompt(tokens, salt=salt)
-        pools = self.state.ranks().get(0, [])
-        found = match_prefix(pools, prompt, hasher)
-        assert found.matched_tokens == matched_tokens(pools, HashedPrompt(tokens, salt=salt), hasher)
-        return found.matched_tokens
+        pools = self.state.pools_by_rank().get(0, [])
+        return match_prefix(pools, HashedPrompt(tokens, salt=salt), hasher).matched_tokens
 
 
 def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]]:
@@ -124,7 +120,7 @@ def test_an_engine_with_other_hashes_is_matched_by_tokens(specs: list[GroupSpec]
     reused = [engine.reused([*tokens, 9]) for tokens in prompts]
     assert [engine.predicted([*tokens, 9]) for tokens in prompts] == reused
     assert max(reused) > 0
-    (pools,) = engine.state.ranks().values()
+    (pools,) = engine.state.pools_by_rank().values()
     found = match_prefix(pools, HashedPrompt([*prompts[reused.index(max(reused))], 9]), SEED)
     assert found.hashes_match is False
 
@@ -145,26 +141,27 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     assert engine.predicted(tokens, "mine") == 8
     # One token is left to compute.
     assert engine.predicted(tokens[:8], "mine") == 4
-    (pools,) = engine.state.ranks().values()
+    (pools,) = engine.state.pools_by_rank().values()
     found = match_prefix(pools, HashedPrompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
     assert found.hashes_match
-    assert [block.hash for block in found.blocks] == [event_hash(found.digests[0])]
-    assert found.divergence is not None
-    assert (found.divergence.position, found.divergence.cached, found.divergence.prompt) == (6, (6, 7), (99, 98))
+    assert [block.hash for block in found.blocks] == [event_hash(found.hashes.digests[0])]
+    divergence = found.divergence()
+    assert divergence is not None
+    assert (divergence.position, divergence.cached, divergence.prompt) == (6, (6, 7), (99, 98))
 
 
 def test_an_empty_mirror_holds_nothing() -> None:
     tokens = list(range(40))
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
-    assert (mirror.matched_tokens(HashedPrompt(tokens)), mirror.match_prefix(HashedPrompt(tokens))) == (0, None)
+    assert mirror.match_prefix(HashedPrompt(tokens)) is None
     # An event without blocks, and a cleared pool, provide the block size only.
     state = MirrorState()
     state.apply(EventBatch(1.0, [StoredEvent([], None, (), 4)], None))
-    assert matched_tokens(state.ranks()[None], HashedPrompt(tokens), SEED) == 0
+    assert match_prefix(state.pools_by_rank()[None], HashedPrompt(tokens), SEED).matched_tokens == 0
     state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2, 3, 4), 4), ClearedEvent()], None))
-    found = match_prefix(state.ranks()[None], HashedPrompt(tokens), SEED)
-    assert (found.matched_tokens, found.hashes_match, found.divergence) == (0, None, None)
-    assert match_prefix(state.ranks()[None], HashedPrompt([]), SEED).matched_tokens == 0
+    found = match_prefix(state.pools_by_rank()[None], HashedPrompt(tokens), SEED)
+    assert (found.matched_tokens, found.hashes_match, found.divergence()) == (0, None, None)
+    assert match_prefix(state.pools_by_rank()[None], HashedPrompt([]), SEED).matched_tokens == 0
 
 
 def test_the_best_rank_counts_without_other_media() -> None:
@@ -176,7 +173,6 @@ def test_the_best_rank_counts_without_other_media() -> None:
     state.apply(EventBatch(1.0, [StoredEvent(names[:1], None, tokens[:4], 4)], 0))
     state.apply(EventBatch(1.0, [StoredEvent(list(digests[:3]), None, tokens[:12], 4)], 1))
     state.apply(EventBatch(1.0, [StoredEvent(list(names), None, tokens[:16], 4, medium="CPU")], 0))
-    assert mirror.matched_tokens(HashedPrompt(tokens)) == 12
     best = mirror.match_prefix(HashedPrompt(tokens))
     assert best is not None
     assert (best[0], best[1].matched_tokens, best[1].hashes_match) == (1, 12, True)
@@ -205,8 +201,9 @@ async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = HashedPrompt(tokens)
     await compute_hashes(prompt, [mirror])
     monkeypatch.setattr(BlockHasher, "chain", None)
-    assert mirror.matched_tokens(prompt) == 28
-    assert mirror.matched_tokens(prompt) == 28
+    found = mirror.match_prefix(prompt)
+    assert found is not None
+    assert found[1].matched_tokens == 28
 
 
 def test_a_window_event_omits_hashes_and_has_all_tokens() -> None:
@@ -219,11 +216,11 @@ def test_a_window_event_omits_hashes_and_has_all_tokens() -> None:
     state = MirrorState()
     events = [run | full | {"block_hashes": names}, run | window | {"block_hashes": names[3:]}]
     state.apply(decode_batch(msgpack.packb([1.0, events, 0])))
-    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == 20
-    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens[:17]), SEED) == 0
+    assert match_prefix(state.pools_by_rank()[0], HashedPrompt(tokens), SEED).matched_tokens == 20
+    assert match_prefix(state.pools_by_rank()[0], HashedPrompt(tokens[:17]), SEED).matched_tokens == 0
     removed = {"type": "BlockRemoved", "block_hashes": [names[4]], "medium": "GPU", "group_idx": 1}
     state.apply(decode_batch(msgpack.packb([2.0, [removed], 0])))
-    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == 0
+    assert match_prefix(state.pools_by_rank()[0], HashedPrompt(tokens), SEED).matched_tokens == 0
 
 
 @given(st.data())
@@ -242,4 +239,4 @@ def test_a_state_group_needs_only_the_last_block(data: st.DataObject) -> None:
         events.append(StoredEvent([], None, (), 4, group=1, kind="mamba"))
     state.apply(EventBatch(1.0, events, 0))
     expected = max((4 * (place + 1) for place in states if place < full), default=0)
-    assert matched_tokens(state.ranks()[0], HashedPrompt(tokens), SEED) == expected
+    assert match_prefix(state.pools_by_rank()[0], HashedPrompt(tokens), SEED).matched_tokens == expected

@@ -139,7 +139,7 @@ def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]],
     play(steps, follower, model)
     assert follower.held() == model.held
     assert follower.sequencer.complete
-    assert follower.state.unknown == 0
+    assert follower.state.unknown_removals == 0
 
 
 @given(steps=steps, buffer=st.integers(1, 4))

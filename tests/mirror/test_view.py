@@ -85,9 +85,9 @@ def test_ranks_and_media_are_separate() -> None:
 def test_a_removal_applies_to_its_own_group() -> None:
     stored = [StoredEvent([1], None, (1, 2), 2, group=group) for group in (0, 1)]
     state = of(*stored, RemovedEvent([1], group=2))
-    assert (report_pools(state).cached, state.unknown) == (2, 1)
+    assert (report_pools(state).cached, state.unknown_removals) == (2, 1)
     state.apply(EventBatch(2.0, [RemovedEvent([1], group=1)], None))
     assert [row.place and row.place.groups for row in list_blocks(snapshot_pools(state, URL))] == [(0,)]
     # Older publishers omit the group.
     state.apply(EventBatch(3.0, [RemovedEvent([1])], None))
-    assert (report_pools(state).cached, state.unknown) == (0, 1)
+    assert (report_pools(state).cached, state.unknown_removals) == (0, 1)

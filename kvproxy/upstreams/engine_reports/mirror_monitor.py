@@ -105,7 +105,7 @@ class MirrorMonitor:
         if reported is not None and reported != configured:
             return f"the engine hashes blocks with {reported}, not {configured}: set hash_algorithm to {reported}"
         # SGLang's algorithm has no setting.
-        if self._mirror.has_same_hashes() is not False or (metrics is not None and metrics.kind == "sglang"):
+        if self._mirror.hashes_match() is not False or (metrics is not None and metrics.kind == "sglang"):
             return None
         return (
             f"the engine's block hashes do not match {configured} with the configured seed, so prompts are compared by token:"

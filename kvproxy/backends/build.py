@@ -34,7 +34,7 @@ def build_backend(settings: Settings) -> BuiltBackend:
 
 def _build_embedded(settings: Settings) -> BuiltBackend:
     from kvproxy.backends.embedded import EmbeddedBackend
-    from kvproxy.backends.embedded_prefix import EmbeddedPrefix
+    from kvproxy.backends.embedded_prefix_cache import EmbeddedPrefixCache
     from kvproxy.engine.async_llm import AsyncLLM
 
     cipher = load_cipher(settings.encryption)
@@ -47,19 +47,19 @@ def _build_embedded(settings: Settings) -> BuiltBackend:
         global_priorities=settings.access.priorities == "all",
         admission=Admission(limit, 0, settings.limits.queue_seconds),
     )
-    return BuiltBackend(backend, EmbeddedPrefix(backend), worker=worker)
+    return BuiltBackend(backend, EmbeddedPrefixCache(backend), worker=worker)
 
 
 def _build_fleet(settings: Settings) -> BuiltBackend:
     from kvproxy.upstreams.fleet import Fleet
-    from kvproxy.upstreams.fleet_prefix import FleetPrefix
+    from kvproxy.upstreams.fleet_prefix_cache import FleetPrefixCache
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
 
     engines = [_build_engine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
-    return BuiltBackend(fleet, FleetPrefix(fleet), fleet=fleet)
+    return BuiltBackend(fleet, FleetPrefixCache(fleet), fleet=fleet)
 
 
 def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":

@@ -1,4 +1,4 @@
-"""HTTP client for one OpenAI-compatible server. Bodies pass unchanged in both directions."""
+"""HTTP client for one OpenAI-compatible server."""
 
 import asyncio
 from collections.abc import Mapping
@@ -31,7 +31,6 @@ class UpstreamClient:
         self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
 
     def open(self) -> None:
-        """Open the connection pool; requires a running event loop."""
         self._connections.open()
 
     async def close(self) -> None:
@@ -54,13 +53,11 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object; return the status, and the JSON or None.
+        """Send a JSON object; return the status, and the response's JSON or None. Raises Overloaded or UpstreamError.
 
         Args:
             seconds: timeout for the whole response.
-            queued: wait behind client requests if all connections are in use.
-
-        Raises Overloaded or UpstreamError.
+            queued: take a place in the queue of client requests.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
@@ -85,7 +82,7 @@ class UpstreamClient:
         return await self.forward("POST", path, headers, request.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward any request unchanged. Raises InvalidRequest, Overloaded, or UpstreamError."""
+        """Send a client's request in its turn. Raises InvalidRequest, Overloaded, or UpstreamError."""
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()
@@ -98,7 +95,7 @@ class UpstreamClient:
         return reply
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> RelayedResponse:
-        """Send a request ahead of waiting client requests. Raises UpstreamError."""
+        """Send a request without the queue of client requests. Raises UpstreamError."""
         sent = self._headers(headers, path, whole=isinstance(body, bytes))
         # A streamed body cannot be sent twice.
         retries = self._settings.retries if isinstance(body, bytes) else 0

@@ -1,8 +1,8 @@
 """HTTP connections to one server through aiohttp, with exceptions of `kvproxy.errors`.
 
-Only this module uses private attributes of aiohttp, to avoid five faults: readers of some malformed bodies block forever; a reset
-counts as the end of a body without a length; a failure is reported before the bytes that arrived earlier; a connection is reused
-after a body shorter than its Content-Length; and bytes on an idle connection go to the next request.
+Private attributes of aiohttp are necessary to avoid five bugs: reading some malformed bodies blocks forever; a TCP reset counts
+as the end of a body without a length; an error is raised before the bytes that arrived earlier; a connection is reused after a
+body shorter than its Content-Length; bytes on an idle connection become the response to the next request.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class ConnectionPool:
             await self._session.close()
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
-        """Send a request. Raises UpstreamError, with `unsent` if no byte of it was sent."""
+        """Send a request. Raises UpstreamError, whose `unsent` is true if no byte was sent."""
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None

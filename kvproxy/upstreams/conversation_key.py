@@ -1,4 +1,4 @@
-"""Affinity keys, with which consistent hashing sends a conversation to one engine."""
+"""Affinity keys: consistent hashing sends all requests of a conversation to one engine."""
 
 import hashlib
 
@@ -12,11 +12,11 @@ _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 
 _PREFIX_BYTES = 2048
-"""Beginning of a raw prompt that identifies its conversation."""
+"""Length of the beginning that identifies a prompt without messages."""
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return a key of the session, or else of the first messages up to the user's first turn."""
+    """Return a digest of the session's name; without a name, of all messages up to the first user turn."""
     if session := _session(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body

@@ -17,13 +17,13 @@ from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.conversation_key import affinity_key
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
-from kvproxy.upstreams.routing import Ring, choose
+from kvproxy.upstreams.routing import Ring, rank_engines
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5
-"""Timeout of an engine's tokenizer; afterwards the request is routed without tokens."""
+"""Timeout of `/tokenize`. Without tokens, routing ignores cached prefixes."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,13 +32,13 @@ class _Route:
     """The engines for a request, the best first.
 
     Attributes:
-        work: prompt tokens that each engine must compute, by URL.
-        predicted: prompt tokens that each engine should reuse, by URL; empty without a prediction.
+        uncached_tokens: prompt tokens that an engine must compute, by its URL.
+        predicted_tokens: prompt tokens that an engine should reuse, by its URL; empty without a prediction.
     """
 
     engines: list[FleetEngine]
-    work: dict[str, int]
-    predicted: dict[str, int | None]
+    uncached_tokens: dict[str, int]
+    predicted_tokens: dict[str, int | None]
 
 
 class Fleet:
@@ -56,7 +56,7 @@ class Fleet:
             await engine.start()
         self._tasks = [
             asyncio.create_task(self._repeat(FleetEngine.probe, self._settings.health_interval)),
-            asyncio.create_task(self._repeat(FleetEngine.check, self._settings.metrics_interval)),
+            asyncio.create_task(self._repeat(FleetEngine.monitor, self._settings.metrics_interval)),
         ]
 
     async def close(self) -> None:
@@ -83,11 +83,11 @@ class Fleet:
         return await self._first().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request to the first available engine, which may have its state."""
+        """Forward a request of an uncached API to the first available engine, where uploaded files are."""
         return await self._first().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
-        """Send a request; if an engine fails before its first chunk, try the next one.
+        """Send a request to the best engine, or to the next one if it fails before its first chunk.
 
         Raises Overloaded or UpstreamError.
         """
@@ -106,7 +106,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines, else the ejected engines. Raises Overloaded if all are draining."""
+        """Return the available engines; if there are none, ejected ones. Raises Overloaded if all are draining."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
@@ -114,7 +114,7 @@ class Fleet:
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":
-        """Return the engines with mirrors; available engines first."""
+        """Return the engines with a mirror, available engines first."""
         engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
         return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 
@@ -128,9 +128,9 @@ class Fleet:
         prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length
         candidates = [engine.candidate(prompt) for engine in available]
-        work = {candidate.name: length - (candidate.matched or 0) for candidate in candidates}
-        predicted = {candidate.name: candidate.matched for candidate in candidates if _is_predictable(request)}
-        return _Route([self.engines[name] for name in choose(candidates, length, order)], work, predicted)
+        uncached = {candidate.name: length - (candidate.matched_tokens or 0) for candidate in candidates}
+        predicted = {candidate.name: candidate.matched_tokens for candidate in candidates if _is_predictable(request)}
+        return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)
 
     def _must_predict_reuse(self, engine: FleetEngine, request: ApiRequest) -> bool:
         is_sampled = random() < self._settings.prediction_sample_rate
@@ -143,7 +143,7 @@ class Fleet:
             return None
         try:
             # Each further engine would delay the request by a timeout.
-            prompt = await self.tokenizer.prompt(request, mirrored[0][0].client, TOKENIZE_SECONDS)
+            prompt = await self.tokenizer.tokenize_request(request, mirrored[0][0].client, TOKENIZE_SECONDS)
         except KvproxyError as error:
             _log.debug("routed without tokens: %s", error.message)
             return None
@@ -151,7 +151,8 @@ class Fleet:
         return prompt
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> RelayedResponse:
-        load = engine.load.add(route.work[engine.url])
+        uncached = route.uncached_tokens[engine.url]
+        load = engine.load.add(uncached)
         engine.sent += 1
         try:
             sent = await engine.with_generated_tokens(request)
@@ -170,8 +171,8 @@ class Fleet:
             engine.health.record_success()
         if reply.served_by is None:
             restored = sent is not request
-            predicted = None if restored else route.predicted.get(engine.url)
-            reply.served_by = engine.serving_upstream(predicted, route.work[engine.url], restored=restored)
+            predicted = None if restored else route.predicted_tokens.get(engine.url)
+            reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
 
     def _first(self) -> FleetEngine:
@@ -179,7 +180,7 @@ class Fleet:
         return next((engine for engine in engines if engine.health.available), engines[0])
 
     def engine(self, name: str) -> FleetEngine:
-        """Return an engine by its URL, or by its number from 1. Raises NotFound."""
+        """Find an engine by its URL, or by its number from 1. Raises NotFound."""
         engines = list(self.engines.values())
         if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):
             return engines[int(name) - 1]

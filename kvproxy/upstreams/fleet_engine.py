@@ -1,4 +1,4 @@
-"""One upstream with its mirror, load, health and slots."""
+"""One upstream of a fleet, with its mirror, load, and health."""
 
 import asyncio
 import logging
@@ -40,8 +40,9 @@ class EngineStatus:
     """Status of one upstream, for `kvproxy upstreams`.
 
     Attributes:
-        load: work in flight, in prefill tokens.
-        sent: requests sent since the start.
+        requests: number of requests in flight.
+        load: their cost in prefill tokens, see `routing.py`.
+        sent: requests sent since the proxy's start.
         failures: consecutive failures.
         complete: the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
@@ -70,7 +71,7 @@ class FleetEngine:
     """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid.
 
     Attributes:
-        llama: the slots of llama.cpp; None if the engine publishes KV events.
+        llama: detects llama.cpp; None if the engine publishes KV events.
     """
 
     def __init__(
@@ -110,10 +111,7 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
-        """Request `/health` and record the result.
-
-        Any status below 500 is a success: some servers lack the route.
-        """
+        """Check `/health`. A status below 500 is a success, because some servers lack the route."""
         try:
             async with asyncio.timeout(self._probe_timeout):
                 reply = await self.client.request("GET", "/health", {})
@@ -143,10 +141,10 @@ class FleetEngine:
             self.llama.is_identified = False
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
-        """Keep the engine's tokens of earlier answers, if the request's rule requires it."""
+        """Restore the generated tokens of earlier answers, if the request's rule enables `repair_history`."""
         if self._generated is None or not request.control.rule.repair_history:
             return request
-        return await self._generated.restored(request)
+        return await self._generated.restore(request)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         placement = None if self.llama is None else await self.llama.place(request)
@@ -158,11 +156,11 @@ class FleetEngine:
             placement.abandon()
             raise
         placement.follow(reply)
-        reply.served_by = self.serving_upstream(placement.predicted, placement.work)
+        reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
 
-    async def check(self) -> None:
-        """Read the engine's metrics and look for problems of its mirror."""
+    async def monitor(self) -> None:
+        """Read the engine's metrics, and detect problems of its mirror."""
         if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._probe_timeout):
@@ -187,7 +185,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the engine as a candidate; the prompt's hashes must be computed."""
+        """Return the engine's cached prefix of the prompt, and its load. The block hashes must be computed."""
         matched = None
         if self.mirror is not None and prompt is not None:
             match = self.mirror.match_prefix(prompt)
@@ -216,27 +214,25 @@ class FleetEngine:
             slots=self.llama.status() if self.llama else None,
         )
 
-    def serving_upstream(self, predicted: int | None, work: int, *, restored: bool = False) -> ServingUpstream:
-        """Return this engine as the upstream of a request.
-
-        Args:
-            predicted: prompt tokens that it should reuse.
-            work: prompt tokens that it should compute.
-            restored: the prompt has the engine's own tokens of earlier answers.
-        """
+    def serving_upstream(
+        self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
+    ) -> ServingUpstream:
+        """Return this engine as the upstream of one request; `uncached_tokens` is an estimate."""
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.
             name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
-            self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted)
+            self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted_tokens)
             if self._monitor is not None:
                 self._monitor.add_computed(prompt_tokens - cached_tokens, reported=True)
 
         if self._monitor is not None:
-            self._monitor.add_computed(work, reported=False)
-        is_engine = self.mirror is not None or self._metrics is not None or predicted is not None
+            self._monitor.add_computed(uncached_tokens, reported=False)
+        is_engine = self.mirror is not None or self._metrics is not None or predicted_tokens is not None
         block_size = self._metrics[1].block_size if self._metrics is not None else None
-        return ServingUpstream(self.url, predicted, report_reuse, is_engine, restored, block_size or 0)
+        return ServingUpstream(
+            self.url, predicted_tokens, report_reuse, is_engine, has_generated_tokens, block_size or 0
+        )
 
 
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":

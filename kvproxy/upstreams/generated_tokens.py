@@ -1,10 +1,10 @@
-"""Keeps the tokens that vLLM generated in the prompts of later turns.
+"""Restores the tokens that vLLM generated for earlier answers of a conversation.
 
-The text of an answer may have other tokens than the engine generated, which ends the reuse. The mirror
-has the cached tokens after the first difference. If they have the same text, they replace the tokens of the text.
+The tokenizer may split an answer into other tokens than the engine generated. The cached prefix ends there. The mirror
+has the generated tokens: if they decode to the same text, they replace the tokenizer's.
 
-vLLM renders the request itself (`/render` with `--enable-scale-out`), so the prompt is the same. It takes the tokens in
-`kv_transfer_params.prompt_token_ids`, and still applies its parsers of reasoning and tool calls.
+vLLM renders the prompt (`/render`, with `--enable-scale-out`). The request carries the restored prompt in
+`kv_transfer_params.prompt_token_ids`; vLLM still parses reasoning and tool calls.
 """
 
 import logging
@@ -19,8 +19,9 @@ from kvproxy.apis.json import Json, JsonObject, dumps, field
 from kvproxy.blocks.divergence import common_prefix
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.prefix_match import compute_hashes
+from kvproxy.mirror.prefix_match import CachedChains, compute_hashes
 from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.prompt_tokenizer import cache_salt
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -29,27 +30,25 @@ _APIS = ("chat", "messages")
 _PARAMETERS = "kv_transfer_params"
 _SECONDS = 5.0
 _RETRY_SECONDS = 60.0
-"""Pause after an error, such as of a server without the route."""
+"""Pause after an error, for example if the server has no `/render`."""
 _MAX_ANSWERS = 8
-"""Differences that are repaired in one request."""
+"""Maximum answers restored in one request."""
 _MAX_PREFIXES = 128
 _INCOMPLETE = "\ufffd"
-"""Decoded from the beginning of a character."""
+"""Text of tokens that end within a character."""
 _log = logging.getLogger("kvproxy")
 
 
 class GeneratedTokens:
-    """Prompts of one engine with generated tokens."""
-
     def __init__(self, client: UpstreamClient, mirror: "Mirror") -> None:
         self._client = client
         self._mirror = mirror
         self._prefixes: OrderedDict[int, array[int]] = OrderedDict()
-        """Restored prefixes, by the last block hash of the plain prefix."""
+        """Restored beginnings of prompts, by the last block hash of the beginning as the tokenizer splits it."""
         self._next_try = 0.0
 
-    async def restored(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with its prompt's tokens; unchanged if its text's tokens are cached."""
+    async def restore(self, request: ApiRequest) -> ApiRequest:
+        """Return the request with the restored prompt; the request itself if nothing changes or vLLM fails."""
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:
@@ -64,18 +63,17 @@ class GeneratedTokens:
         return replace(request, body=body, raw=dumps(body))
 
     async def _restored_tokens(self, request: ApiRequest) -> list[int] | None:
-        salt = request.body.get("cache_salt")
         rendered = await self._post(f"{request.api.path}/render", request.body, request)
-        plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=salt if isinstance(salt, str) else None)
+        plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
         await compute_hashes(plain, [self._mirror])
         prompt = HashedPrompt(self._with_known_prefix(plain), salt=plain.salt)
         for _ in range(_MAX_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
-            following = self._mirror.chains_after_prefix(prompt)
-            spliced = None if following is None else await self._spliced(prompt.tokens, *following, request)
-            if spliced is None:
+            cached = self._mirror.chains_after_prefix(prompt)
+            tokens = None if cached is None else await self._restore_answer(prompt.tokens, cached, request)
+            if tokens is None:
                 break
-            prompt = HashedPrompt(spliced, salt=prompt.salt)
+            prompt = HashedPrompt(tokens, salt=prompt.salt)
         if prompt.tokens == plain.tokens:
             return None
         self._keep_prefix(plain, prompt.tokens)
@@ -91,10 +89,10 @@ class GeneratedTokens:
         return plain.tokens
 
     def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
-        """Keep `tokens` for later prompts, up to a block boundary of `plain` after which both are equal."""
         same = common_prefix(plain.tokens[::-1], tokens[::-1])
         for size in self._mirror.hash_block_sizes():
             _, numbers = plain.block_hashes(self._mirror.hasher, size)
+            # The block of `plain` with its last restored token.
             last = (len(plain.tokens) - same - 1) // size
             if last < len(numbers):
                 rest = len(plain.tokens) - (last + 1) * size
@@ -102,42 +100,38 @@ class GeneratedTokens:
         while len(self._prefixes) > _MAX_PREFIXES:
             self._prefixes.popitem(last=False)
 
-    async def _spliced(
-        self, tokens: list[int], start: int, chains: list[list[int]], size: int, request: ApiRequest
-    ) -> list[int] | None:
-        """Return the tokens with the longest chain after `start` that has the same text; None without one."""
-        text = await self._text(tokens[start:], request)
-        for chain in chains:
+    async def _restore_answer(self, tokens: list[int], cached: CachedChains, request: ApiRequest) -> list[int] | None:
+        """Replace the tokens after the cached prefix by a cached chain with the same text."""
+        start, size = cached.prefix_tokens, cached.block_size
+        text = await self._detokenize(tokens[start:], request)
+        for chain in cached.chains:
             # Most chains differ in their first block.
             low, high, middle = 0, len(chain) // size, 1
             while low < high:
-                beginning = await self._text(chain[: middle * size], request)
+                beginning = await self._detokenize(chain[: middle * size], request)
                 is_same = text.startswith(beginning.rstrip(_INCOMPLETE))
                 low, high = (middle, high) if is_same else (low, middle - 1)
                 middle = (low + high + 1) // 2
             for length in range(low * size, 0, -size):
-                for rest in await self._rests(text, await self._text(chain[:length], request), request):
-                    if await self._text([*chain[:length], *rest], request) == text:
+                for rest in await self._tokenize_rest(text, await self._detokenize(chain[:length], request), request):
+                    if await self._detokenize([*chain[:length], *rest], request) == text:
                         return [*tokens[:start], *chain[:length], *rest]
         return None
 
-    async def _rests(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
-        """Return the tokens of a text after its beginning.
-
-        If the beginning ends within a character, any number of the tokens of this character may follow: one list for each.
-        """
+    async def _tokenize_rest(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
+        """Tokenize the text after its beginning. If this ends within a character, return all possible continuations."""
         if text.startswith(beginning):
-            return [await self._tokens(text[len(beginning) :], request)]
+            return [await self._tokenize(text[len(beginning) :], request)]
         place = len(beginning.rstrip(_INCOMPLETE))
-        character = await self._tokens(text[place : place + 1], request)
-        rest = await self._tokens(text[place + 1 :], request)
+        character = await self._tokenize(text[place : place + 1], request)
+        rest = await self._tokenize(text[place + 1 :], request)
         return [[*character[count:], *rest] for count in range(1, len(character))]
 
-    async def _tokens(self, text: str, request: ApiRequest) -> list[int]:
+    async def _tokenize(self, text: str, request: ApiRequest) -> list[int]:
         sent: JsonObject = {"model": request.model, "prompt": text, "add_special_tokens": False}
         return _token_ids(await self._post("/tokenize", sent, request), "tokens") if text else []
 
-    async def _text(self, tokens: list[int], request: ApiRequest) -> str:
+    async def _detokenize(self, tokens: list[int], request: ApiRequest) -> str:
         sent: JsonObject = {"model": request.model, "tokens": list[Json](tokens)}
         return str(field(await self._post("/detokenize", sent, request), "prompt") or "")
 

@@ -8,8 +8,7 @@ class Health:
     """Health of one engine.
 
     Attributes:
-        eject_after: consecutive failures before ejection.
-        has_responded: until it is true, one failure ejects the engine.
+        eject_after: consecutive failures before ejection; 1 until the engine has responded once.
     """
 
     eject_after: int = 3
@@ -28,8 +27,7 @@ class Health:
         return not self.ejected and not self.draining
 
     @property
-    def is_sound(self) -> bool:
-        """Whether new requests may be sent and the last request succeeded."""
+    def is_healthy(self) -> bool:
         return self.failures == 0 and not self.draining
 
     @property

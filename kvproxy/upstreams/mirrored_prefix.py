@@ -1,4 +1,4 @@
-"""The prefix cache of a mirrored engine."""
+"""Reports on the mirrored prefix cache of one engine, and its reset."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 _MAX_TEXTS = 50
-"""Chains shown with text, which may cost a request each."""
+"""Maximum chains with text, because each text may need a request to the engine."""
 _TOKENIZE_SECONDS = 5.0
 _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
 """Routes of vLLM (in its development mode) and SGLang."""
@@ -38,7 +38,7 @@ class MirrorView:
         return await asyncio.to_thread(pool_rows.list_blocks, self._snapshots())
 
     async def find(self, name: str) -> list[BlockContent]:
-        """Return blocks by the start of their hash, without text."""
+        """Return the blocks whose hash begins with `name`."""
         return await asyncio.to_thread(pool_rows.find_blocks, self._snapshots(), name)
 
     async def chains(self) -> list[ChainRow]:
@@ -48,22 +48,22 @@ class MirrorView:
         return spelled + rows[_MAX_TEXTS:]
 
     async def text(self, tokens: Sequence[int] | None) -> str:
-        """Return the text of tokens, or their ids if no tokenizer is available."""
+        """Return the text of tokens, or their ids if the tokenizer fails."""
         if not tokens:
             return ""
         try:
-            return await self._tokenizer.text(tokens, self._engine.client, _TOKENIZE_SECONDS)
+            return await self._tokenizer.detokenize(tokens, self._engine.client, _TOKENIZE_SECONDS)
         except KvproxyError:
             return " ".join(map(str, tokens))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         try:
-            prompt = await self._tokenizer.prompt(request, self._engine.client, _TOKENIZE_SECONDS)
+            prompt = await self._tokenizer.tokenize_request(request, self._engine.client, _TOKENIZE_SECONDS)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         await compute_hashes(prompt, [self._mirror])
         # Requests are not routed to a draining or failing engine.
-        found = self._mirror.match_prefix(prompt) if self._engine.health.is_sound else None
+        found = self._mirror.match_prefix(prompt) if self._engine.health.is_healthy else None
         if found is None:
             return PrefixReport(
                 prompt_tokens=len(prompt.tokens), matched_tokens=0, reason="no block of the upstream is known yet"
@@ -89,7 +89,7 @@ class MirrorView:
 
 
 async def reset_engine(engine: FleetEngine) -> EngineReset:
-    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if it has no route."""
+    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if the engine has no route for it."""
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:

@@ -1,4 +1,4 @@
-"""Tokenizes requests with the engine's `/tokenize`, or with the model's tokenizer in this process."""
+"""Tokenizes requests with the engine's `/tokenize`, or with a tokenizer in this process."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -26,11 +26,11 @@ _TOKENIZER_FIELDS = (
 class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
-    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        """Tokenize a request within `seconds`. Raises KvproxyError."""
+    async def tokenize_request(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
+        """Tokenize a request within `seconds`. Raises a KvproxyError."""
         source = prompt_input(request)
         if isinstance(source, tuple):
-            return HashedPrompt(source, salt=_salt(request))
+            return HashedPrompt(source, salt=cache_salt(request))
         body: JsonObject = {"model": request.model}
         if request.api.name in ("chat", "completions"):
             body |= {name: request.body[name] for name in _TOKENIZER_FIELDS if name in request.body}
@@ -42,10 +42,10 @@ class UpstreamTokenizer:
             raise UpstreamUnreachable(
                 "the upstream's /tokenize returned no tokens: set forward.tokenizer to the model's tokenizer"
             )
-        return HashedPrompt(ids, salt=_salt(request))
+        return HashedPrompt(ids, salt=cache_salt(request))
 
-    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
-        """Return the text of tokens. Raises KvproxyError."""
+    async def detokenize(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
+        """Raises a KvproxyError."""
         reply = await _post(client, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
         return str(reply.get("prompt", ""))
 
@@ -65,7 +65,7 @@ async def _post(
 
 
 class LocalTokenizer:
-    """The model's tokenizer and chat template, on threads of this process."""
+    """A Hugging Face tokenizer with its chat template, on threads of this process."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -83,11 +83,11 @@ class LocalTokenizer:
             ) from None
         self._tokenizer = AsyncTokenizer(ChatTokenizer(loaded, frozenset()))
 
-    async def prompt(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        return HashedPrompt(await self.encode(prompt_input(request)), salt=_salt(request))
+    async def tokenize_request(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
+        return HashedPrompt(await self.encode(prompt_input(request)), salt=cache_salt(request))
 
     async def encode(self, source: PromptInput) -> Sequence[int]:
-        """Tokenize a prompt. Raises KvproxyError if the tokenizer or the template rejects it."""
+        """Tokenize a prompt. Raises a KvproxyError if the tokenizer or the template rejects it."""
         match source:
             case Conversation():
                 return await self._tokenizer.chat(list(source.messages), list(source.tools) or None)
@@ -96,12 +96,12 @@ class LocalTokenizer:
         return source
 
     async def encode_output(self, text: str) -> list[int]:
-        """Tokenize a model's output, without special tokens."""
+        """Tokenize without the special tokens that a prompt begins or ends with."""
         special, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
         begin = common_prefix(special, ids)
         return ids[begin : len(ids) - (len(special) - begin)]
 
-    async def text(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
+    async def detokenize(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
         return await self._tokenizer.text(tokens)
 
 
@@ -109,12 +109,12 @@ PromptTokenizer: TypeAlias = UpstreamTokenizer | LocalTokenizer
 
 
 def load_tokenizer(name: str) -> PromptTokenizer:
-    """Load `upstream`, `demo`, a folder, or a Hugging Face id. Raises SettingsError."""
+    """Load the setting `forward.tokenizer`: `upstream`, `demo`, a folder, or a Hugging Face id. Raises SettingsError."""
     return UpstreamTokenizer() if name == _UPSTREAM else LocalTokenizer(name)
 
 
 def prompt_input(request: ApiRequest) -> PromptInput:
-    """Return a request's prompt. Raises InvalidRequest if it is missing, or not only text."""
+    """Return the prompt of a request. Raises InvalidRequest if it is missing or multimodal."""
     codec = CODECS.get(request.api.name)
     if codec is None:
         raise InvalidRequest(f"requests to {request.api.name} have no prompt with a prefix cache")
@@ -125,6 +125,6 @@ def prompt_input(request: ApiRequest) -> PromptInput:
         raise InvalidRequest("the prompt of this request is not valid") from None
 
 
-def _salt(request: ApiRequest) -> str | None:
+def cache_salt(request: ApiRequest) -> str | None:
     salt = request.body.get("cache_salt")
     return salt if isinstance(salt, str) else None

@@ -1,6 +1,6 @@
-"""Chooses an engine by cached prefix and load, or by consistent hashing if nothing is cached.
+"""Ranks engines by cached prefix and load, or by consistent hashing if no engine has a cached prefix.
 
-Load and cost are counted in prefill tokens, so that they can be added.
+The unit of load and cost is the time to prefill one token.
 """
 
 import bisect
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import xxhash
 
 _POINTS = 160
-"""Ring points of an engine of weight 1."""
+"""Points on the ring of an engine with weight 1."""
 DECODE_TOKENS = 128
-"""Load of a decoding response in prefill tokens: it takes part in every step of the engine."""
+"""Load of the decode phase of one request."""
 MISS_COST = 8.0
-"""Cost of a computed token relative to a token of load; docs/routing.md explains the value."""
+"""Cost of an uncached prompt token relative to one of other requests in flight; see docs/routing.md."""
 LOAD_SLACK = 1.25
-"""Load of an engine relative to its share before a key moves on along the ring: consistent hashing with bounded loads
+"""An engine with more than this multiple of its share of the load receives no new key: consistent hashing with bounded loads
 (Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
@@ -45,29 +45,29 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
-    """Work in flight: tokens of prompts without a first chunk, and `DECODE_TOKENS` per request."""
+    """Load of one engine: uncached prompt tokens until the first chunk, and `DECODE_TOKENS` per request."""
 
     tokens: float = 0.0
     requests: int = 0
 
-    def add(self, uncached: int) -> "RequestLoad":
-        self.tokens += uncached + DECODE_TOKENS
+    def add(self, uncached_tokens: int) -> "RequestLoad":
+        self.tokens += uncached_tokens + DECODE_TOKENS
         self.requests += 1
-        return RequestLoad(self, uncached)
+        return RequestLoad(self, uncached_tokens)
 
 
 @dataclass(slots=True)
 class RequestLoad:
     _load: Load
-    _prefill: float
+    _prefill_tokens: float
     _in_flight: bool = field(default=True)
 
     def finish_prefill(self) -> None:
-        self._load.tokens -= self._prefill
-        self._prefill = 0.0
+        self._load.tokens -= self._prefill_tokens
+        self._prefill_tokens = 0.0
 
     def finish(self) -> None:
-        """Remove the request; safe to call more than once."""
+        """Remove the request from the load; idempotent."""
         if self._in_flight:
             self._in_flight = False
             self.finish_prefill()
@@ -80,23 +80,28 @@ class EngineCandidate:
     """An engine that can serve a request.
 
     Attributes:
-        matched: prompt tokens in its cache; None if unknown.
-        load: work in flight, in prefill tokens.
+        matched_tokens: length of the cached prefix; None if unknown.
+        load: see `Load.tokens`.
     """
 
     name: str
-    matched: int | None
+    matched_tokens: int | None
     load: float
     weight: float = 1.0
 
 
-def choose(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Sort engines by cost, the best first; `order` decides between equal costs."""
+def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
+    """Return the names of the engines, the best first.
+
+    Args:
+        order: names in the ring's order, which decides between equal costs.
+    """
     place = {name: index for index, name in enumerate(order)}
-    if any(candidate.matched for candidate in candidates):
+    if any(candidate.matched_tokens for candidate in candidates):
 
         def cost(candidate: EngineCandidate) -> float:
-            return (MISS_COST * (prompt_tokens - (candidate.matched or 0)) + candidate.load) / candidate.weight
+            uncached = prompt_tokens - (candidate.matched_tokens or 0)
+            return (MISS_COST * uncached + candidate.load) / candidate.weight
 
     else:
         weight = sum(candidate.weight for candidate in candidates)

@@ -21,7 +21,7 @@ from kvproxy.client_keys import add_client
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.routing_simulation import FleetShape, SimulatedEngine
 from kvproxy.settings import load_settings
-from kvproxy.upstreams.routing import EngineCandidate, Load, Ring, choose
+from kvproxy.upstreams.routing import EngineCandidate, Load, Ring, rank_engines
 from tests.faults.proxies import CHAT, chat, proxy_process
 from tests.plain_upstream import run_plain_upstream
 from tests.postgres_server import run_postgres
@@ -79,7 +79,7 @@ def route(arrivals: list[Arrival], proxies: int) -> tuple[float, float]:
             EngineCandidate(engine.name, engine.matched_tokens(arrival), engine.load.tokens) for engine in engines
         ]
         order = ring.order(repr(arrival.chain.blocks[:2]).encode())
-        engines[int(choose(candidates, arrival.tokens, order)[0])].add(arrival)
+        engines[int(rank_engines(candidates, arrival.tokens, order)[0])].add(arrival)
     for engine in engines:
         engine.advance(float("inf"))
     hits, computed = sum(engine.hits for engine in engines), sum(engine.computed for engine in engines)

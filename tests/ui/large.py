@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvproxy.backends.embedded_prefix import EmbeddedPrefix
+from kvproxy.backends.embedded_prefix_cache import EmbeddedPrefixCache
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.http.serve import make_server
@@ -69,6 +69,6 @@ def run_large(data: Path, num_blocks: int, **settings: Any) -> Iterator[tuple[st
             data=data, upstream=upstream, cache={"semantic": False}, limits={"drain_seconds": 0.0}, **settings
         )
         services = build(found)
-        services.prefix = EmbeddedPrefix(SimpleNamespace(worker=Worker(manager)))  # type: ignore[arg-type]
+        services.prefix = EmbeddedPrefixCache(SimpleNamespace(worker=Worker(manager)))  # type: ignore[arg-type]
         with run_server(make_server(services)) as url:
             yield url, manager, services

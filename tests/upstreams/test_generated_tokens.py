@@ -66,7 +66,7 @@ class Vllm:
         """The restored tokens of a request; None if it is unchanged."""
         body = {"model": "m", "messages": messages} | more
         sent = ApiRequest(APIS[api], body, dumps(body), {}, "public", "1")
-        found = asyncio.run(self.tokens.restored(sent))
+        found = asyncio.run(self.tokens.restore(sent))
         if found is sent:
             return None
         ids: list[int] = found.body["kv_transfer_params"]["prompt_token_ids"]  # type: ignore[index,call-overload,assignment]

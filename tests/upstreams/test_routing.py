@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, Load, Ring, choose
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, Load, Ring, rank_engines
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
@@ -34,7 +34,7 @@ def test_the_longest_prefix_wins_up_to_a_load() -> None:
 
     def best(load: float) -> str:
         candidates = [EngineCandidate("a", 0, 0.0), EngineCandidate("b", 800, load), EngineCandidate("c", 400, 0.0)]
-        return choose(candidates, 1000, order)[0]
+        return rank_engines(candidates, 1000, order)[0]
 
     assert best(0.0) == "b"
     # Computed tokens cost more than waiting ones.
@@ -44,9 +44,9 @@ def test_the_longest_prefix_wins_up_to_a_load() -> None:
 
 def test_the_ring_decides_between_equal_costs() -> None:
     candidates = [EngineCandidate(name, 64, 10.0) for name in "abc"]
-    assert choose(candidates, 100, ["c", "a", "b"])[0] == "c"
+    assert rank_engines(candidates, 100, ["c", "a", "b"])[0] == "c"
     unknown = [EngineCandidate(name, None, 0.0) for name in "abc"]
-    assert choose(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
+    assert rank_engines(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
 
 
 @settings(max_examples=40)
@@ -54,14 +54,14 @@ def test_the_ring_decides_between_equal_costs() -> None:
 def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
     order = data.draw(st.permutations([str(number) for number in range(len(loads))]))
     candidates = [EngineCandidate(str(number), None, load) for number, load in enumerate(loads)]
-    chosen = choose(candidates, tokens, order)
+    chosen = rank_engines(candidates, tokens, order)
     assert sorted(chosen) == sorted(order)
     assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
 
 
 def test_a_faster_engine_takes_more() -> None:
     candidates = [EngineCandidate("slow", 100, 500.0), EngineCandidate("fast", 100, 7000.0, weight=2.0)]
-    assert choose(candidates, 1000, ["slow", "fast"])[0] == "fast"
+    assert rank_engines(candidates, 1000, ["slow", "fast"])[0] == "fast"
 
 
 def test_load_decreases_after_prefill_and_at_the_end() -> None:

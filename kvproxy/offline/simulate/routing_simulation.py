@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache, cached_prefix_length
-from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, choose
+from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _MAX_ENGINES = 256
@@ -133,7 +133,7 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
             EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
             for engine in engines
         ]
-        return engines[int(choose(candidates, arrival.tokens, ring_order(arrival))[0])]
+        return engines[int(rank_engines(candidates, arrival.tokens, ring_order(arrival))[0])]
 
     routes: dict[str, Callable[[Arrival], SimulatedEngine]] = {
         "round-robin": lambda arrival: next(turns),

@@ -1,1 +1,1 @@
-"""Engines' metrics, prefix reuse, and mirror problems."""
+"""Metrics and reported prefix reuse of engines, and problems of their mirrors."""

@@ -44,7 +44,7 @@ class _Samples:
 
 
 def read_metrics(page: str) -> EngineMetrics | None:
-    """Read a metrics page; None if the engine is not supported. Raises ValueError."""
+    """Parse the text of `/metrics`; None if no metric of a supported engine is in it. Raises ValueError."""
     samples = _Samples(page)
     engines = {name.partition(":")[0] for name in samples.values}
     if "vllm" in engines:

@@ -1,4 +1,4 @@
-"""Detects problems between an engine and its mirror. Each problem is one sentence with its fix."""
+"""Detects an engine whose mirror misses or misinterprets KV events; reports the problem with its fix."""
 
 import logging
 import time
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
 
 GRACE_SECONDS = 10.0
-"""Missing events are no problem for this time."""
+"""Time without events or connection before it is a problem."""
 RESTART_SECONDS = 600.0
-"""A restart is reported for this time."""
-_SHORT_PROMPT = 64
-"""Prompt tokens that may not fill a block."""
+"""Time for which a restart is reported."""
+_PARTIAL_BLOCK = 64
+"""Tokens of each prompt that may be in a partial block, which causes no event."""
 _MIN_COMPUTED = 1000
-"""Computed prompt tokens after which missing events are a problem."""
+"""Prompt tokens that the engine must have computed before missing events are a problem."""
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _log = logging.getLogger("kvproxy")
 
@@ -39,19 +39,19 @@ class MirrorMonitor:
         self._known: frozenset[Problem] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
-        """Count computed prompt tokens, reported by the engine or estimated.
+        """Add prompt tokens that the engine computed, as it reported or as the proxy estimates.
 
-        Estimates count only before the first event, since a prompt in the engine's cache causes no event.
+        The estimate ignores cached prefixes, which cause no events, so it only counts before the first event.
         """
         if reported or not self._messages:
-            self._computed += max(0, tokens - _SHORT_PROMPT)
+            self._computed += max(0, tokens - _PARTIAL_BLOCK)
 
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
-        """Return a sentence for each problem, and log the new ones.
+        """Return the present problems, and log new ones.
 
         Args:
             up: the engine responds.
-            reuse: predicted and reported reuse, by model.
+            reuse: predicted and reported reuse by model.
         """
         self._read_streams()
         found = self._find(up=up, metrics=metrics, reuse=reuse)

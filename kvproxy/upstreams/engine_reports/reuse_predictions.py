@@ -1,10 +1,10 @@
-"""Reported prefix reuse, compared with the mirror's predictions."""
+"""Comparison of an engine's reported prefix reuse with the mirror's predictions."""
 
 from dataclasses import dataclass
 
 _MIN_PREDICTIONS = 20
 _MAX_TOO_HIGH = 0.05
-"""Fraction of predictions that may be too high, because blocks are evicted while requests wait."""
+"""Acceptable fraction of predictions that are too high: blocks may be evicted while a request waits in the engine."""
 
 
 @dataclass(slots=True)
@@ -41,5 +41,4 @@ class ReuseStats:
 
     @property
     def is_unreliable(self) -> bool:
-        """Whether more predictions are too high than waiting requests explain."""
         return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions

@@ -14,14 +14,14 @@ from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 _SECONDS = 2.0
-"""Timeout of calls that delay a request. Older servers respond only between two batches."""
+"""Timeout of calls that delay a client. Older servers respond only between two batches."""
 _FILE_SECONDS = 60.0
 """Timeout of saving or restoring a slot, which may have gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """`identity` is a digest of the model and build; a slot file is valid for this identity only."""
+    """`identity` is a digest of model and build; a slot file can be restored only if it is the same."""
 
     identity: str
     slots: int
@@ -32,7 +32,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot as reported by `/slots`. `task` is the id of its last request; None before the first request."""
+    """One slot as reported by `/slots`. `task` is the server's id of its last request, if any."""
 
     slot: int
     busy: bool
@@ -43,10 +43,8 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotTransfer:
-    """A saved or restored slot; `size` is in bytes."""
-
     tokens: int
-    size: int
+    num_bytes: int
 
 
 class LlamaClient:
@@ -56,7 +54,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return the configuration; None if the server is not llama.cpp."""
+        """Return None if the server is not llama.cpp."""
         identity, props = await self.identity()
         slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
@@ -68,7 +66,7 @@ class LlamaClient:
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
     async def identity(self) -> tuple[str | None, Json]:
-        """Return a digest of the model and build, None for other servers, and the response of `/props`."""
+        """Return `ServerInfo.identity`, None for other servers, and the response of `/props`."""
         _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
             return None, props
@@ -93,8 +91,8 @@ class LlamaClient:
             for each in objects(data)
         ]
 
-    async def prompt(self, request: ApiRequest) -> Tokens:
-        """Tokenize a request as the server does. Raises InvalidRequest if the prompt is not text."""
+    async def tokenize_request(self, request: ApiRequest) -> Tokens:
+        """Apply the chat template, and tokenize. Raises InvalidRequest if the prompt is not text."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return pack(source)
@@ -106,7 +104,7 @@ class LlamaClient:
         return await self.tokenize(source, special=True)
 
     async def tokenize(self, text: str, *, special: bool = False) -> Tokens:
-        """Tokenize a text; `special` adds the special tokens of a prompt."""
+        """Tokenize a text; `special` adds the special tokens that a prompt begins with."""
         reply = await self._post("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         ids = field(reply, "tokens")
         try:
@@ -114,7 +112,7 @@ class LlamaClient:
         except OverflowError:
             raise UpstreamUnreachable(f"the response of {self._client.url}/tokenize is not valid") from None
 
-    async def text(self, tokens: Tokens) -> str:
+    async def detokenize(self, tokens: Tokens) -> str:
         return str(field(await self._post("/detokenize", {"tokens": list[Json](unpack(tokens))}), "content") or "")
 
     async def save(self, slot: int, name: str) -> SlotTransfer:
@@ -146,8 +144,6 @@ class LlamaClient:
 
 
 class SlotRefused(UpstreamError):
-    """llama-server rejected the call."""
-
     status = 502
 
 

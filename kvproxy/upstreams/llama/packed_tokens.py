@@ -1,4 +1,4 @@
-"""Token ids packed into bytes, for fast comparison of long prefixes."""
+"""Token ids as bytes, because the prefixes of many slots and files are compared for each request."""
 
 from array import array
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ def unpack(tokens: Tokens) -> list[int]:
     return array("i", tokens).tolist()
 
 
-def count(tokens: Tokens) -> int:
+def num_tokens(tokens: Tokens) -> int:
     return len(tokens) // _WIDTH
 
 
-def first(tokens: Tokens, number: int) -> Tokens:
+def first_tokens(tokens: Tokens, number: int) -> Tokens:
     return tokens[: number * _WIDTH]
 
 

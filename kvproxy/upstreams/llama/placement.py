@@ -1,4 +1,4 @@
-"""A request in its slot, until the slot's new contents are known."""
+"""A request in a locked slot, until the response has ended and the slot's new tokens are known."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.client import SlotState
-from kvproxy.upstreams.llama.packed_tokens import Tokens, count, first
+from kvproxy.upstreams.llama.packed_tokens import Tokens, first_tokens, num_tokens
 from kvproxy.upstreams.llama.slot_choice import SlotChoice
 from kvproxy.upstreams.llama.slot_files import SlotFile
 from kvproxy.upstreams.llama.slots import Slot
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
 
 _MAX_BYTES = 4 * 2**20
-"""Longer responses are not captured, so only the prompt of their slot is known."""
+"""Longer responses are not captured; then only the prompt of the slot's tokens is known."""
+_POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """`text` is None if the response contains anything else than text."""
+    """`text` is None if the response is incomplete, or has more than text."""
 
     text: str | None = None
     reuse: PrefixUse | None = None
@@ -48,7 +49,6 @@ class ResponseCapture:
             yield chunk
 
     def read(self) -> CapturedResponse:
-        """Parse the captured bytes; slow for a long response."""
         if self._size > _MAX_BYTES:
             return CapturedResponse()
         try:
@@ -80,27 +80,22 @@ def _has_more_than_text(response: JsonMap) -> bool:
     return any(field(message, name) for name in ("tool_calls", "reasoning_content", "reasoning"))
 
 
-_POLL_SECONDS, _MAX_POLLS = 0.02, 50
-
-
 class Placement:
-    """A request and the slot that is locked for it.
-
-    Call `follow` with the response, or `abandon`.
+    """A request and its locked slot. `follow` or `abandon` must be called; both release the slot.
 
     Attributes:
         request: the request to send, with `id_slot` added.
+        predicted_tokens: prompt tokens that should be reused; None if some tokens of the slot are unknown.
+        uncached_tokens: prompt tokens that must be computed.
         restored: the file that was restored into the slot, if any.
-        predicted: prompt tokens that should be reused; None if the slot's contents are not fully known.
-        work: prompt tokens that should be computed.
     """
 
     def __init__(
         self, server: "LlamaServer", slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest
     ) -> None:
         self.request = with_slot(request, slot.id)
-        self.predicted = choice.reused if choice.restore or slot.is_known else None
-        self.work = count(prompt) - choice.reused
+        self.predicted_tokens = choice.reused if choice.restore or slot.is_known else None
+        self.uncached_tokens = num_tokens(prompt) - choice.reused
         self.restored: SlotFile | None = None
         self._server = server
         self._slot = slot
@@ -109,13 +104,13 @@ class Placement:
         self._unplaced_before = server.unplaced_requests
 
     def follow(self, reply: RelayedResponse) -> None:
-        """Capture the response, and release the slot at its end."""
+        """Capture the response, and release the slot after its end."""
         capture = ResponseCapture(self.request.api, reply.streams)
         reply.chunks = capture.capture(reply.chunks)
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
-        """Release the slot of a request without a response; its contents are then unknown."""
+        """Release the slot of a failed request. The slot's tokens are then unknown."""
         if not self._released:
             self._released = True
             self._slot.prefix = b""
@@ -153,25 +148,25 @@ class Placement:
         if state.task == slot.task or status != 200:
             # The request did not reach the slot, or was rejected.
             return slot.prefix if state.tokens == slot.tokens else b""
-        if response.reuse is not None and response.reuse.prompt_tokens != count(prompt):
+        if response.reuse is not None and response.reuse.prompt_tokens != num_tokens(prompt):
             return b""
         # The server may have chosen this slot for another request.
         is_exclusive = self._server.unplaced_requests == self._unplaced_before
-        if state.tokens < count(prompt):
+        if state.tokens < num_tokens(prompt):
             # The client left before the prompt was computed. After a response, the context was shifted.
-            return first(prompt, state.tokens) if is_exclusive and response.text is None else b""
+            return first_tokens(prompt, state.tokens) if is_exclusive and response.text is None else b""
         if response.text is None:
             return prompt if is_exclusive else b""
         output = await self._server.client.tokenize(response.text)
-        if count(prompt) + count(output) >= state.context > 0:
+        if num_tokens(prompt) + num_tokens(output) >= state.context > 0:
             return b""
-        if count(prompt) + count(output) - state.tokens in (0, 1):
-            return first(prompt + output, state.tokens)
+        if num_tokens(prompt) + num_tokens(output) - state.tokens in (0, 1):
+            return first_tokens(prompt + output, state.tokens)
         return prompt if is_exclusive else b""
 
 
 def with_slot(request: ApiRequest, slot: int) -> ApiRequest:
-    """Add `id_slot` to a request, unless it has one or its API does not support it."""
+    """Add `id_slot` to the body, unless the client set it or the API has no such field."""
     if "id_slot" in request.body or request.api.name == "messages":
         return request
     raw = request.raw.lstrip(b" \t\r\n\xef\xbb\xbf")

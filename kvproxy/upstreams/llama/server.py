@@ -1,4 +1,4 @@
-"""An upstream that may be llama.cpp: detects it, and places requests in its slots."""
+"""Detects whether an upstream is llama.cpp, and chooses the slots of its requests."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ from kvproxy.upstreams.llama.slot_saver import SlotSaver
 from kvproxy.upstreams.llama.slots import Slot, SlotsStatus, SlotTable
 
 _CLOSE_SECONDS = 10.0
-"""Timeout for saving slots when the proxy stops."""
+"""Timeout for saving all slots when the proxy stops."""
 _log = logging.getLogger(__name__)
 
 
 class LlamaServer:
-    """The slots of one upstream. It is inactive if the upstream is not llama.cpp.
+    """An upstream that may be llama.cpp.
 
     Attributes:
-        is_identified: the server was identified since its last failure.
-        saver: None if slots cannot be saved.
-        unplaced_requests: requests for which the server chose the slot.
+        is_identified: `identify` succeeded since the last failed health check.
+        saver: None if the server cannot save slots.
+        unplaced_requests: number of requests for which the server chose the slot.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LlamaServer:
         return SlotsStatus(len(slots), tokens, saved, files.total_bytes, saver.saves, saver.restores, saver.confirmed)
 
     async def identify(self) -> None:
-        """Detect llama.cpp and its configuration; never raises."""
+        """Detect llama.cpp and its configuration. If the server does not respond, `is_identified` stays false."""
         try:
             info = await self.client.info()
             if info is None or info != self._info:
@@ -126,26 +126,29 @@ class LlamaServer:
             return None
 
     async def place(self, request: ApiRequest) -> Placement | None:
-        """Choose, lock, and prepare a slot; None if the server must choose.
-
-        The end of the placement unlocks the slot.
-        """
+        """Choose and lock a slot, and restore a file into it if necessary; None if the server must choose."""
         placement = await self._place(request)
         # A request without a placement may use any slot.
         self.unplaced_requests += placement is None and self.active
         return placement
 
     async def _place(self, request: ApiRequest) -> Placement | None:
-        only = request.body.get("id_slot")
-        if not self.active or not _is_placeable(request) or not (only is None or (type(only) is int and only >= 0)):
+        required_id = request.body.get("id_slot")
+        if (
+            not self.active
+            or not _is_placeable(request)
+            or not (required_id is None or (type(required_id) is int and required_id >= 0))
+        ):
             return None
         if self.table.clears_idle and self.saver is None:
             # The server consults its own cache of cleared slots only if it chooses the slot.
             return None
         try:
-            prompt = await self.client.prompt(request)
+            prompt = await self.client.tokenize_request(request)
             await self.refresh()
-            leased = await self.table.lease(lambda free: self.choose(prompt, free), only, self.settings.queue_timeout)
+            leased = await self.table.lease(
+                lambda free: self.choose(prompt, free), required_id, self.settings.queue_timeout
+            )
         except KvproxyError as error:
             _log.debug("%s chooses the slot itself: %s", self.url, error.message)
             return None
@@ -164,7 +167,7 @@ class LlamaServer:
         return placement
 
     async def refresh(self) -> None:
-        """Refresh the slots, and detect a restart. Raises UpstreamError."""
+        """Read the slots' state, and identify the server again if it restarted. Raises UpstreamError."""
         if await self.table.refresh():
             _log.info("%s restarted with empty slots", self.url)
             await self.identify()
@@ -174,7 +177,7 @@ class LlamaServer:
         return choose_slot(prompt, slots, prefixes, self.settings.min_tokens)
 
     def release(self, slot: Slot) -> None:
-        """Release a slot, and save it if it stays idle."""
+        """Release a slot, and save it later if it stays idle."""
         self.table.release(slot)
         if self.saver is not None and self.saver.should_save_idle(slot):
             self.spawn(self._save_later(slot, slot.version))

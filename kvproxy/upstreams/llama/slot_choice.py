@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, num_tokens
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.slots import Slot
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """The chosen slot.
+    """The slot for a request.
 
     Attributes:
-        kept: common prefix of the prompt and the slot's present content, in tokens.
-        restore: name of the file to restore first; None to use the present content.
-        reused: prompt tokens that need no computation after the restore.
+        kept: number of tokens that the prompt shares with the slot.
+        restore: name of the file to restore into the slot first.
+        reused: prompt tokens that need no computation, after the restore.
     """
 
     slot: int
@@ -31,13 +31,13 @@ def choose_slot(
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
-    Shorter prefixes than `min_tokens` are ignored: a chat template begins all prompts alike.
+    Prefixes shorter than `min_tokens` are ignored, because all prompts of a chat template begin with the same tokens.
     """
     if not free_slots:
         return None
     common = {slot.id: common_prefix(slot.prefix, prompt) for slot in free_slots}
     oldest = min(free_slots, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
-    best = min(free_slots, key=lambda slot: (-common[slot.id], count(slot.prefix), slot.used, slot.id))
+    best = min(free_slots, key=lambda slot: (-common[slot.id], num_tokens(slot.prefix), slot.used, slot.id))
     matches = ((name, common_prefix(tokens, prompt)) for name, tokens in files)
     name, restored = max(matches, key=lambda match: match[1], default=("", 0))
     if restored >= common[best.id] + min_tokens:
@@ -47,5 +47,5 @@ def choose_slot(
 
 
 def reusable_tokens(common: int, prompt: Tokens) -> int:
-    """Return how much of a common prefix can be reused: the prompt's last token is always computed."""
-    return max(0, min(common, count(prompt) - 1))
+    """Return the reusable tokens of a common prefix. The server always computes the prompt's last token."""
+    return max(0, min(common, num_tokens(prompt) - 1))

@@ -1,6 +1,6 @@
-"""Database of the files in a server's `--slot-save-path`, with the prefix in each.
+"""Database of the slot files in a server's `--slot-save-path`, with the tokens in each.
 
-llama-server deletes no files, so the next save overwrites an unused one.
+The proxy cannot delete files on the server, so later saves overwrite unused files.
 """
 
 import logging
@@ -25,26 +25,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """A file with the content of a slot.
+    """A slot in a file.
 
     Attributes:
-        identity: digest of the model and build; the file is valid for these only.
+        identity: see `ServerInfo.identity`.
         tokens: known tokens of the slot; None if the file is unused and may be overwritten.
-        count: number of tokens that llama-server wrote.
-        size: in bytes.
+        num_tokens: number of tokens that llama-server wrote, some of which may be unknown.
         used: last save or restore, in seconds since the epoch.
     """
 
     name: str
     identity: str
     tokens: Tokens | None
-    count: int
-    size: int
+    num_tokens: int
+    num_bytes: int
     used: float
 
 
 class SlotFiles:
-    """The files of one server in a shared database. Raises sqlite3.Error."""
+    """The slot files of one server; the database is shared by all servers. Raises sqlite3.Error."""
 
     def __init__(
         self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None
@@ -72,7 +71,7 @@ class SlotFiles:
         self._database.close()
 
     def saved(self, identity: str) -> list[SlotFile]:
-        """Return the files that a server with this identity can restore, most recent first."""
+        """Return the files that a server with this identity can restore, most recently used first."""
         found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
 
@@ -80,15 +79,15 @@ class SlotFiles:
         return self._files.get(name)
 
     def covered_tokens(self, identity: str, tokens: Tokens) -> int:
-        """Return the length of the longest common prefix of `tokens` with any file."""
+        """Return the length of the longest prefix of `tokens` that a file has."""
         return max((common_prefix(file.tokens or b"", tokens) for file in self.saved(identity)), default=0)
 
     @property
     def total_bytes(self) -> int:
-        return sum(file.size for file in self._files.values())
+        return sum(file.num_bytes for file in self._files.values())
 
     def allocate(self, identity: str) -> str:
-        """Reserve an unused file or a new name, until `commit` or `discard`."""
+        """Reserve an unused file or a new name for a save, until `commit` or `discard`."""
         # After a crash, a reused file of another model could have the wrong identity.
         file = next((file for file in self.unused() if file.identity == identity), None)
         if file is None:
@@ -98,49 +97,49 @@ class SlotFiles:
         self._writing.add(file.name)
         return file.name
 
-    def claim(self, name: str) -> bool:
-        """Reserve a file for a save; False if it is taken."""
+    def reserve(self, name: str) -> bool:
+        """Reserve an unused file until `commit` or `discard`; False if it is in use."""
         is_unused = any(file.name == name for file in self.unused())
         if is_unused:
             self._writing.add(name)
         return is_unused
 
-    def commit(self, name: str, identity: str, tokens: Tokens, count: int, size: int) -> None:
-        """Record a written file, and discard files with a prefix of its tokens."""
+    def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
+        """Record a written file, and discard files whose tokens are a prefix of `tokens`."""
         for file in self.saved(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)
         self._writing.discard(name)
-        self._put(SlotFile(name, identity, tokens, count, size, self._clock()))
+        self._put(SlotFile(name, identity, tokens, num_tokens, num_bytes, self._clock()))
 
     def touch(self, name: str) -> None:
         file = self._files[name]
         file.used = self._clock()
         self._write("UPDATE files SET used = ? WHERE url = ? AND name = ?", file.used, self._url, name)
 
-    def discard(self, name: str, size: int | None = None) -> None:
-        """Mark a file as unused, with its new size in bytes."""
+    def discard(self, name: str, num_bytes: int | None = None) -> None:
+        """Mark a file as unused; `num_bytes` is its new size."""
         self._writing.discard(name)
         file = self._files.get(name)
         if file is None:
             return
         file.tokens = None
-        file.size = file.size if size is None else size
+        file.num_bytes = file.num_bytes if num_bytes is None else num_bytes
         self._put(file)
 
     def unused(self) -> list[SlotFile]:
         """Return unused files, the largest first."""
         found = [file for file in self._files.values() if file.tokens is None and file.name not in self._writing]
-        return sorted(found, key=lambda file: -file.size)
+        return sorted(found, key=lambda file: -file.num_bytes)
 
     def evict(self, max_bytes: int) -> None:
-        """Discard the least recently used files beyond `max_bytes`."""
+        """Discard the least recently used files until the rest has at most `max_bytes`."""
         saved = [file for file in self._files.values() if file.tokens is not None]
-        excess = sum(file.size for file in saved) - max_bytes
+        excess = sum(file.num_bytes for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):
             if excess <= 0:
                 return
-            excess -= file.size
+            excess -= file.num_bytes
             self.discard(file.name)
 
     def _put(self, file: SlotFile) -> None:
@@ -148,7 +147,7 @@ class SlotFiles:
         tokens = file.tokens
         if tokens is not None and self._cipher is not None:
             tokens = self._cipher.seal(tokens, file.name.encode())
-        values = (self._url, file.name, file.identity, tokens, file.count, file.size, file.used)
+        values = (self._url, file.name, file.identity, tokens, file.num_tokens, file.num_bytes, file.used)
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
 
     def _decrypt(self, file: SlotFile) -> SlotFile:

@@ -1,14 +1,14 @@
 """Saves slots to files and restores them, within a disk budget.
 
-llama-server reports success for a restore that it cannot use: models with sliding windows need `--swa-full` (llama.cpp #26676).
-So each restore is verified by the reuse of the next response, and restores stop after several failures.
+llama-server may report success for a useless restore: models with sliding windows need `--swa-full` (llama.cpp #26676).
+So the reuse in the next response verifies each restore, and restores stop after several failures.
 """
 
 import logging
 
 from kvproxy.errors import UpstreamError
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotRefused
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, num_tokens
 from kvproxy.upstreams.llama.slot_choice import SlotChoice, reusable_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFile, SlotFiles
 from kvproxy.upstreams.llama.slots import Slot
@@ -16,14 +16,14 @@ from kvproxy.upstreams.llama.slots import Slot
 MAX_FAILURES = 3
 """Consecutive restores without reuse before restores stop."""
 _MIN_GROWTH = 5
-"""An idle slot is saved again if one fifth of it is new."""
+"""An idle slot is saved if at least one fifth of its tokens is not in a file."""
 _EMPTY_BYTES = 1024
-"""Smaller unused files are not overwritten with an empty slot."""
+"""Maximum size of a file with an empty slot."""
 _log = logging.getLogger(__name__)
 
 
 class SlotSaver:
-    """Saves and restores the slots of one server. The caller must lock the slot first."""
+    """Saves and restores the slots of one server. The caller must have locked the slot."""
 
     def __init__(
         self, url: str, client: LlamaClient, info: ServerInfo, files: SlotFiles, max_bytes: int, min_tokens: int
@@ -44,23 +44,25 @@ class SlotSaver:
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
-        """Save tokens that the request will overwrite; restore and return the chosen file."""
+        """Save the tokens that the request will overwrite, then restore the chosen file and return it."""
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept
-        if count(slot.prefix) - kept >= self._min_tokens and self.unsaved_tokens(slot) >= self._min_tokens:
+        if num_tokens(slot.prefix) - kept >= self._min_tokens and self.unsaved_tokens(slot) >= self._min_tokens:
             await self.save(slot)
         file = self.files.get(choice.restore) if choice.restore else None
         return None if file is None else await self._restore(slot, file)
 
     def unsaved_tokens(self, slot: Slot) -> int:
-        return count(slot.prefix) - self.files.covered_tokens(self.identity, slot.prefix)
+        return num_tokens(slot.prefix) - self.files.covered_tokens(self.identity, slot.prefix)
 
     def should_save_idle(self, slot: Slot) -> bool:
-        return self.is_enabled and self.unsaved_tokens(slot) >= max(self._min_tokens, count(slot.prefix) // _MIN_GROWTH)
+        return self.is_enabled and self.unsaved_tokens(slot) >= max(
+            self._min_tokens, num_tokens(slot.prefix) // _MIN_GROWTH
+        )
 
     async def save(self, slot: Slot) -> None:
-        """Save a slot; log a failure."""
+        """Save a slot; a failure is only logged."""
         name = self.files.allocate(self.identity)
         written = None
         try:
@@ -74,11 +76,11 @@ class SlotSaver:
         if written is None:
             return
         self.saves += 1
-        if written.tokens == slot.tokens and written.size <= self._max_bytes:
-            self.files.commit(name, self.identity, slot.prefix, written.tokens, written.size)
+        if written.tokens == slot.tokens and written.num_bytes <= self._max_bytes:
+            self.files.commit(name, self.identity, slot.prefix, written.tokens, written.num_bytes)
         else:
             # Another client used the slot, or the file exceeds the budget.
-            self.files.discard(name, written.size)
+            self.files.discard(name, written.num_bytes)
         self.files.evict(self._max_bytes)
         await self._shrink_unused(slot, name)
 
@@ -89,10 +91,10 @@ class SlotSaver:
             slot.prefix = b""
             read = await self._client.restore(slot.id, file.name)
             slot.tokens = read.tokens
-            if read.tokens != file.count:
+            if read.tokens != file.num_tokens:
                 # Another server wrote this file, perhaps with another model.
                 await self._client.erase(slot.id)
-                raise SlotRefused(f"{file.name} has {read.tokens} tokens, not {file.count}")
+                raise SlotRefused(f"{file.name} has {read.tokens} tokens, not {file.num_tokens}")
         except SlotRefused as error:
             _log.warning("%s: a saved slot is lost: %s", self._url, error.message)
             slot.tokens = 0
@@ -128,14 +130,15 @@ class SlotSaver:
         return identity == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:
-        unused = [file for file in self.files.unused() if file.size > _EMPTY_BYTES]
+        """Overwrite unused files with an empty slot while the files exceed the budget."""
+        unused = [file for file in self.files.unused() if file.num_bytes > _EMPTY_BYTES]
         if self.files.total_bytes <= self._max_bytes or not unused:
             return
         restored = None
         try:
             await self._client.erase(slot.id)
             for file in unused:
-                if self.files.total_bytes > self._max_bytes and self.files.claim(file.name):
+                if self.files.total_bytes > self._max_bytes and self.files.reserve(file.name):
                     await self._overwrite(slot, file)
             if name in dict(self.prefixes()):
                 restored = await self._client.restore(slot.id, name)
@@ -146,8 +149,8 @@ class SlotSaver:
                 slot.prefix, slot.tokens = b"", 0
 
     async def _overwrite(self, slot: Slot, file: SlotFile) -> None:
-        size = None
+        num_bytes = None
         try:
-            size = (await self._client.save(slot.id, file.name)).size
+            num_bytes = (await self._client.save(slot.id, file.name)).num_bytes
         finally:
-            self.files.discard(file.name, size)
+            self.files.discard(file.name, num_bytes)

@@ -1,4 +1,4 @@
-"""A llama.cpp upstream as a prefix cache: a block is the contents of a slot or slot file."""
+"""Reports on the slots and slot files of llama.cpp. Each is reported as one block of a prefix cache."""
 
 import asyncio
 import contextlib
@@ -10,23 +10,23 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineReset, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, count, first, pack, unpack
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, first_tokens, num_tokens, pack, unpack
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slot_choice import reusable_tokens
 
 _FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12
-"""Tokens shown of a prefix, and around a divergence."""
+"""Tokens of a prefix that are shown as text: at its beginning, and on each side of a difference."""
 _DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedPrefix:
-    """The contents of one slot, or of one file if `slot` is None."""
+    """The tokens of one slot, or of one file if `slot` is None."""
 
     url: str
     place: str
     tokens: Tokens
-    count: int
+    num_tokens: int
     state: BlockState
     slot: int | None
     used: float
@@ -49,7 +49,7 @@ class SlotView:
             found.append(_CachedPrefix(url, f"slot {slot.id}", slot.prefix, slot.tokens, state, slot.id, slot.used))
         if saver is not None:
             found += [
-                _CachedPrefix(url, _DISK, file.tokens or b"", file.count, "cached", None, file.used)
+                _CachedPrefix(url, _DISK, file.tokens or b"", file.num_tokens, "cached", None, file.used)
                 for file in saver.files.saved(saver.identity)
             ]
         return found
@@ -63,15 +63,15 @@ class SlotView:
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._prefixes() if prefix.tokens]
-        texts = await asyncio.gather(*(self._text(first(each.tokens, _FIRST_TOKENS)) for each in found))
+        texts = await asyncio.gather(*(self._text(first_tokens(each.tokens, _FIRST_TOKENS)) for each in found))
         return [
             ChainRow(
                 leaf=each.digest,
                 num_blocks=1,
-                num_tokens=each.count,
+                num_tokens=each.num_tokens,
                 complete=True,
                 in_use=int(each.state == "used"),
-                first_tokens=tuple(unpack(first(each.tokens, _FIRST_TOKENS))),
+                first_tokens=tuple(unpack(first_tokens(each.tokens, _FIRST_TOKENS))),
                 first_text=text,
                 place=BlockLocation(each.url, medium=each.place),
             )
@@ -89,14 +89,14 @@ class SlotView:
 
     async def _text(self, tokens: Tokens) -> str:
         try:
-            return await self._server.client.text(tokens) if tokens else ""
+            return await self._server.client.detokenize(tokens) if tokens else ""
         except KvproxyError:
             return " ".join(map(str, unpack(tokens)))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         server, prefixes = self._server, await self._prefixes()
         try:
-            prompt = await server.client.prompt(request)
+            prompt = await server.client.tokenize_request(request)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
         choice = server.choose(prompt, list(server.table.slots.values()))
@@ -106,7 +106,7 @@ class SlotView:
         closest = max(prefixes, key=lambda each: common_prefix(each.tokens, prompt))
         restored = f", restored from a file with {choice.reused:,} tokens of the prompt" if choice.restore else ""
         return PrefixReport(
-            prompt_tokens=count(prompt),
+            prompt_tokens=num_tokens(prompt),
             matched_tokens=in_slot,
             tiers={_DISK: choice.reused - in_slot} if choice.restore else {},
             divergence=await self._divergence(closest, prompt),
@@ -118,11 +118,11 @@ class SlotView:
 
     async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> DivergenceText | None:
         position = common_prefix(prefix.tokens, prompt)
-        if not position or position >= min(count(prefix.tokens), count(prompt)):
+        if not position or position >= min(num_tokens(prefix.tokens), num_tokens(prompt)):
             return None
         parts = ((prefix.tokens, position), (prompt, position), (prompt, position - _CONTEXT_TOKENS))
         texts = [
-            await self._text(first(tokens, start + _CONTEXT_TOKENS)[len(first(tokens, max(0, start))) :])
+            await self._text(first_tokens(tokens, start + _CONTEXT_TOKENS)[len(first_tokens(tokens, max(0, start))) :])
             for tokens, start in parts
         ]
         return DivergenceText(position, *texts)
@@ -154,7 +154,7 @@ def _row(prefix: _CachedPrefix) -> BlockRow:
         state=prefix.state,
         hash=prefix.digest if prefix.tokens else None,
         computed=bool(prefix.tokens),
-        num_tokens=prefix.count,
-        copies=1 if prefix.count else 0,
+        num_tokens=prefix.num_tokens,
+        copies=1 if prefix.num_tokens else 0,
         place=BlockLocation(prefix.url, medium=prefix.place),
     )

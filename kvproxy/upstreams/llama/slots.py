@@ -1,4 +1,4 @@
-"""The slots of one server, their locks, and the requests that wait for one."""
+"""The slots of one server, their locks, and the queue of requests for a slot."""
 
 import asyncio
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.upstreams.llama.client import LlamaClient, SlotState
-from kvproxy.upstreams.llama.packed_tokens import Tokens, count
+from kvproxy.upstreams.llama.packed_tokens import Tokens, num_tokens
 from kvproxy.upstreams.llama.slot_choice import SlotChoice
 
 _REFRESH_SECONDS = 0.5
-"""Interval at which a waiting request checks for free slots."""
+"""Interval at which a queued request reads the slots' state again."""
 
 
 @dataclass(slots=True)
@@ -19,12 +19,14 @@ class Slot:
     """One slot of llama-server, with the KV cache of one sequence.
 
     Attributes:
-        prefix: known tokens in the slot.
-        task: number of its last request since the server's start.
+        prefix: its known tokens; the slot may have more.
+        tokens: number of its tokens.
+        task: the server's id of its last request.
         context: maximum number of tokens.
-        locked: a request of this proxy or a save uses the slot, and only it may change the other attributes.
-        busy: a request of another client uses the slot.
-        version: number of changes, to detect outdated reports.
+        locked: a request of this proxy, or a save, uses the slot.
+        saving: a save uses the slot.
+        busy: the server processes a request in the slot.
+        version: number of changes; a report requested before a change is ignored.
     """
 
     id: int
@@ -44,7 +46,7 @@ class Slot:
 
     @property
     def is_known(self) -> bool:
-        return count(self.prefix) == self.tokens
+        return num_tokens(self.prefix) == self.tokens
 
     def lock(self, *, saving: bool = False) -> None:
         self.locked, self.saving = True, saving
@@ -61,8 +63,9 @@ class SlotsStatus:
     """Statistics of llama.cpp slots, for `kvproxy upstreams`.
 
     Attributes:
-        saved: restorable files.
-        saved_bytes: bytes of all files.
+        saved: number of restorable files.
+        saved_bytes: size of all files, including unused ones.
+        confirmed: restores whose tokens the server reused.
     """
 
     slots: int
@@ -78,7 +81,7 @@ class SlotTable:
     """All slots of one server.
 
     Attributes:
-        clears_idle: the server was observed to clear idle slots.
+        clears_idle: the server has cleared a slot that no request used.
     """
 
     def __init__(self, client: LlamaClient) -> None:
@@ -88,17 +91,17 @@ class SlotTable:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def lease(
-        self, choose: Callable[[list[Slot]], SlotChoice | None], only: int | None, seconds: float
+        self, choose: Callable[[list[Slot]], SlotChoice | None], required_id: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Lock the slot that `choose` returns. Raises UpstreamError.
+        """Lock the slot that `choose` selects from the free slots; None after a timeout. Raises UpstreamError.
 
         Args:
-            only: the slot that the client requested.
-            seconds: timeout, after which the result is None.
+            required_id: id of the slot that the client requires, if any.
+            seconds: the timeout.
         """
         end = time.monotonic() + seconds
-        while only is None or only in self.slots:
-            usable = [slot for slot in self.slots.values() if only in (None, slot.id)]
+        while required_id is None or required_id in self.slots:
+            usable = [slot for slot in self.slots.values() if required_id in (None, slot.id)]
             chosen = choose([slot for slot in usable if slot.is_free])
             best = choose([slot for slot in usable if slot.is_free or slot.saving])
             # A slot that is being saved may be worth the wait.
@@ -143,7 +146,7 @@ class SlotTable:
                 break
 
     async def refresh(self) -> bool:
-        """Update the slots from the server's report; return whether the server restarted."""
+        """Read the slots' state from the server; return whether the server restarted."""
         versions = {slot.id: slot.version for slot in self.slots.values()}
         states = await self._client.slots()
         restarted = any(self._is_current(state, versions) and self._shows_restart(state) for state in states)

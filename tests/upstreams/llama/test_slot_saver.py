@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotTransfer
-from kvproxy.upstreams.llama.packed_tokens import Tokens, count, pack
+from kvproxy.upstreams.llama.packed_tokens import Tokens, num_tokens, pack
 from kvproxy.upstreams.llama.slot_files import SlotFiles
 from kvproxy.upstreams.llama.slot_saver import SlotSaver
 from kvproxy.upstreams.llama.slots import Slot
@@ -30,11 +30,11 @@ class FakeClient(LlamaClient):
             self.overwriting.set()
             await self.resume.wait()
         self.files[name] = tokens
-        return SlotTransfer(count(tokens), count(tokens) * BYTES_PER_TOKEN)
+        return SlotTransfer(num_tokens(tokens), num_tokens(tokens) * BYTES_PER_TOKEN)
 
     async def restore(self, slot: int, name: str) -> SlotTransfer:
         self.contents[slot] = self.files[name]
-        return SlotTransfer(count(self.files[name]), 0)
+        return SlotTransfer(num_tokens(self.files[name]), 0)
 
     async def erase(self, slot: int) -> None:
         self.contents[slot] = b""
@@ -43,14 +43,14 @@ class FakeClient(LlamaClient):
 async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp_path: Path) -> None:
     long, one, two = pack(range(100, 150)), pack(range(20)), pack(range(50, 70))
     client, files = FakeClient(one, two), SlotFiles(tmp_path / "slots.db", "http://llama")
-    budget = 2 * count(one) * BYTES_PER_TOKEN
+    budget = 2 * num_tokens(one) * BYTES_PER_TOKEN
     saver = SlotSaver("http://llama", client, ServerInfo("one", 2, True, True, False), files, budget, 1)
     for name in [files.allocate("one") for _ in range(2)]:
-        files.commit(name, "one", long, count(long), count(long) * BYTES_PER_TOKEN)
+        files.commit(name, "one", long, num_tokens(long), num_tokens(long) * BYTES_PER_TOKEN)
         files.discard(name)
-    first = asyncio.create_task(saver.save(Slot(0, one, count(one))))
+    first = asyncio.create_task(saver.save(Slot(0, one, num_tokens(one))))
     await client.overwriting.wait()
-    second = asyncio.create_task(saver.save(Slot(1, two, count(two))))
+    second = asyncio.create_task(saver.save(Slot(1, two, num_tokens(two))))
     for _ in range(20):
         await asyncio.sleep(0)
     client.resume.set()

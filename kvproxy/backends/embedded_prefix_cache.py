@@ -28,7 +28,7 @@ from kvproxy.tiers.chunk_store import TierStats
 _MAX_DIGITS = 12
 
 
-class EmbeddedPrefix(PrefixCache):
+class EmbeddedPrefixCache(PrefixCache):
     def __init__(self, backend: EmbeddedBackend) -> None:
         self._backend = backend
         self._worker = backend.worker

@@ -23,8 +23,8 @@ from kvproxy.upstreams.llama.slot_view import SlotView
 from kvproxy.upstreams.mirrored_prefix import MirrorView, reset_engine
 
 
-class FleetPrefix(PrefixCache):
-    """The prefix caches of all engines. Engines without mirror or slots only report metrics."""
+class FleetPrefixCache(PrefixCache):
+    """The prefix caches of all engines. Of engines without mirror or slots, only metrics are known."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -53,7 +53,6 @@ class FleetPrefix(PrefixCache):
         return [row for view in slots for row in await view.eviction_queue()]
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """List branches of mirrored blocks, and their number. Slots of llama.cpp have no blocks, and are left out."""
         mirrors = self._mirrors()
         if not mirrors:
             raise no_events_error()
@@ -90,7 +89,6 @@ class FleetPrefix(PrefixCache):
         )
 
     async def reset(self) -> ResetReport:
-        """Reset all engines. Raises NoPrefixCache if an engine has no route for it."""
         self._views()
         engines: tuple[EngineReset, ...] = ()
         if self._fleet.mirrored_engines():

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.request_directives import Control
 from kvproxy.errors import SettingsError
-from kvproxy.flow.edits import apply_edits
+from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.clients import CLIENT_PREFIX

@@ -1,1 +1,1 @@
-"""One request's way through the caches: read `answer.py` first."""
+"""The path of a request through the caches: read `answer.py` first."""

@@ -1,6 +1,6 @@
-"""The flow of a request: exact lookup, semantic lookup, identical request in flight, backend, store.
+"""Answers a request: exact lookup, semantic lookup, identical request in flight, backend.
 
-`fresh_and_stale_hits.py` has the lookups, `single_flight.py` the requests to the backend, and `store_response.py` the storage.
+`fresh_and_stale_hits.py` has the lookups, `single_flight.py` sends requests, `store_response.py` stores responses.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Seconds for a response that is not a stream to complete, so that Cache-Status can name its entry."""
+"""Maximum wait for the whole body of a response that is no stream, so that `Cache-Status` can have its entry's id."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
-"""Awaits work for a client and cancels it when the client disconnects."""
+"""Awaits a coroutine, and cancels it when the client disconnects."""
 
 
 class Answerer:
     """Answers requests from the caches or the backend.
 
     Args:
-        comparer: compares responses so that the policy learns; None disables learning.
-        finish: receives finished exchanges; None only records them in the journal.
-        shared: the state of all proxies on one PostgreSQL.
+        comparer: compares responses for the learned policy; None disables learning.
+        finish: receives the finished exchanges of background requests; the journal by default.
+        shared: state that proxies share in PostgreSQL; None for a single proxy.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Answerer:
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
-        self._revalidator = Revalidator(self._single_flight.join, self.key, self.finish, clock)
-        self.keep_warm = KeepWarm(self._single_flight.join, self.key, self.finish, clock, prices)
+        self._revalidator = Revalidator(self._single_flight.join, self.compute_key, self.finish, clock)
+        self.keep_warm = KeepWarm(self._single_flight.join, self.compute_key, self.finish, clock, prices)
 
     @property
     def stale_counts(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class Answerer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
         Args:
-            watch: awaits slow work; an exact hit does not use it. None awaits it directly.
+            watch: used for everything except an exact hit. None ignores disconnects.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)
@@ -91,7 +91,7 @@ class Answerer:
             request = replace(request, control=replace(request.control, no_cache=True))
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
-        exchange.key = await self.key(request)
+        exchange.key = await self.compute_key(request)
         answer = await self._lookup.find_exact(exchange) if exchange.cacheable else None
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
@@ -130,7 +130,7 @@ class Answerer:
 
     async def _forward_in_time(self, exchange: Exchange) -> Answer:
         try:
-            async with asyncio.timeout(self._lookup.fallback_deadline(exchange)):
+            async with asyncio.timeout(self._lookup.fallback_timeout(exchange)):
                 return await self._forward(exchange)
         except TimeoutError:
             raise DeadlineExceeded("no fresh answer came within x-kvproxy-timeout") from None
@@ -144,12 +144,12 @@ class Answerer:
             shared.release()
 
         try:
-            response = await shared.head()
+            response = await shared.wait_for_head()
             if response.entry is not None:
                 stored = await self._lookup.replay(exchange, response.entry)
                 shared.release()
                 return stored
-            complete = not response.streams and await shared.wait_complete(None if confirm else HOLD_SECONDS)
+            complete = not response.streams and await shared.wait_until_complete(None if confirm else HOLD_SECONDS)
             if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
@@ -177,7 +177,7 @@ class Answerer:
             return "stale"
         return "request" if exchange.is_entry_refused else "uri-miss"
 
-    async def key(self, request: ApiRequest) -> CacheKey:
+    async def compute_key(self, request: ApiRequest) -> CacheKey:
         settings = self.settings
         compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
         return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))

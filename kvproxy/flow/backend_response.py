@@ -1,4 +1,4 @@
-"""The backend's response as bytes for the client, and as a JSON object for the cache."""
+"""Converts a backend's response to bytes for the client, and to a JSON object for the cache."""
 
 import asyncio
 import time
@@ -29,33 +29,35 @@ _IRRELEVANT_VARY = frozenset(
 
 class ResponseReader(Protocol):
     def push(self, chunk: bytes) -> bool:
-        """Read a chunk, and return whether the response is complete with it."""
+        """Read the next chunk; return whether it completes the response."""
 
     @property
     def prefix(self) -> PrefixUse | None:
-        """Return the prefix reuse that a stream has reported so far."""
+        """Return the reported prefix reuse; None until the stream reports it."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
 
     async def result(self) -> JsonObject | None:
-        """Return the response; None if it is broken, incomplete, or too large."""
+        """Return the whole response; None if it is invalid, incomplete, or too large to store."""
 
 
 @dataclass(slots=True)
 class BackendResponse:
-    """A response of the backend in flight.
+    """A response of the backend, whose body is still being received.
 
     Attributes:
-        chunks: raises a KvproxyError if the response breaks off.
-        single_chunk: the body arrives as one chunk at the end.
-        is_parsed: the reader parses events, which takes time.
-        prefix: prefix reuse; an upstream reports it during the response.
+        chunks: the body; the iterator raises a KvproxyError if the response breaks off.
+        reader: reads the same chunks for the cache.
+        single_chunk: the body is one chunk.
+        streams: the body is a stream of events.
+        is_private: its headers forbid to store it.
+        is_parsed: `reader` parses events, which is slow.
+        prefix: prefix reuse, once reported.
         served_by: the upstream; None for the embedded engine.
-        answer_digests: digests of the parts of its message.
-        prefill_seconds: duration of the prefill, if the backend reports it.
-        block_size: tokens of the engine's blocks; 0 if it is unknown.
-        entry: the stored response that another proxy has computed; None for a new response.
+        usage: prompt tokens and completion tokens.
+        answer_digests, block_size: see `Exchange`.
+        entry: set if another proxy in the cluster computed and stored the response.
         started: value of `time.perf_counter`.
     """
 
@@ -79,7 +81,7 @@ class BackendResponse:
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Convert a backend's reply to a stream of bytes. A response of more than `limit` bytes is not stored."""
+    """Convert a backend's reply to bytes. A response with more than `limit` bytes is not read for the cache."""
     match reply:
         case GeneratedResponse():
             return _generated(request, reply, limit)
@@ -110,7 +112,7 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether `Cache-Control`, or a `Vary` on a request header that is not part of the key, forbids storing a response."""
+    """Whether `Cache-Control`, or a `Vary` with a header of the request outside its cache key, forbids to store a response."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -119,8 +121,8 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
     return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
 
 
-async def ask(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """Send a request that the proxy itself makes, and return the response. Raises a KvproxyError."""
+async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
+    """Send a request of the proxy itself. Return the response, or None as `ResponseReader.result`. Raises a KvproxyError."""
     response = open_response(request, await backend.send(request), limit)
     try:
         async for chunk in response.chunks:
@@ -148,8 +150,6 @@ def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> Bac
 
 
 class _GeneratedReader:
-    """Encodes the engine's typed output, which needs no parsing."""
-
     prefix = None
     prefill_seconds: float | None = None
 
@@ -186,8 +186,6 @@ class _GeneratedReader:
 
 
 class UpstreamReader:
-    """Parses an upstream's response while its chunks pass. A response with more than `limit` bytes is not collected."""
-
     def __init__(self, api: Api, stream: bool, limit: int) -> None:
         self._limit = limit
         self._size = 0

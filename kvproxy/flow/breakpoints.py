@@ -1,8 +1,8 @@
-"""Places Anthropic's breakpoints (`cache_control`), which tell the provider which prefixes to store.
+"""Places Anthropic's breakpoints (`cache_control`). The provider caches the prefix that ends at a breakpoint.
 
-The provider reads tools, system prompt, and messages in this order. It accepts at most four breakpoints, stores no prefix below
-a minimum, and refuses some blocks. It looks for stored prefixes in the last 20 blocks before a breakpoint. So the end of the
-previous request has a breakpoint, too.
+A prefix consists of tools, system prompt, and messages, in this order. A request may have four breakpoints, not on every type
+of block. Short prefixes are not cached. The provider finds a cached prefix only if it ends in the 20 blocks before a
+breakpoint, so the end of the previous request gets one, too.
 """
 
 from collections.abc import Iterator
@@ -24,18 +24,19 @@ _MINIMUMS = (
     *((pattern, 2_048) for pattern in ("*haiku-3*", "*3-haiku*", "*3-5-haiku*")),
     ("*", 1_024),
 )
-"""Tokens of the shortest prefix that the provider stores."""
+"""Minimum tokens of a cached prefix, by model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A tool or content block that may have a breakpoint.
+    """A block that may have a breakpoint.
 
     Attributes:
         section: `tools`, `system`, or `messages`.
         item: index of the tool, system block, or message.
         part: index of the content block in the message; 0 otherwise.
-        end: bytes of the prompt up to the end of the block.
+        end: length of the prefix that ends with the block, in bytes.
+        is_marked: the client set a breakpoint.
     """
 
     section: str
@@ -45,27 +46,27 @@ class _Place:
     is_marked: bool
 
 
-def with_breakpoints(request: ApiRequest, hour_until: int = -1) -> ApiRequest:
-    """Return the request with the breakpoints of its rule, or the request itself if nothing changes.
+def with_breakpoints(request: ApiRequest, last_hour_message: int = -1) -> ApiRequest:
+    """Place breakpoints as the request's rule requires. Return the request itself if nothing changes.
 
     Args:
-        hour_until: index of the last message of the prefix to keep for one hour, if lifetimes are chosen automatically.
+        last_hour_message: with the setting `auto`, the prefix up to this message gets a lifetime of one hour.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
     places = list(_places(request.body))
     minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _chosen(request.body, places, minimum * BYTES_PER_TOKEN, hour_until)
+    chosen = _chosen(request.body, places, minimum * BYTES_PER_TOKEN, last_hour_message)
     if lifetime != "auto":
-        hour_until = _EVERY_MESSAGE if lifetime == "1h" else -1
-    body = _marked(request.body, chosen, hour_until)
+        last_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
+    body = _marked(request.body, chosen, last_hour_message)
     if body == request.body:
         return request
     # For listings, the journal, and savings.
     sections = [place.section for place in places if place in chosen]
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
-    long = sum(_block_lifetime(place.section, place.item, hour_until) == "1h" for place in chosen)
+    long = sum(_block_lifetime(place.section, place.item, last_hour_message) == "1h" for place in chosen)
     counts += [f"{long} for 1h"] if long else []
     tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
@@ -94,12 +95,12 @@ def _is_markable(block: JsonObject) -> bool:
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
 
 
-def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: int) -> set[_Place]:
+def _chosen(body: JsonObject, places: list[_Place], minimum: int, last_hour_message: int) -> set[_Place]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
     messages, system, tools = ([place for place in places if place.section == name] for name in _SECTIONS[::-1])
     wanted = [
         *messages[-1:],
-        *[place for place in messages if place.item <= hour_until][-1:],
+        *[place for place in messages if place.item <= last_hour_message][-1:],
         *[place for place in messages if answers and place.item < answers[-1]][-1:],
         *[place for place in reversed(places) if place.is_marked],
         *system[-1:],
@@ -111,23 +112,25 @@ def _chosen(body: JsonObject, places: list[_Place], minimum: int, hour_until: in
     return set(list(long_enough)[:most])
 
 
-def _block_lifetime(section: str, item: int, hour_until: int) -> Lifetime:
-    return "1h" if hour_until >= (item if section == "messages" else 0) else "5m"
+def _block_lifetime(section: str, item: int, last_hour_message: int) -> Lifetime:
+    return "1h" if last_hour_message >= (item if section == "messages" else 0) else "5m"
 
 
-def _marked(body: JsonObject, chosen: set[_Place], hour_until: int) -> JsonObject:
+def _marked(body: JsonObject, chosen: set[_Place], last_hour_message: int) -> JsonObject:
     at = {(place.section, place.item, place.part) for place in chosen}
     marked = dict(body)
     if isinstance(body.get(MARKER), dict):
-        marked[MARKER] = _marker(body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, hour_until))
+        marked[MARKER] = _marker(
+            body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, last_hour_message)
+        )
     for section in ("tools", "system"):
         if section in body:
             parts = {item for name, item, _ in at if name == section}
-            marked[section] = _marked_blocks(body[section], parts, _block_lifetime(section, 0, hour_until))
+            marked[section] = _marked_blocks(body[section], parts, _block_lifetime(section, 0, last_hour_message))
     messages: list[Json] = []
     for item, message in enumerate(objects(body.get("messages"))):
         parts = {part for name, number, part in at if (name, number) == ("messages", item)}
-        lifetime = _block_lifetime("messages", item, hour_until)
+        lifetime = _block_lifetime("messages", item, last_hour_message)
         messages.append({**message, "content": _marked_blocks(message.get("content"), parts, lifetime)})
     return {**marked, "messages": messages}
 
@@ -151,8 +154,8 @@ def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
     return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}
 
 
-def last_hour_message(body: JsonObject) -> int:
-    """Return the index of the last message whose breakpoint has a lifetime of one hour; -1 without one."""
+def find_last_hour_message(body: JsonObject) -> int:
+    """Return the index of the last message with a breakpoint for one hour; -1 without one."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
         markers = [field(block, MARKER) for block in objects(message.get("content"))]
         if any(field(marker, "ttl") == "1h" for marker in markers):

@@ -1,4 +1,4 @@
-"""Cache keys: the exact key of a request, and the namespace of its similar questions."""
+"""Computes the exact key of a request, and the namespace in which semantic lookups search."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the tenant of a request: the client, and a digest of the headers that name users; `public` without both.
+    """Return the name of the tenant: the client's name, and a digest of its users' headers; `public` without both.
 
     Args:
-        headers: names in lower case.
-        names: headers that name users.
+        headers: the request's headers, with names in lower case.
+        names: the setting of headers that identify users.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -42,9 +42,9 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     """Compute the keys of a request. Raises InvalidRequest if the body cannot be serialised.
 
     Args:
-        backend: name of the backend. A response is never served for another backend.
-        shared: give every tenant the same keys.
-        conversations: leave the texts of earlier user turns to the semantic search, see `CacheSettings.conversations`.
+        backend: name of the backend.
+        shared: tenants share responses.
+        conversations: compare earlier user turns semantically, too; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
@@ -78,11 +78,10 @@ def _is_comparable(text: str) -> bool:
 
 
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    """Return the rest of a body without the texts of earlier user turns, and these texts.
+    """Split earlier user turns, which a semantic match may reword, from the rest of the body, which must be equal.
 
-    The rest must be equal for a match; the texts may be reworded. A text stays in the rest if it is too long to compare or
-    has hidden characters, or if no assistant turn follows. The assistant's answers stay in the rest, so that a follow-up
-    such as `continue` matches in its own conversation only.
+    A turn stays in the rest if it is too long to compare, has hidden characters, or has no answer. Answers stay in the rest,
+    so that a follow-up such as `continue` matches in its own conversation only.
     """
     turns, texts = objects(question.rest[question.turns_field]), list[str]()
     for place, text in enumerate(question.earlier_texts[:-1]):
@@ -111,7 +110,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
 
 
 def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
-    """Add the headers and fields that a rule names. Headers are added as digests, since they may be secret."""
+    """Add the rule's `key_headers` and `key_fields`. Headers are hashed, because they may be secret."""
     rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:

@@ -1,7 +1,4 @@
-"""Tool call ids in cache keys.
-
-Clients and servers choose the ids at random for each conversation. Keys number them in the order of their first use.
-"""
+"""Replaces random tool call ids by numbers in cache keys, so that equal conversations have equal keys."""
 
 from collections.abc import Iterator
 
@@ -13,7 +10,7 @@ _LISTS = ("messages", "input")
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Return a body with numbered tool call ids, or unchanged if a text of the body contains an id."""
+    """Number the tool call ids by first use. A body with an id in any other text stays unchanged."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_ids(list(lists.values()))))
     if not ids:

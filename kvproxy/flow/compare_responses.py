@@ -1,7 +1,4 @@
-"""Compares fresh responses with cached ones of similar questions, so that the policy learns.
-
-Comparisons run one after the other. Their queue is bounded: further comparisons are dropped.
-"""
+"""Compares fresh responses with cached responses to similar questions, as training data of the learned policy."""
 
 import asyncio
 import contextlib
@@ -14,7 +11,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, loads
 from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.backend_response import ask
+from kvproxy.flow.backend_response import fetch_response
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.policies.learned.answer_classes import digest
@@ -34,11 +31,13 @@ _MAX_QUEUED = 64
 _log = logging.getLogger("kvproxy")
 
 
-async def ask_model(backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-    """Ask the model whether two answers are equivalent; None if it gives no verdict."""
+async def judge_with_model(
+    backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str
+) -> bool | None:
+    """Ask the request's model whether two answers are equivalent; None without a verdict."""
     asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
-        whole = await ask(backend, _judge_request(request, asked), _MAX_BYTES)
+        whole = await fetch_response(backend, _judge_request(request, asked), _MAX_BYTES)
     except KvproxyError:
         return None
     said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
@@ -64,7 +63,7 @@ def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
-    """Return the text of a stored response; None if it has no text, or several."""
+    """Return the text of a stored response; None without text, or with several choices."""
     api = APIS.get(endpoint)
     try:
         whole = loads(response)
@@ -75,7 +74,7 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
 
 
 class ResponseComparer:
-    """Compares fresh responses with stored ones to similar questions, in the background; the learned policy learns from it."""
+    """Compares responses in the background, one pair at a time. A full queue drops comparisons."""
 
     def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
@@ -87,7 +86,7 @@ class ResponseComparer:
         """By result: right, wrong, undecided, dropped."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
-        """Queue the comparison of a fresh response with its question's neighbours."""
+        """Queue the comparison of a fresh response with the candidates of its semantic lookup."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
@@ -96,11 +95,10 @@ class ResponseComparer:
             self.counts["dropped"] += 1
 
     async def wait_until_idle(self) -> None:
-        """Wait until all queued comparisons are done."""
         await self._queue.join()
 
     async def close(self) -> None:
-        """Stop the comparisons, and drop the waiting ones."""
+        """Cancel all comparisons."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -141,12 +139,12 @@ class ResponseComparer:
         return "right" if learned.right else "wrong"
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Whether two answers are equivalent, by their text, embedding, or the model (setting `cache.judge`); None if unknown."""
+        """Whether two answers are equal, or equivalent by the setting `cache.judge`; None if unknown."""
         judge = self._settings.judge
         if digest(cached) == digest(fresh):
             return True
         if judge == "model":
-            return await ask_model(self._backend, request, question, cached, fresh)
+            return await judge_with_model(self._backend, request, question, cached, fresh)
         return (
             judge == "similarity" and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
         )

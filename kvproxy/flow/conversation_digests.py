@@ -1,4 +1,4 @@
-"""The identity of a conversation, by its messages."""
+"""Digests that identify a conversation by its messages."""
 
 import hashlib
 import re
@@ -11,12 +11,12 @@ from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 
 MARKER = "cache_control"
-"""Field of a breakpoint, which marks the end of a prefix that Anthropic stores."""
+"""Field of Anthropic's breakpoints, see `breakpoints.py`."""
 _CALL_IDS = ("tool_use_id", "call_id")
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")
-_THOUGHTS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
-"""Of an answer whose backend does not separate its reasoning. Some chat templates have the first tag in the prompt."""
+_THINK_TAGS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
+"""Reasoning in the text of an answer. Some chat templates put the first tag into the prompt."""
 
 
 def conversation_scope(request: ApiRequest) -> bytes:
@@ -26,33 +26,33 @@ def conversation_scope(request: ApiRequest) -> bytes:
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
     """Yield a digest of the conversation up to each message.
 
-    It ignores system prompts, and differences that clients cause: reasoning, ids, and the format of tool arguments.
+    The digest ignores system prompts, reasoning, ids, and the format of tool arguments: clients change them between turns.
 
     Args:
-        messages: used instead of the request's messages.
+        messages: replace the request's messages.
     """
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
         role = message.get("role")
         if role not in _SYSTEM:
             blocks = _plain_blocks(content_blocks(message.get("content")))
-            parts = _answer_parts(message, blocks) if role == "assistant" else map(canonical, blocks)
+            parts = _answer_parts(message, blocks) if role == "assistant" else map(canonical_json, blocks)
             digest = digest_of(digest, dumps(role), *parts)
         yield digest
 
 
 def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[bytes]:
-    yield split_thoughts(joined_text(blocks))[1].encode("utf-8", "replace")
+    yield split_reasoning(joined_text(blocks))[1].encode("utf-8", "replace")
     for block in blocks:
         if block.get("type") not in ("text", *REASONING_BLOCKS):
-            yield canonical({name: value for name, value in block.items() if name != "id"})
+            yield canonical_json({name: value for name, value in block.items() if name != "id"})
     for call in objects(message.get("tool_calls")):
         function = call.get("function")
-        yield canonical({"name": field(function, "name"), "arguments": _parsed(field(function, "arguments"))})
+        yield canonical_json({"name": field(function, "name"), "arguments": _parsed(field(function, "arguments"))})
 
 
 def messages_of(body: JsonObject) -> list[JsonObject]:
-    """Return the messages of a conversation. The output items of one response are the content of one message."""
+    """Return the messages. Items of the Responses API become messages; consecutive output items become one."""
     source = body.get("input")
     if source is None:
         return objects(body.get("messages"))
@@ -70,7 +70,7 @@ def messages_of(body: JsonObject) -> list[JsonObject]:
 
 
 def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return items of the Responses API as blocks of the Messages API, and other blocks as they are."""
+    """Convert items of the Responses API to blocks of the Messages API."""
     plain: list[JsonObject] = []
     for block in blocks:
         kind = block.get("type")
@@ -85,15 +85,15 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def joined_text(blocks: Iterable[JsonObject]) -> str:
-    """Return the joined text of an answer."""
+    """Concatenate the text blocks."""
     return "".join(str(block.get("text") or "") for block in _plain_blocks(blocks) if block.get("type") == "text")
 
 
-def split_thoughts(text: str) -> tuple[str, str]:
-    """Return the reasoning in a text, and the rest of the text, with single spaces."""
-    found = _THOUGHTS.match(text.lstrip())
-    thoughts, rest = found.groups() if found else ("", text)
-    return _SPACE.sub(" ", thoughts).strip(), _SPACE.sub(" ", rest).strip()
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Return the reasoning and the rest of a text, both with normalized spaces."""
+    found = _THINK_TAGS.match(text.lstrip())
+    reasoning, rest = found.groups() if found else ("", text)
+    return _SPACE.sub(" ", reasoning).strip(), _SPACE.sub(" ", rest).strip()
 
 
 def content_blocks(content: Json) -> list[JsonObject]:
@@ -107,8 +107,8 @@ def _parsed(arguments: Json) -> Json:
         return arguments
 
 
-def canonical(value: JsonObject) -> bytes:
-    """Serialise a value without call ids and breakpoints, which clients may change."""
+def canonical_json(value: JsonObject) -> bytes:
+    """Serialise a block without call ids and breakpoints, which clients change between turns."""
     plain = {name: each for name, each in value.items() if name not in (MARKER, *_CALL_IDS)}
     try:
         return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)

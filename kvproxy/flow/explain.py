@@ -1,4 +1,4 @@
-"""Predicts the path of a request through the caches, without sending it."""
+"""Predicts which cache would answer a request, without sending it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Entries of all tenants that are compared with a request."""
+"""Maximum stored responses to the same prompt that are searched for another tenant's."""
 
 
-def texts(reader: JournalReader, store: Store | None) -> Texts:
-    """Return a function that finds the contents of a prompt's regions."""
+def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
+    """Return a function that finds the parts of a recorded prompt, in the journal or the response cache."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
         contents, entry = reader.contents(prompt), reader.entry_id(prompt)
@@ -49,12 +49,12 @@ def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
-    """Return the layer that would answer a request, and the reports of all layers, as JSON.
+    """Return the layer that would answer a request, and the decision of each layer, as JSON.
 
-    The layer is `prefix` if the engine reuses a part of the prompt. A value is None if it is unknown, or if another value
-    decides before it is computed. Raises KvproxyError and CacheStoreError.
+    `layer` is `exact`, `semantic`, `prefix` if the engine would reuse a part of the prompt, or `none`. A value that was not
+    computed is None. Raises KvproxyError and CacheStoreError.
     """
-    key = await answerer.key(request)
+    key = await answerer.compute_key(request)
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
@@ -86,14 +86,14 @@ async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, k
     alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     for entry in alike:
         if entry.tenant != request.tenant and entry.endpoint == request.api.name:
-            theirs = await answerer.key(replace(request, tenant=entry.tenant))
+            theirs = await answerer.compute_key(replace(request, tenant=entry.tenant))
             if theirs.exact == entry.key:
                 return True
     return False
 
 
 async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> dict[str, Any]:
-    """Return the report of the semantic lookup; `learned` is the state of the namespace under the policy `learned`."""
+    """Report the semantic lookup; `learned` is what the learned policy knows about the namespace."""
     cache, settings, control = answerer.semantic, answerer.settings, request.control
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
     report |= {"shadow": False, "neighbours": [], "reason": None}

@@ -1,4 +1,4 @@
-"""The end of an exchange: it is reported once to the metrics, the journal, and telemetry."""
+"""Ends an exchange, and reports it once to metrics, journal, and telemetry."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import reason_of_failure
 
 CLIENT_CLOSED_REQUEST = 499
-"""Customary status for a client that disconnected before the response."""
+"""nginx's status for a client that disconnected before the response."""
 _log = logging.getLogger("kvproxy")
 
 
 def record_failure(exchange: Exchange, error: BaseException) -> None:
-    """Record the error that a client receives, or its disconnection."""
+    """Record the error that ended a request, or the client's disconnect."""
     exchange.failure = reason_of_failure(error)
     if exchange.failure.startswith("disconnected"):
         exchange.layer, exchange.status = "disconnected", CLIENT_CLOSED_REQUEST
@@ -26,7 +26,7 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
 
 
 def finish(reports: Sequence[Callable[[Exchange], None]], exchange: Exchange) -> None:
-    """Call `reports` in order for a finished exchange. An error in one of them does not affect the rest."""
+    """Pass the exchange to each function of `reports`. An exception of one does not affect the rest."""
     # A stored response can be large, and the journal keeps the exchange for up to a second.
     exchange.stale_entry = None
     if not exchange.ended and exchange.layer not in ("exact", "semantic"):

@@ -1,4 +1,4 @@
-"""Lookups in the response cache: exact, semantic, and stale responses."""
+"""Serves fresh and stale responses from the cache, after exact and semantic lookups."""
 
 import logging
 import time
@@ -18,13 +18,11 @@ from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
 from kvproxy.settings import CacheSettings
 
 _FRESH_SHARE = 0.9
-"""Share of the client's timeout for a fresh response, before a stale one."""
+"""Fraction of the client's timeout to wait for the backend before a stale response is served."""
 _log = logging.getLogger("kvproxy")
 
 
 class CacheLookup:
-    """Finds stored responses."""
-
     def __init__(self, cache: ResponseCache, settings: CacheSettings, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._store = cache.store
@@ -35,7 +33,7 @@ class CacheLookup:
         self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Return the stored response to an equal request. An expired one becomes the exchange's `stale_entry`."""
+        """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry`."""
         with _failures_recorded(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
@@ -50,14 +48,14 @@ class CacheLookup:
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
-        """Return the expired response to an equal request, if it may be served during its revalidation."""
+        """Serve `stale_entry` if stale-while-revalidate permits it."""
         entry = exchange.stale_entry
         if entry is None or self._stale_reason(entry, exchange) != "stale-while-revalidate":
             return None
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
-    def fallback_deadline(self, exchange: Exchange) -> float | None:
-        """Return the seconds to wait for the backend before serving a stale response; None without a stale response."""
+    def fallback_timeout(self, exchange: Exchange) -> float | None:
+        """Return the seconds to wait for the backend before serving `stale_entry`; None if it cannot be served."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or exchange.bypass_reason is not None:
             return None
@@ -66,7 +64,7 @@ class CacheLookup:
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """Return a stored response, possibly stale, after the backend failed: to an equal request, else to a similar one."""
+        """After a failure of the backend, serve `stale_entry`, or else a fresh or stale semantic hit."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -93,7 +91,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Return the stored response to a similar question; after the backend `failed`, also a stale one."""
+        """Serve the response to a similar question; after the backend `failed`, also a stale one."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
@@ -132,7 +130,7 @@ class CacheLookup:
     async def replay(
         self, exchange: Exchange, entry: Entry, match: Match | None = None, stale: Stale | None = None
     ) -> Answer:
-        """Return a stored response, and record the hit in the exchange."""
+        """Serve a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]
@@ -161,7 +159,7 @@ class CacheLookup:
 
 @contextmanager
 def _failures_recorded(exchange: Exchange) -> Iterator[None]:
-    """Record a failure of the store, an embedder, or a stored response. The request continues without the cache."""
+    """Log an exception of a lookup, and set `lookup_failed`. The request continues without the cache."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,7 @@
-"""Restores earlier answers in a conversation to the form that the backend sent, so that its cached prefix fits again.
+"""Restores earlier answers of a conversation to the backend's original, so that the backend's prefix cache matches.
 
-Clients send answers back without their reasoning, with other white space, or with tool arguments that were serialised again, and
-some change the order of tools. An answer is restored only if the conversation before it is the same, and if it differs from the
-original in nothing else.
+Clients return answers without reasoning, with other white space, or with reformatted tool arguments; some reorder the tools.
+An answer is restored only if the conversation before it is unchanged, and if it has no other difference.
 """
 
 from collections import OrderedDict
@@ -14,14 +13,14 @@ from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dum
 from kvproxy.apis.message_parts import REASONING_BLOCKS, REASONING_FIELDS, answer_message
 from kvproxy.flow.conversation_digests import (
     MARKER,
-    canonical,
+    canonical_json,
     content_blocks,
     conversation_digests,
     conversation_scope,
     digest_of,
     joined_text,
     messages_of,
-    split_thoughts,
+    split_reasoning,
 )
 
 _MAX_BYTES = 64 * 2**20
@@ -32,7 +31,7 @@ _STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
-    """The original answers of recent conversations, and the first order of their tools. Thread-safe."""
+    """Keeps the original answers of recent conversations, and the first order of their tools. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -40,18 +39,18 @@ class HistoryRepair:
         self._originals: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = Lock()
 
-    def remember(self, request: ApiRequest, whole: JsonObject) -> None:
-        """Keep the answer to a request, by its conversation."""
-        is_response = whole.get("object") == "response"
-        message = {"role": "assistant", "content": whole.get("output")} if is_response else answer_message(whole)
-        if message is None or not _is_whole(request):
+    def remember(self, request: ApiRequest, response: JsonObject) -> None:
+        is_responses_api = response.get("object") == "response"
+        content = response.get("output")
+        message = {"role": "assistant", "content": content} if is_responses_api else answer_message(response)
+        if message is None or not _has_whole_conversation(request):
             return
         *_, digest = conversation_digests(request, [*messages_of(request.body), message])
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with restored tools and answers, and tags that name the changes; itself if nothing changes."""
-        if not _is_whole(request):
+        """Restore answers and the order of tools, and tag the request with the changes. Return it itself if nothing changes."""
+        if not _has_whole_conversation(request):
             return request
         kinds: list[str] = []
         body = self._with_tools(request, kinds)
@@ -74,7 +73,7 @@ class HistoryRepair:
         tools = objects(request.body.get("tools"))
         if len(tools) < 2:
             return request.body
-        by_digest = {digest_of(canonical(tool)): tool for tool in tools}
+        by_digest = {digest_of(canonical_json(tool)): tool for tool in tools}
         key = digest_of(conversation_scope(request), *sorted(by_digest))
         if (first := self._find(key)) is None:
             self._keep(key, {"order": [digest.hex() for digest in by_digest]})
@@ -102,19 +101,18 @@ class HistoryRepair:
         return as_object(loads(data))
 
 
-def _is_whole(request: ApiRequest) -> bool:
-    """Whether the request has its whole conversation."""
+def _has_whole_conversation(request: ApiRequest) -> bool:
     return request.api.name in _APIS and not any(request.body.get(name) for name in _STATEFUL)
 
 
 def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
     sent, known = content_blocks(message.get("content")), content_blocks(original.get("content"))
-    if (thoughts := _thoughts(sent)) and thoughts != _thoughts(known):
+    if (reasoning := _tagged_reasoning(sent)) and reasoning != _tagged_reasoning(known):
         return message
     if request.api.name == "chat":
         return _restored_message(message, original, kinds)
     may_think = request.api.name == "responses" or field(request.body.get("thinking"), "type") in _THINKS
-    known = [block for block in known if not _is_reasoning(block) or (may_think and _is_accepted(block))]
+    known = [block for block in known if not _is_reasoning(block) or (may_think and _has_content(block))]
     return _restored_blocks(message, sent, known, kinds)
 
 
@@ -166,8 +164,8 @@ def _is_reasoning(block: JsonObject) -> bool:
     return block.get("type") in REASONING_BLOCKS
 
 
-def _is_accepted(reasoning: JsonObject) -> bool:
-    """Whether a backend can read a block or an item of reasoning; it may have deleted one that has only an id."""
+def _has_content(reasoning: JsonObject) -> bool:
+    # Some backends only send an id of the reasoning, and may have deleted it.
     return reasoning.get("type") != "reasoning" or bool(reasoning.get("encrypted_content") or reasoning.get("content"))
 
 
@@ -184,8 +182,8 @@ def _differences(client: JsonObject, original: JsonObject) -> list[str]:
 
 
 def _text_change(client: JsonObject, original: JsonObject) -> str:
-    return "reasoning" if _thoughts([original]) and not _thoughts([client]) else "text"
+    return "reasoning" if _tagged_reasoning([original]) and not _tagged_reasoning([client]) else "text"
 
 
-def _thoughts(blocks: list[JsonObject]) -> str:
-    return split_thoughts(joined_text(blocks))[0]
+def _tagged_reasoning(blocks: list[JsonObject]) -> str:
+    return split_reasoning(joined_text(blocks))[0]

@@ -1,6 +1,6 @@
-"""Keeps the prefixes of paused sessions in a provider's cache: keep-warm requests, and lifetimes of breakpoints.
+"""Keeps prefixes of paused sessions in Anthropic's cache, by keep-warm requests and lifetimes of breakpoints.
 
-A rule allows both for requests to Anthropic's API. The decisions follow from the pauses of earlier sessions (`pause_policy.py`).
+Rules enable both. `pause_policy.py` decides by the lengths of earlier pauses whether they save money.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_l
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
-from kvproxy.flow.breakpoints import last_hour_message
+from kvproxy.flow.breakpoints import find_last_hour_message
 from kvproxy.flow.conversation_digests import MARKER, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
@@ -33,11 +33,12 @@ class _Session:
     """The last request of a conversation.
 
     Attributes:
-        request: without its parsed body, which needs several times the memory.
-        used, ended: seconds since the epoch of the prefix's last use, and of the end of the response.
+        request: without its parsed body, to save memory.
+        used: last request with the prefix, in seconds since the epoch.
+        ended: end of the last response to the client, in seconds since the epoch.
         tokens: tokens of the prompt.
-        hour_until: index of the last message of the prefix that the provider keeps for one hour; -1 without such a prefix.
-        hour_tokens: tokens of this prefix.
+        last_hour_message: the provider keeps the prefix up to this message for one hour; -1 if for five minutes.
+        hour_tokens: tokens of the prefix that is kept for one hour.
     """
 
     request: ApiRequest
@@ -45,13 +46,13 @@ class _Session:
     used: float
     ended: float
     tokens: int
-    hour_until: int
+    last_hour_message: int
     hour_tokens: int
     task: "asyncio.Task[None] | None" = None
 
     @property
-    def group(self) -> tuple[str, int]:
-        """Return the tenant, and the hour of the day."""
+    def tenant_and_hour(self) -> tuple[str, int]:
+        """Return the key of comparable pauses: the tenant, and the hour of the day."""
         return self.request.tenant, datetime.fromtimestamp(self.ended).hour
 
 
@@ -59,7 +60,7 @@ class KeepWarm:
     """Sends the last request of paused sessions again, so that the provider keeps their prefixes.
 
     Args:
-        prices: by model, for budgets in money.
+        prices: prices by model, for budgets in money.
         interval: seconds between two keep-warm requests.
     """
 
@@ -84,18 +85,18 @@ class KeepWarm:
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
         self._digests: dict[str, list[bytes]] = {}
-        """Digests of the conversations of requests in flight, by request id."""
+        """Conversation digests of requests in flight, by request id."""
         self._fixed_models: set[str] = set()
-        """Models whose provider writes a prefix again if its lifetime changes."""
+        """Models for which a changed lifetime makes the provider write the whole prefix again."""
 
-    def learn(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Count earlier pauses: their seconds, tenants, and starts."""
+    def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
+        """Add pauses from the journal: seconds, tenant, and start."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
-    async def resume(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation. Return the index of its last message to keep for one hour, or -1."""
-        if not _is_followed(request):
+    async def on_request(self, request: ApiRequest) -> int:
+        """Stop keep-warm requests for the conversation. Return the argument `last_hour_message` of `with_breakpoints`."""
+        if not _is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
         self._digests[request.request_id] = digests
@@ -110,12 +111,12 @@ class KeepWarm:
         is_alive = self._clock() - session.used < self.interval
         kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        if write_for_an_hour(new, tokens - kept, self.pauses.survival(*session.group), self._prices):
+        if write_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
             return len(digests) - 1
-        return session.hour_until if kept else -1
+        return session.last_hour_message if kept else -1
 
-    def finished(self, exchange: Exchange) -> None:
-        """Begin or continue a session after a response of the provider."""
+    def on_finish(self, exchange: Exchange) -> None:
+        """Track the pause after a response."""
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
@@ -123,15 +124,15 @@ class KeepWarm:
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
         before = self._latest(digests)
-        until = last_hour_message(request.body)
+        until = find_last_hour_message(request.body)
         if before is not None:
             self._remove(before)
-            self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.group)
+            self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
-            if is_rewritten and until != before.hour_until and request.model not in self._fixed_models:
+            if is_rewritten and until != before.last_hour_message and request.model not in self._fixed_models:
                 self._fixed_models.add(request.model)
                 _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
-        is_same = before is not None and until == before.hour_until
+        is_same = before is not None and until == before.last_hour_message
         hour_tokens = before.hour_tokens if before is not None and is_same else prefix.prompt_tokens
         session = _Session(
             replace(request, body={}),
@@ -162,19 +163,19 @@ class KeepWarm:
     async def _watch(self, session: _Session) -> None:
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
         try:
-            for _ in range(keep_warm_requests(self.pauses.survival(*session.group), self._prices, kept)):
+            for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
                 await asyncio.sleep(session.used + self.interval - self._clock())
-                if not self._may_send(session) or not await self._send(session):
+                if not self._charge_budgets(session) or not await self._send(session):
                     break
         except Exception:
             _log.exception("a session was not kept warm")
         await asyncio.sleep(session.ended + HOUR - self._clock())
-        self.pauses.add(float("inf"), *session.group)
+        self.pauses.add(float("inf"), *session.tenant_and_hour)
         session.task = None
         self._remove(session)
 
-    def _may_send(self, session: _Session) -> bool:
-        """Take the tokens and the money of a request from the budgets of its rule."""
+    def _charge_budgets(self, session: _Session) -> bool:
+        """Charge the budgets of the rule for a keep-warm request; return False if one is exhausted."""
         rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
         wanted: list[tuple[TokenBucket, float]] = []
         if rule.keep_warm_tokens is not None:
@@ -197,7 +198,7 @@ class KeepWarm:
         return budget
 
     async def _send(self, session: _Session) -> bool:
-        body = await asyncio.to_thread(_shortened, session.request.raw)
+        body = await asyncio.to_thread(_keep_warm_body, session.request.raw)
         if body is None:
             return False
         control = replace(session.request.control, no_cache=True, no_store=True, tags=(KEEP_WARM_TAG,))
@@ -219,13 +220,13 @@ class KeepWarm:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _is_followed(request: ApiRequest) -> bool:
+def _is_tracked(request: ApiRequest) -> bool:
     rule = request.control.rule
     is_kept_warm = rule.keep_warm_tokens is not None or rule.keep_warm_money is not None
     return request.api.name == "messages" and (is_kept_warm or rule.breakpoints == "auto")
 
 
-def _shortened(raw: bytes) -> JsonObject | None:
+def _keep_warm_body(raw: bytes) -> JsonObject | None:
     body = as_object(loads(raw))
     if MARKER.encode() not in raw or field(body.get("thinking"), "type") == "enabled":
         return None

@@ -1,4 +1,4 @@
-"""Token costs of a request: first an estimate, then the reported usage."""
+"""Charges a client's quota for a request: first an estimate, after the response the reported usage."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -20,12 +20,12 @@ _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 async def send_charged(request: ApiRequest, account: Account, backend: Backend, max_bytes: int) -> BackendResponse:
-    """Send a request to the backend, and charge a client for it. An error of the backend is raised and not charged.
+    """Send a request to the backend, and charge the account. Errors of the backend are raised, and cost nothing.
 
     Args:
-        max_bytes: a response with more bytes is not collected for storage.
+        max_bytes: see `open_response`.
     """
-    estimated = await in_thread_if_large(len(request.raw), lambda: estimate(request.body))
+    estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     await account.reserve(estimated)
     try:
         response = open_response(request, await backend.send(request), max_bytes)
@@ -62,27 +62,25 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 
 
 class UnparsedRequestCharge:
-    """Charges for a request that is forwarded unparsed, at four bytes per token.
-
-    If the response is a JSON object with `usage`, its tokens count instead.
+    """Charges for a request of an uncached API: one token per four bytes, or the `usage` of a JSON response.
 
     Args:
-        announced: bytes of the body; 0 if the client sends chunks.
+        content_length: bytes of the body; 0 if unknown.
     """
 
-    def __init__(self, account: Account, announced: int) -> None:
+    def __init__(self, account: Account, content_length: int) -> None:
         self._account = account
-        self._reserved = max(1, announced // BYTES_PER_TOKEN)
+        self._reserved = max(1, content_length // BYTES_PER_TOKEN)
         self._uploaded = 0
         self._refused: KvproxyError | None = None
         self._body = bytearray()
         self._size = 0
 
-    async def begin(self) -> None:
-        """Charge for the announced bytes. Raises as `Quota.take`."""
+    async def reserve(self) -> None:
+        """Charge for the request's body. Raises a KvproxyError if the quota is exhausted."""
         await self._account.reserve(self._reserved)
 
-    def upload(self, body: Body) -> Body:
+    def charge_upload(self, body: Body) -> Body:
         return body if isinstance(body, bytes) else self._charged(body)
 
     async def _charged(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -98,13 +96,13 @@ class UnparsedRequestCharge:
                 self._reserved += more
             yield part
 
-    def failed(self, error: BaseException) -> None:
-        """Settle a request that has no response. Raises the quota's error if the quota ended the upload."""
+    def refund(self, error: BaseException) -> None:
+        """Refund a request without a response. If the exhausted quota ended the upload, raise the quota's error."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error
 
-    def answer(self, reply: RelayedResponse) -> RelayedResponse:
+    def charge_response(self, reply: RelayedResponse) -> RelayedResponse:
         chunks, close = reply.chunks, reply.close
         readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
 
@@ -133,8 +131,8 @@ class UnparsedRequestCharge:
         return self._reserved + self._size // BYTES_PER_TOKEN
 
 
-def estimate(body: JsonMap) -> int:
-    """Estimate the prompt's tokens: a quarter of the bytes of all texts and names."""
+def estimate_prompt_tokens(body: JsonMap) -> int:
+    """Estimate one token per four bytes of all strings and field names in the body."""
     total = 0
     todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
     while todo:

@@ -1,4 +1,4 @@
-"""Revalidation of served stale responses in the background."""
+"""Revalidates stale responses in the background after they were served."""
 
 import asyncio
 import logging
@@ -18,8 +18,7 @@ from kvproxy.index.entry import Entry
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0
 """Pause after a failed revalidation."""
-_PREFIX = "renewal-"
-"""Of the request id."""
+_REQUEST_ID_PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
 
 
@@ -28,8 +27,6 @@ Join = Callable[[Exchange], tuple[SharedRequest, bool]]
 
 
 class Revalidator:
-    """Revalidates served stale responses in the background. Each response is revalidated once at a time."""
-
     def __init__(
         self,
         join: Join,
@@ -46,7 +43,7 @@ class Revalidator:
         """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Revalidate the response of a stale hit, unless the backend failed or the request forbids it."""
+        """Revalidate a response that was served by stale-while-revalidate, unless this is in progress."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -73,7 +70,7 @@ class Revalidator:
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)
-        request = replace(served, control=control, request_id=_PREFIX + served.request_id)
+        request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id)
         key = exchange.cache_key
         if key.exact != entry.key:
             own = replace(request, body=as_object(loads(entry.request)), raw=entry.request)
@@ -105,9 +102,9 @@ class Revalidator:
 async def send_in_background(
     exchange: Exchange, join: Join, finish: Callable[[Exchange], None], layer: Layer = "revalidated"
 ) -> BackendResponse | None:
-    """Send a request of the proxy itself, and read its response to the end. Raises the error that ended it.
+    """Send a request of the proxy itself, store its response, and report the exchange. Raises the error that ended it.
 
-    The exchange is reported with the `layer`, unless it shared the request of a client.
+    If a client has an identical request in flight, both share it, and only the client's exchange is reported.
     """
     shared, joined = join(exchange)
     try:

@@ -1,7 +1,8 @@
-"""Identical requests in flight share one request to the backend.
+"""Sends one request to the backend for all identical requests in flight.
 
-A client that joins late receives all earlier chunks. The request is cancelled when its last client leaves. The fastest
-client sets the speed, or the slowest one once the response is too large to store.
+A client that joins later also receives the earlier chunks. When its last client disconnects, the request is cancelled.
+Backpressure: chunks are kept while the response is small enough to store, so only the fastest client limits the reading.
+For a larger response, chunks are dropped when all clients have them, so the slowest client limits it.
 """
 
 import asyncio
@@ -22,17 +23,17 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState
 
-WINDOW = 256 * 1024
-"""Unread bytes at which reading from the backend pauses."""
-STEP = 4 * 1024
-"""Bytes that are parsed in one step: about 25 events, or half a millisecond."""
+MAX_UNSENT_BYTES = 256 * 1024
+"""Bytes that are read from the backend before a client receives them."""
+PARSE_STEP_BYTES = 4 * 1024
+"""Bytes that are parsed before other tasks may run: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
-"""Seconds for an upstream to end its response after the last event. A response with later events is not stored."""
+"""Maximum wait for the end of the stream after its final event. A response with further events is not stored."""
 
 
 class SharedRequest:
-    """One request to the backend and its clients."""
+    """One request to the backend, and the clients that wait for its response."""
 
     def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: ResponseRecorder) -> None:
         self._open = open
@@ -48,25 +49,25 @@ class SharedRequest:
         self.response: BackendResponse | None = None
         self.ended = False
         self._pending_write: PendingWrite | None = None
-        self.clients = 0
+        self.num_clients = 0
         self.started = time.perf_counter()
         self.first_chunk_seconds: float | None = None
         self.seconds: float | None = None
-        """Duration up to the last chunk."""
+        """Duration until the last chunk."""
         self.task = asyncio.create_task(self._run())
 
     @property
     def is_joinable(self) -> bool:
-        """Whether another client would receive the response from its start."""
+        """Whether another client can still receive the whole response."""
         return not (self.ended or self._dropped or self.task.cancelling())
 
     @property
     def entry_id(self) -> str | None:
-        """Return the id of the stored entry, as soon as its write is pending."""
+        """Return the id of the response's entry; None before it is written."""
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
-        """Wait for the commit. Return False if the response is not stored."""
+        """Wait until the response is committed. Return False if it is not stored."""
         return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
@@ -90,7 +91,7 @@ class SharedRequest:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        """Store the response before its last chunk, since a client may disconnect after that."""
+        """Begin to store the response before its last chunk is sent, because clients disconnect after it."""
         recorded = False
         chunks = aiter(response.chunks)
         following: asyncio.Future[bytes | None] | None = None
@@ -118,12 +119,11 @@ class SharedRequest:
             self._pending_write = await self._recorder.finish(response)
 
     async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk. A large one is parsed in steps, so that it does not block the event loop."""
-        if not response.is_parsed or len(chunk) <= STEP:
+        if not response.is_parsed or len(chunk) <= PARSE_STEP_BYTES:
             return self._recorder.push(response, chunk)
         complete = False
-        for start in range(0, len(chunk), STEP):
-            complete = self._recorder.push(response, chunk[start : start + STEP])
+        for start in range(0, len(chunk), PARSE_STEP_BYTES):
+            complete = self._recorder.push(response, chunk[start : start + PARSE_STEP_BYTES])
             await asyncio.sleep(0)
         return complete
 
@@ -132,21 +132,21 @@ class SharedRequest:
         self._changed = asyncio.Event()
 
     async def _wait_for_clients(self) -> None:
-        while self._size > WINDOW:
+        while self._size > MAX_UNSENT_BYTES:
             is_large = self._size > self._recorder.limit
             if is_large:
                 self._drop()
-            if self._size - self._progress(min if is_large else max) <= WINDOW:
+            if self._size - self._progress(min if is_large else max) <= MAX_UNSENT_BYTES:
                 return
             self._client_moved.clear()
             await self._client_moved.wait()
 
     def _progress(self, which: Callable[[list[int]], int]) -> int:
-        not_started = [0] * (self.clients - len(self._bytes_read))
+        not_started = [0] * (self.num_clients - len(self._bytes_read))
         return which([*self._bytes_read.values(), *not_started] or [self._size])
 
     def _drop(self) -> None:
-        if len(self._chunks_read) < self.clients:
+        if len(self._chunks_read) < self.num_clients:
             return
         read = min(self._chunks_read.values(), default=0) - self._dropped
         if read > 0:
@@ -154,14 +154,14 @@ class SharedRequest:
             self._dropped += read
 
     def release(self) -> None:
-        """Detach a client that is done or has disconnected. The last one ends the request."""
-        self.clients -= 1
+        """Remove a client. The last one cancels the request, unless the response has ended."""
+        self.num_clients -= 1
         self._client_moved.set()
-        if self.clients == 0 and not self.ended:
+        if self.num_clients == 0 and not self.ended:
             self.task.cancel()
 
-    async def head(self) -> BackendResponse:
-        """Wait for the response's head. Raises the backend's error."""
+    async def wait_for_head(self) -> BackendResponse:
+        """Wait until the response begins. Raises the backend's error."""
         while self.response is None and not self.ended:
             await self._changed.wait()
         if self.response is None:
@@ -169,21 +169,17 @@ class SharedRequest:
             raise self.error
         return self.response
 
-    async def wait_complete(self, seconds: float | None) -> bool:
-        """Wait until the response is complete, a timeout ends, or a window of bytes is full.
+    async def wait_until_complete(self, seconds: float | None) -> bool:
+        """Wait for the end of the response, for `MAX_UNSENT_BYTES`, or for a timeout; return whether it is complete.
 
-        Args:
-            seconds: the timeout; a response of a single chunk ignores it.
-
-        Returns:
-            Whether the response is complete.
+        The timeout does not apply to a body that arrives in one chunk.
         """
-        response = await self.head()
+        response = await self.wait_for_head()
         while response.single_chunk and not self.ended:
             await self._changed.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.ended and self._size < WINDOW:
+                while not self.ended and self._size < MAX_UNSENT_BYTES:
                     await self._changed.wait()
         return self.ended and self.error is None
 
@@ -191,10 +187,10 @@ class SharedRequest:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
-        """Yield all chunks from the first one. Raises the error that ended the response.
+        """Yield the whole response to one client. Raises the error that ended the response.
 
         Args:
-            confirm: hold the last chunks back until the response is committed.
+            confirm: delay chunks, once a write is pending, until the response is committed.
         """
         client = object()
         sent = self._dropped
@@ -233,11 +229,7 @@ class SharedRequests:
         return len(self._in_flight)
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
-        """Join the request in flight with a key, or begin one.
-
-        Returns:
-            The request, which the caller must `release`, and whether it was in flight already.
-        """
+        """Return the request in flight with this key and True, or a new request and False. The caller must `release` it."""
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
         joined = shared is not None and shared.is_joinable
@@ -245,7 +237,7 @@ class SharedRequests:
             shared = self._joinable[key] = make()
             self._in_flight.add(shared)
             shared.task.add_done_callback(lambda task: self._ended(key, shared, task))
-        shared.clients += 1
+        shared.num_clients += 1
         return shared, joined
 
     def _ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
@@ -264,10 +256,10 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend; identical requests are sent only once.
+    """Sends requests to the backend, identical ones only once.
 
     Args:
-        shared: has the leases of requests on all proxies; None for a proxy alone.
+        shared: leases in PostgreSQL, by which several proxies send a request only once; None for a single proxy.
     """
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
@@ -278,7 +270,7 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def is_private(self, exchange: Exchange) -> bool:
-        """Whether a request must not be shared, because it requires a fresh response or forbids storing it."""
+        """Whether the request must not share a response: it requires a fresh one, or it is not stored."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:
@@ -286,16 +278,13 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the lifetime of a response with these headers; None if the request sets no lifetime, or nothing is stored."""
+        """Return the TTL in seconds that a response gets; None if the request sets none, or it is not stored."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._stores(exchange)
         return self._writer.lifetime(request, read_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
-        """Join the identical request in flight, or begin one; see `SharedRequests.join`.
-
-        Tenants never share a request, even if they share responses: errors and cookies belong to one tenant.
-        """
+        """As `SharedRequests.join`, for identical requests of one tenant. Tenants must not share errors and cookies."""
         request, stores = exchange.api_request, self._stores(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
         unique = object() if self.is_private(exchange) else None
@@ -307,7 +296,7 @@ class SingleFlight:
         )
 
     async def _open(self, exchange: Exchange) -> BackendResponse:
-        """Send the request, unless another proxy has it in flight. Then wait, and return the stored response."""
+        """Send the request. If another proxy has it in flight, wait for its stored response instead."""
         shared = self._shared
         if shared is None or self.is_private(exchange):
             return await self._send(exchange)

@@ -1,4 +1,4 @@
-"""Storage of complete, successful responses under the keys of their requests."""
+"""Stores complete, successful responses."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.upstream_directives import Directives, first, read_directives
+from kvproxy.flow.upstream_directives import Directives, first_set, read_directives
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
@@ -28,8 +28,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class ResponseWriter:
-    """Stores responses."""
-
     def __init__(
         self,
         cache: ResponseCache,
@@ -49,21 +47,20 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Return the seconds until a response expires.
+        """Return the TTL in seconds: of the request, else of its rule, else of the upstream or the settings.
 
-        The first value that is set counts: of the request, its rule, the upstream, or the settings. A request may exceed
-        the settings, but not the others.
+        The setting `max_ttl` limits the request's TTL; without it, the rule does, or else the upstream.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         longest, max_age = self.settings.max_ttl, directives.max_age
         if requested is not None:
-            return min(requested, first((longest, rule_ttl, max_age), _MAX_TTL))
+            return min(requested, first_set((longest, rule_ttl, max_age), _MAX_TTL))
         if rule_ttl is not None:
             return rule_ttl
-        return min(first((max_age,), self.settings.ttl), first((longest,), math.inf))
+        return min(first_set((max_age,), self.settings.ttl), first_set((longest,), math.inf))
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
-        """Return the fresh response to an equal request. May raise a CacheStoreError."""
+        """Return the fresh response to an equal request. Raises a CacheStoreError."""
         entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
@@ -76,7 +73,7 @@ class ResponseWriter:
             await pending.wait_until_stored()
 
     async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response. The caller waits only for redaction, or if too many writes are pending."""
+        """Begin to store a response; None if it is not storable. Waits for redaction, and if too many writes are pending."""
         entry = self._entry(exchange, body, directives)
         if entry is None:
             return None
@@ -105,10 +102,10 @@ class ResponseWriter:
         if not request.api.is_storable(body, request.body):
             return None
         rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
-        stale_while_revalidate = first(
+        stale_while_revalidate = first_set(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )
-        stale_if_error = first((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
+        stale_if_error = first_set((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
         prompt_tokens, completion_tokens = request.api.usage(body)
@@ -138,10 +135,10 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and stores it, unless the request forbids that (`stores`).
+    """Reads the response of a shared request, and stores it if `stores` is true.
 
     Attributes:
-        limit: maximum bytes of a response that is kept in memory for clients that join late.
+        limit: maximum bytes of a response that is stored.
     """
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
@@ -151,13 +148,13 @@ class ResponseRecorder:
         self._stores = stores
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk before the clients do, and return whether the response is complete with it."""
+        """Read a chunk; return whether it completes the response."""
         complete = response.status == 200 and response.reader.push(chunk)
         response.prefix = response.reader.prefix or response.prefix
         return complete
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the response. It is called once, when the response is complete or has ended."""
+        """Begin to store the response, after it is complete or has ended."""
         try:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None

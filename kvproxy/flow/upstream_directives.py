@@ -1,4 +1,4 @@
-"""Cache directives and tags in an upstream's response headers (RFC 9111, RFC 5861)."""
+"""Reads cache directives and tags from an upstream's response headers (RFC 9111, RFC 5861)."""
 
 import math
 from collections.abc import Iterable
@@ -13,11 +13,7 @@ _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """Cache directives of a response, in seconds; None for a missing directive.
-
-    Attributes:
-        stale_while_revalidate, stale_if_error: seconds after `max_age`; 0 if the response must never be served stale.
-    """
+    """Cache directives of a response in seconds; None if missing. `stale_*` is 0 if `must-revalidate` forbids stale hits."""
 
     max_age: float | None = None
     stale_while_revalidate: float | None = None
@@ -26,7 +22,7 @@ class Directives:
 
 
 def read_directives(headers: Headers) -> Directives:
-    """Parse the headers of a response. Invalid numbers are ignored, as RFC 9111 requires."""
+    """Parse the headers of a response. Invalid numbers are ignored."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
@@ -53,5 +49,5 @@ def _seconds(text: str | None) -> float | None:
     return seconds if 0 <= seconds < math.inf else None
 
 
-def first(values: Iterable[float | None], default: float) -> float:
+def first_set(values: Iterable[float | None], default: float) -> float:
     return next((number for number in values if number is not None), default)

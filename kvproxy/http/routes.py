@@ -185,16 +185,16 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     sent = stream_upload(request, upload_done, app.settings.limits.body_seconds) if body is None else body
     exchange_of(request.scope).layer = "bypass"
     if spending is not None:
-        sent = spending.upload(sent)
+        sent = spending.charge_upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
         reply = await cancel_on_disconnect(request.receive, forwarding, deadline, upload_done)
     except BaseException as error:
         if spending is not None:
-            spending.failed(error)
+            spending.refund(error)
         raise
     if spending is not None:
-        reply = spending.answer(reply)
+        reply = spending.charge_response(reply)
     return RelayResponse(
         reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, deadline, upload_done=upload_done
     )
@@ -215,7 +215,7 @@ async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequest
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
     charge = UnparsedRequestCharge(account, announced if body is None else len(body))
-    await charge.begin()
+    await charge.reserve()
     return charge
 
 

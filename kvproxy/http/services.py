@@ -68,7 +68,7 @@ class Services:
         self.clients = clients
         self.telemetry = telemetry
         self.shared = shared
-        reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.finished, log_access
+        reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
         self.finish = partial(finish, reports)
         self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
         self.bodies = BodyBudget(settings.limits)
@@ -102,7 +102,7 @@ class Services:
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
         edited = await in_thread_if_large(size, lambda: self._edit_and_repair(request))
-        until = await self.answerer.keep_warm.resume(edited)
+        until = await self.answerer.keep_warm.on_request(edited)
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
@@ -139,7 +139,7 @@ class Services:
         except KvproxyError as error:
             _log.warning("the pauses of earlier sessions are unknown: %s", error.message)
             return
-        await asyncio.to_thread(self.answerer.keep_warm.learn, pauses)
+        await asyncio.to_thread(self.answerer.keep_warm.add_pauses, pauses)
 
     async def _maintain_periodically(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.edits import apply_edits
+from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, move_edit, strip_edit
 from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request

@@ -61,13 +61,13 @@ class JournalFile:
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         """Explain a cache miss; `format_time` formats seconds since the epoch."""
         # Slow to import.
-        from kvproxy.flow.explain import texts
+        from kvproxy.flow.explain import prompt_contents
         from kvproxy.journal.miss_explanation import explain_record
         from kvproxy.journal.miss_sentences import explain_in_sentences
 
         record = self.record(request)
         with self._open_store() as store:
-            found = explain_record(self._reader, record, texts(self._reader, store))
+            found = explain_record(self._reader, record, prompt_contents(self._reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(

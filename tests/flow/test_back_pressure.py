@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.apis.json import JsonObject
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.flow.single_flight import WINDOW, SharedRequest, SharedRequests
+from kvproxy.flow.single_flight import MAX_UNSENT_BYTES, SharedRequest, SharedRequests
 
 PART = 32 * 1024
 PARTS = 64
@@ -61,11 +61,11 @@ async def still(source: Endless) -> int:
 WHOLE = b"".join(bytes([number]) * PART for number in range(PARTS))
 
 
-@pytest.mark.parametrize("limit", [10 * WINDOW, WINDOW // 2], ids=["kept", "too large to keep"])
+@pytest.mark.parametrize("limit", [10 * MAX_UNSENT_BYTES, MAX_UNSENT_BYTES // 2], ids=["kept", "too large to keep"])
 async def test_no_more_is_read_than_a_window_ahead_of_who_has_not_begun(limit: int) -> None:
     requests, source = SharedRequests(), Endless(limit)
     shared, _ = requests.join("key", lambda: source.shared)
-    assert (await still(source) - 1) * PART == WINDOW
+    assert (await still(source) - 1) * PART == MAX_UNSENT_BYTES
     body = await shared.body()
     assert body == WHOLE
     shared.release()
@@ -83,20 +83,20 @@ async def test_an_answer_that_is_kept_is_read_as_fast_as_the_fastest_takes_it() 
 
 
 async def test_an_answer_too_large_to_keep_is_read_as_fast_as_the_slowest_takes_it_and_let_go() -> None:
-    requests, source = SharedRequests(), Endless(2 * WINDOW)
+    requests, source = SharedRequests(), Endless(2 * MAX_UNSENT_BYTES)
     shared, _ = requests.join("key", lambda: source.shared)
     requests.join("key", lambda: source.shared)
     fast, slow = shared.chunks(), shared.chunks()
     first = [await anext(slow)]
     taken = asyncio.create_task(_all(fast))
-    assert (await still(source)) * PART <= 2 * WINDOW + WINDOW + 2 * PART
+    assert (await still(source)) * PART <= 2 * MAX_UNSENT_BYTES + MAX_UNSENT_BYTES + 2 * PART
     assert not taken.done()
     slowly = []
     async for part in slow:
         slowly.append(part)
-        assert source.held <= 2 * WINDOW + WINDOW + 2 * PART
+        assert source.held <= 2 * MAX_UNSENT_BYTES + MAX_UNSENT_BYTES + 2 * PART
     assert b"".join(first + slowly) == await taken == WHOLE
-    assert source.held <= 2 * WINDOW
+    assert source.held <= 2 * MAX_UNSENT_BYTES
     # Whoever comes once parts were let go gets a shared of his own.
     assert not shared.is_joinable
     shared.release()
@@ -104,7 +104,7 @@ async def test_an_answer_too_large_to_keep_is_read_as_fast_as_the_slowest_takes_
 
 
 async def test_a_slow_one_who_leaves_lets_the_others_go_on() -> None:
-    requests, source = SharedRequests(), Endless(WINDOW // 2)
+    requests, source = SharedRequests(), Endless(MAX_UNSENT_BYTES // 2)
     shared, _ = requests.join("key", lambda: source.shared)
     requests.join("key", lambda: source.shared)
     taken = asyncio.create_task(_all(shared.chunks()))

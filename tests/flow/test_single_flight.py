@@ -10,7 +10,7 @@ import pytest
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.flow.single_flight import STEP, SharedRequest, SharedRequests
+from kvproxy.flow.single_flight import PARSE_STEP_BYTES, SharedRequest, SharedRequests
 from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite
 from tests.index.entries import make_entry
@@ -163,7 +163,7 @@ async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
 async def test_nobody_joins_a_cancelled_request_which_makes_way_for_its_own_place_only() -> None:
     source, requests = Source(), SharedRequests()
     first, _ = requests.join("k", source.shared)
-    await first.head()
+    await first.wait_for_head()
     first.release()
     second, joined = requests.join("k", source.shared)
     assert not joined
@@ -193,7 +193,7 @@ async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
 
     shared, _ = requests.join("k", lambda: SharedRequest(refuse, Recorder(source)))
     with pytest.raises(UpstreamUnreachable, match="refused"):
-        await shared.head()
+        await shared.wait_for_head()
     await until_ended(requests)
     assert source.finished == 0
 
@@ -201,7 +201,7 @@ async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
 async def test_close_ends_everything() -> None:
     source, requests = Source(), SharedRequests()
     for key in "ab":
-        await requests.join(key, source.shared)[0].head()
+        await requests.join(key, source.shared)[0].wait_for_head()
     await requests.close()
     await until_ended(requests)
     assert source.closed == 2
@@ -209,7 +209,7 @@ async def test_close_ends_everything() -> None:
 
 async def test_a_large_part_is_read_in_steps() -> None:
     """100 streams of large parts kept everybody else waiting for seconds."""
-    large, turns = b"x" * 50 * STEP, [0]
+    large, turns = b"x" * 50 * PARSE_STEP_BYTES, [0]
     read: list[tuple[int, int]] = []
 
     class Reading(Recorder):
@@ -238,5 +238,5 @@ async def test_a_large_part_is_read_in_steps() -> None:
     assert await shared.body() == large
     beside.cancel()
     assert sum(size for _, size in read) == len(large)
-    assert max(size for _, size in read) <= STEP
+    assert max(size for _, size in read) <= PARSE_STEP_BYTES
     assert len({turn for turn, _ in read}) == len(read)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.client_keys import add_client
-from kvproxy.flow.quota_charges import estimate
+from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.quotas import Quotas
@@ -121,12 +121,12 @@ def test_tokens_are_what_was_used_in_the_end(proxy: Proxy) -> None:
     # Without usage: a quarter of the bytes of texts and names, and an event is about a token.
     proxy.ask(key, "y" * 400, stream=True)
     body = {"model": "m", "messages": [{"role": "user", "content": "y" * 400}], "stream": True}
-    left -= estimate(body) + 11
-    assert 100 < estimate(body) < 120
+    left -= estimate_prompt_tokens(body) + 11
+    assert 100 < estimate_prompt_tokens(body) < 120
     assert remaining(proxy.ask(key, "x" * 400)) == left
     answer = proxy.ask(key, "silent" + "z" * 394)
     del body["stream"]
-    assert remaining(proxy.ask(key, "x" * 400)) == left - estimate(body) - len(answer.content) // 4
+    assert remaining(proxy.ask(key, "x" * 400)) == left - estimate_prompt_tokens(body) - len(answer.content) // 4
     assert proxy.metric('kvproxy_client_tokens_total{client="used"}') > 200
     assert proxy.metric('kvproxy_client_requests_total{client="used",status="200"}') > 1
 
@@ -306,11 +306,11 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 def test_an_estimate_counts_every_field_that_may_reach_the_model_and_no_pictures() -> None:
     text = {"messages": [{"role": "user", "content": "x" * 400}], "metadata": {"a": "y" * 4000}}
-    assert 100 <= estimate(text) <= 110
-    assert estimate({"prompt": list(range(1000))}) in range(1000, 1003)
+    assert 100 <= estimate_prompt_tokens(text) <= 110
+    assert estimate_prompt_tokens({"prompt": list(range(1000))}) in range(1000, 1003)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
-    assert estimate({"messages": [{"role": "user", "content": [picture]}]}) < 1100
+    assert estimate_prompt_tokens({"messages": [{"role": "user", "content": [picture]}]}) < 1100
     anthropic = {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}}
-    assert estimate({"messages": [{"role": "user", "content": [anthropic]}]}) < 1100
-    assert estimate({"model": "m", "documents": [{"text": "x" * 20_000}]}) >= 5000
-    assert estimate({"guided_json": {f"field {number}": 1 for number in range(1000)}}) >= 2000
+    assert estimate_prompt_tokens({"messages": [{"role": "user", "content": [anthropic]}]}) < 1100
+    assert estimate_prompt_tokens({"model": "m", "documents": [{"text": "x" * 20_000}]}) >= 5000
+    assert estimate_prompt_tokens({"guided_json": {f"field {number}": 1 for number in range(1000)}}) >= 2000

@@ -1,4 +1,4 @@
-"""Edits that give prompts a common prefix, before the lookups and the backend."""
+"""Removes or moves variable parts of prompts, such as dates, so that prompts have a longer common prefix."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ _SYSTEM = ("system", "developer")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Return a request with all matching edits applied. Requests that differ in a removed span share one response."""
+    """Apply the edits whose pattern occurs in the request, and tag it with their names.
+
+    The cache key is computed afterwards, so requests that differ only in removed text share a response.
+    """
     body, names = request.body, list[str]()
     for edit in edits:
         changed = _apply_edit(body, edit) if fnmatchcase(request.model, edit.model) else None
@@ -42,7 +45,7 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:
-    """Remove the span from every text of the edit's role. Return the body, and the removed spans."""
+    """Remove the text that the pattern's group matches, from all messages of the role. Return the body and the removed texts."""
     pattern, spans = re.compile(edit.pattern or r"\Z()", re.DOTALL), list[str]()
 
     def cut(content: Json) -> Json:

@@ -9,7 +9,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.flow.compare_responses import ResponseComparer, ask_model
+from kvproxy.flow.compare_responses import ResponseComparer, judge_with_model
 from kvproxy.settings.cache import CacheSettings
 from tests.requests import api_request
 
@@ -49,7 +49,7 @@ class Model:
 async def test_it_asks_as_the_client_would(name: ApiName, headers: Mapping[str, str], same: bool) -> None:
     model = Model()
     request = api_request({"model": "m", "messages": []}, name, {**headers, "cookie": "c", "accept": "x"})
-    assert await ask_model(model, request, "Why?", "One.", "Two.") is same
+    assert await judge_with_model(model, request, "Why?", "One.", "Two.") is same
     (asked,) = model.asked
     assert asked.api.name == name
     assert {key: value for key, value in asked.headers.items() if key != "content-type"} == headers

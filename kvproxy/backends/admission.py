@@ -23,19 +23,16 @@ class Admission:
 
     async def enter(self) -> None:
         """Wait in FIFO order until fewer than `limit` requests are active. Raises Overloaded."""
-        if not self._semaphore.locked():
-            await self._semaphore.acquire()
-        elif self.waiting >= self._max_waiting:
+        if self._semaphore.locked() and self.waiting >= self._max_waiting:
             raise _overloaded("queue_size", f"active requests: {self.active}, waiting: {self.waiting}")
-        else:
-            self.waiting += 1
-            try:
-                async with asyncio.timeout(self._timeout):
-                    await self._semaphore.acquire()
-            except TimeoutError:
-                raise _overloaded("queue_seconds", f"no place became free within {self._timeout:g} s") from None
-            finally:
-                self.waiting -= 1
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._semaphore.acquire()
+        except TimeoutError:
+            raise _overloaded("queue_seconds", f"no place became free within {self._timeout:g} s") from None
+        finally:
+            self.waiting -= 1
         self.active += 1
 
     def leave(self) -> None:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
-from kvproxy.apis.codecs.codec import Codec, Conversation, DecodedRequest, Echo, PromptInput
+from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse
@@ -110,9 +110,6 @@ class EmbeddedBackend:
             )
 
     def _decode(self, request: ApiRequest) -> DecodedRequest:
-        return self._codec(request).decode(request.body, self.worker.default_sampling_params)
-
-    def _codec(self, request: ApiRequest) -> Codec:
         codec = CODECS.get(request.api.name)
         if codec is None:
             raise NotFound(f"the embedded engine does not support {request.api.name}: use --upstream")
@@ -121,7 +118,7 @@ class EmbeddedBackend:
             raise ModelNotFound(
                 f"model {request.model!r} is not served here: use {names}, or start with --model", param="model"
             )
-        return codec
+        return codec.decode(request.body, self.worker.default_sampling_params)
 
     async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
         """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""

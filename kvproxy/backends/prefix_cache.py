@@ -179,18 +179,18 @@ class PrefixCache:
 
     async def pins(self) -> list[PinRow]:
         """List the pinned prompts, whose blocks are never evicted."""
-        raise _no_pins_error()
+        raise _no_blocks_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
         """Pin the prompt of a request, or the one whose last block has the hash `leaf`; return its tokens."""
-        raise _no_pins_error()
+        raise _no_blocks_error()
 
     async def unpin(self, name: str) -> bool:
-        raise _no_pins_error()
+        raise _no_blocks_error()
 
     async def tiers(self) -> list[TierStats]:
         """List the chunk stores behind the pool, the fastest first."""
-        raise _no_tiers_error()
+        raise _no_blocks_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
         """Delete chunks of a tier; return their number, or None for an unknown tier.
@@ -198,7 +198,7 @@ class PrefixCache:
         Args:
             models: chunks of the running model (`own`), of other models (`others`), or of `all` models.
         """
-        raise _no_tiers_error()
+        raise _no_blocks_error()
 
 
 def no_events_error() -> NoPrefixCache:
@@ -207,12 +207,8 @@ def no_events_error() -> NoPrefixCache:
     )
 
 
-def _no_pins_error() -> NoPrefixCache:
-    return NoPrefixCache("the prefix cache belongs to the upstream: there are no blocks to pin here")
-
-
-def _no_tiers_error() -> NoPrefixCache:
-    return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks and no tiers")
+def _no_blocks_error() -> NoPrefixCache:
+    return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks to pin and no tiers")
 
 
 Decode = Callable[[Sequence[int] | None], Awaitable[str]]

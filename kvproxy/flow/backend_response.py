@@ -52,7 +52,6 @@ class BackendResponse:
         single_chunk: the body is one chunk.
         streams: the body is a stream of events.
         is_private: its headers forbid to store it.
-        is_parsed: `reader` parses events, which is slow.
         prefix: prefix reuse, once reported.
         served_by: the upstream; None for the embedded engine.
         usage: prompt tokens and completion tokens.
@@ -69,7 +68,6 @@ class BackendResponse:
     single_chunk: bool = False
     streams: bool = False
     is_private: bool = False
-    is_parsed: bool = False
     prefix: PrefixUse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
@@ -94,7 +92,6 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
                 reply.close,
                 streams=reply.streams,
                 is_private=forbids_storing(reply.headers, request),
-                is_parsed=reply.streams,
                 served_by=reply.served_by,
                 block_size=0 if reply.served_by is None else reply.served_by.block_size,
             )

@@ -102,7 +102,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         if value is None or name in request.api.ignored_fields:
             continue
         if name in _MARKED and marked:
-            value = _without_markers(value, 2)
+            value = _without_markers(value, 3)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
@@ -139,17 +139,12 @@ def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:
 
 
 def _without_markers(value: Json, depth: int) -> Json:
-    if not isinstance(value, list):
+    if isinstance(value, list) and depth:
+        return [_without_markers(item, depth - 1) for item in value]
+    if not isinstance(value, dict):
         return value
-    return [_item_without_markers(item, depth) if isinstance(item, dict) else item for item in value]
-
-
-def _item_without_markers(item: JsonObject, depth: int) -> JsonObject:
-    if MARKER in item:
-        item = {name: value for name, value in item.items() if name != MARKER}
-    if depth and isinstance(item.get("content"), list):
-        item = {**item, "content": _without_markers(item["content"], depth - 1)}
-    return item
+    plain = {name: inner for name, inner in value.items() if name != MARKER}
+    return plain | {"content": _without_markers(plain["content"], depth)} if "content" in plain else plain
 
 
 def _digest(value: JsonObject) -> str:

@@ -119,7 +119,7 @@ class SharedRequest:
             self._pending_write = await self._recorder.finish(response)
 
     async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
-        if not response.is_parsed or len(chunk) <= PARSE_STEP_BYTES:
+        if not response.streams or len(chunk) <= PARSE_STEP_BYTES:
             return self._recorder.push(response, chunk)
         complete = False
         for start in range(0, len(chunk), PARSE_STEP_BYTES):

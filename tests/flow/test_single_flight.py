@@ -231,7 +231,7 @@ async def test_a_large_part_is_read_in_steps() -> None:
     source = Source()
 
     async def opened() -> BackendResponse:
-        return BackendResponse(200, [], parts(), source, source._close, streams=True, is_parsed=True)
+        return BackendResponse(200, [], parts(), source, source._close, streams=True)
 
     beside = asyncio.create_task(others())
     shared, _ = SharedRequests().join("k", lambda: SharedRequest(opened, Reading(source)))

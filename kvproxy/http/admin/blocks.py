@@ -68,7 +68,9 @@ async def tree(request: Request) -> Response:
     """List the branches below the block `parent`, or all first branches of the prefix tree, largest first."""
     query = request.query_params
     limit, start = page(query, "50")
-    found, total = await services(request).prefix.branches(query.get("parent") or None, start, min(limit, _MAX_BRANCHES))
+    found, total = await services(request).prefix.branches(
+        query.get("parent") or None, start, min(limit, _MAX_BRANCHES)
+    )
     return reply(found, {"x-total-count": str(total)})
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of pool sizes, against embedded engines of these sizes."""
+"""Forecasts of a pool size, against an embedded engine of that size."""
 
 import json
 import random
@@ -13,21 +13,18 @@ from tests.commands.run import kvproxy, result
 from tests.polling import until
 from tests.servers import run_proxy
 
-POOLS = (60, 150)
+POOL = 100
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()
 
 
-@pytest.fixture(params=POOLS)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, str]]:
-    settings = load_settings(
-        data=tmp_path, engine={"num_blocks": request.param + 1, "max_model_len": 512}, cache={"enabled": False}
-    )
-    with run_proxy(settings) as (url, _):
-        yield request.param, url
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    engine = {"num_blocks": POOL + 1, "max_model_len": 512}
+    with run_proxy(load_settings(data=tmp_path, engine=engine, cache={"enabled": False})) as (found, _):
+        yield found
 
 
-def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(engine: tuple[int, str], tmp_path: Path) -> None:
-    pool, url = engine
+def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(url: str, tmp_path: Path) -> None:
     generator = random.Random(0)
 
     def tokens(least: int, most: int) -> list[int]:
@@ -41,14 +38,13 @@ def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(engine: tuple[int
     reported = httpx.get(f"{url}/admin/blocks/stats").json()["hit_rate"]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
-    found = result("simulate", trace, "--policies", "lru", "--blocks", str(pool))
+    found = result("simulate", trace, "--policies", "lru", "--blocks", str(POOL))
     predicted = found["rates"]["lru"][0]
     assert abs(predicted - reported) < 0.01
     assert 0.2 < reported < 0.9
 
 
-def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(engine: tuple[int, str]) -> None:
-    pool, url = engine
+def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str) -> None:
     generator = random.Random(0)
 
     def text(least: int, most: int) -> str:
@@ -69,7 +65,7 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(engine: t
     until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 100)
     (forecast,) = result("blocks", "what-if", url=url)
     rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
-    assert (forecast["requests"], forecast["pool_tokens"]) == (100, 16 * pool)
+    assert (forecast["requests"], forecast["pool_tokens"]) == (100, 16 * POOL)
     assert abs(rates["current"] - stats["hit_rate"]) < 0.01
     assert rates["half"] <= rates["current"] <= rates["double"] <= rates["unlimited"]
     shown = kvproxy("blocks", "what-if", url=url).stdout

@@ -53,9 +53,7 @@ def run_server(server: uvicorn.Server, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def run_connections(
-    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> Iterator[str]:
+def run_connections(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> Iterator[str]:
     """Handle raw connections; yield the URL. At the end, close the open connections.
 
     Closing a server of asyncio leaves its connections open, and a handler may wait on one for ever.

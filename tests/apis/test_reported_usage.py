@@ -16,10 +16,7 @@ from kvproxy.apis.sse import Event
         ({"usage": {"input_tokens": 662, "input_tokens_details": {"cached_tokens": 0}}}, (662, 0)),
         ({"usage": {"prompt_tokens": 20, "prompt_cache_hit_tokens": 16, "prompt_cache_miss_tokens": 4}}, (20, 16)),
         ({"usage": {"prompt_tokens": 20}, "timings": {"cache_n": 19, "prompt_n": 1}}, (20, 19)),
-        (
-            {"usage": {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}},
-            (102, 90),
-        ),
+        ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}}, (102, 90)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 0}}, (5, 0)),
         ({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "prompt_tokens": 90}}, (7, 2)),
         # Reuse is limited by the length of the prompt.

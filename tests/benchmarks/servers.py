@@ -137,10 +137,7 @@ def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[str]:
         "model_list": [{"model_name": "demo", "litellm_params": parameters}],
         "litellm_settings": {"cache": cache, "cache_params": {"type": "local"}, "telemetry": False},
     }
-    variables = {
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
-    }
+    variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(json.dumps(config))

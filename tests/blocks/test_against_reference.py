@@ -13,8 +13,7 @@ from tests.reference.naive_blocks import NaiveCache
 SIZE = 3
 # Few distinct tokens and long common beginnings, so that hits, duplicates and evictions are frequent.
 PROMPTS = st.one_of(
-    st.lists(st.integers(0, 1), min_size=1, max_size=16),
-    st.integers(1, 16).map(lambda length: [7] * length),
+    st.lists(st.integers(0, 1), min_size=1, max_size=16), st.integers(1, 16).map(lambda length: [7] * length)
 )
 
 

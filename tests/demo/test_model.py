@@ -20,11 +20,7 @@ QUESTIONS = (
     "What are the exit codes?",
     "Who are you?",
 )
-SYSTEMS = {
-    "none": "",
-    "short": "You are a helpful assistant.",
-    "long": read_unrelated_text()[60_000:63_700],
-}
+SYSTEMS = {"none": "", "short": "You are a helpful assistant.", "long": read_unrelated_text()[60_000:63_700]}
 
 
 def test_it_is_a_plain_llama_for_long_prompts(loaded: tuple[Any, Any]) -> None:

@@ -73,10 +73,7 @@ def prometheus(proxies: list[str], tmp_path_factory: pytest.TempPathFactory) -> 
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(DEPLOY / "prometheus/alerts.yml")],
         "scrape_configs": [
-            {
-                "job_name": "kvproxy",
-                "static_configs": [{"targets": [url.removeprefix("http://") for url in proxies]}],
-            }
+            {"job_name": "kvproxy", "static_configs": [{"targets": [url.removeprefix("http://") for url in proxies]}]}
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))

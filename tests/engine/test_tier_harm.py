@@ -94,18 +94,6 @@ def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
     driven.engine.close()
 
 
-def test_a_frozen_redis_is_passed_over(redis_server: RedisServer) -> None:
-    prompts, expected = prompts_of("llama")
-    driven = Driven(tiers={"redis": redis_server.url, "redis_timeout": 0.2})
-    redis_server.freeze()
-    began = time.monotonic()
-    assert driven.answers(prompts, "frozen") == expected
-    # Three timeouts open the breaker; every request waiting for its own would take 8 x 0.2 s and more.
-    assert time.monotonic() - began < 30
-    assert not driven.tiers.chain.stats()[0].available
-    driven.engine.close()
-
-
 def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, expected = prompts_of("llama")
     driven = Driven(tiers={"host": "64MiB"})

@@ -81,11 +81,7 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
         data=tmp_path / "proxy", upstreams=[engine.upstream() for engine in pair], cache={"enabled": False}
     )
     dead = pair[0]
-    with (
-        running(*pair),
-        run_proxy(settings) as (url, _),
-        closing(PredictionClient(url, PLAIN.name, *pair)) as client,
-    ):
+    with running(*pair), run_proxy(settings) as (url, _), closing(PredictionClient(url, PLAIN.name, *pair)) as client:
 
         def of_dead() -> dict[str, Any]:
             return next(each for each in client.upstreams() if each["url"] == dead.url)

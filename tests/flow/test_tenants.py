@@ -58,10 +58,7 @@ def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     async def answer(request: Request) -> Response:
         return JSONResponse(WHOLE, headers=headers)
 
-    with (
-        run_upstream(answer) as upstream,
-        run_front(tmp_path, upstream) as (url, _),
-    ):
+    with run_upstream(answer) as upstream, run_front(tmp_path, upstream) as (url, _):
         yield url, headers
 
 

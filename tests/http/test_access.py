@@ -115,10 +115,7 @@ def test_what_is_private_is_told_to_the_operator_only(tmp_path: Path) -> None:
 
 
 def test_what_the_operator_changes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level("INFO", "kvproxy.admin"),
-        client_of(settings(tmp_path)) as client,
-    ):
+    with caplog.at_level("INFO", "kvproxy.admin"), client_of(settings(tmp_path)) as client:
         client.get("/admin/cache")
         client.delete("/admin/cache", params={"all": "true"})
         client.delete("/admin/cache", params={"all": "true"}, headers={"x-forwarded-for": "203.0.113.9"})

@@ -31,10 +31,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def test_the_connection_serves_the_next_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        run_connections(serve) as upstream,
-        run_front(tmp_path, upstream) as (url, _),
-    ):
+    with run_connections(serve) as upstream, run_front(tmp_path, upstream) as (url, _):
         for number, head in enumerate(HEADS):
             with connected(httpx.URL(url).port or 0) as client:
                 client.sendall(b"GET /v1/odd/%d HTTP/1.1\r\n" % number + HOST + b"\r\n")

@@ -31,13 +31,7 @@ def chat(text: str, **fields: object) -> bytes:
 
 @pytest.mark.parametrize(
     "many",
-    [
-        [{"a": 1}] * 600,
-        [[]] * 1001,
-        {f"k{number}": 1 for number in range(1001)},
-        [1] * 1001,
-        ["a"] * 1001,
-    ],
+    [[{"a": 1}] * 600, [[]] * 1001, {f"k{number}": 1 for number in range(1001)}, [1] * 1001, ["a"] * 1001],
     ids=["objects", "lists", "members", "numbers", "texts"],
 )
 def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(url: str, many: object) -> None:

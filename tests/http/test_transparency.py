@@ -101,10 +101,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_an_upload_is_answered_while_it_goes_on(tmp_path: Path) -> None:
-    with (
-        run_connections(echo) as target,
-        run_front(tmp_path, target) as (url, _),
-    ):
+    with run_connections(echo) as target, run_front(tmp_path, target) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")

@@ -137,11 +137,7 @@ def test_both_encodings_are_equal() -> None:
         "kv_cache_spec_sliding_window": 8,
     }
     removed = {"block_hashes": [7], "medium": "CPU", "group_idx": 1}
-    maps = [
-        {"type": "BlockStored"} | content,
-        {"type": "BlockRemoved"} | removed,
-        {"type": "AllBlocksCleared"},
-    ]
+    maps = [{"type": "BlockStored"} | content, {"type": "BlockRemoved"} | removed, {"type": "AllBlocksCleared"}]
     arrays = [["BlockStored", *content.values()], ["BlockRemoved", *removed.values()], ["AllBlocksCleared"]]
     extras = [("adapter", "salt"), ("adapter", ("image", -2))]
     stored = StoredEvent([7, b"n"], 3, [1, 2, 3, 4], 2, extras, "GPU", 1, "sliding_window", 8)

@@ -66,36 +66,6 @@ async def test_a_late_subscriber_receives_earlier_events(sockets: Sockets) -> No
         assert held(subscriber)[7] == 2
 
 
-async def test_lost_and_repeated_batches(sockets: Sockets) -> None:
-    async with subscribe(sockets, idle=0.2) as subscriber:
-        sockets.send(sockets.model.store([1000]))
-        await until_async(lambda: held(subscriber) == sockets.model.held)
-        for number in range(60):
-            sockets.send(sockets.model.store([number]), lost=number % 7 == 3)
-            if number % 5 == 0:
-                sockets.repeat(number)
-        await until_async(lambda: held(subscriber) == sockets.model.held)
-        sockets.send(sockets.model.remove([5]), lost=True)
-        await until_async(lambda: held(subscriber) == sockets.model.held)
-        assert subscriber.sequencer.complete
-
-
-async def test_a_restarted_engine_is_followed() -> None:
-    first = Sockets(Model())
-    async with subscribe(first) as subscriber:
-        for number in range(5):
-            first.send(first.model.store([number]))
-        await until_async(lambda: held(subscriber) == first.model.held)
-        first.close()
-        await until_async(lambda: not subscriber.is_connected)
-        # The same number of batches as before: only their content differs.
-        with closing(restarted(first)) as second:
-            for number in range(5):
-                second.send(second.model.store([100 + number]))
-            await until_async(lambda: held(subscriber) == second.model.held)
-            assert subscriber.sequencer.counts.restarts == 1
-
-
 async def test_ranks_have_separate_pools() -> None:
     with closing(Sockets(Model())) as first, closing(Sockets(Model())) as second:
         ranks = (first, second)

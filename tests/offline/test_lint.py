@@ -44,11 +44,7 @@ CHANGING: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGING)
-@given(
-    one=st.integers(0, 400),
-    other=st.integers(0, 400),
-    lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]),
-)
+@given(one=st.integers(0, 400), other=st.integers(0, 400), lead=st.sampled_from(["", "Be kind. ", "Line one.\nNow: "]))
 @settings(max_examples=12, deadline=None)
 def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, other: int, lead: str) -> None:
     def prompt(n: int) -> Conversation:

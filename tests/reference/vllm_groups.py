@@ -40,10 +40,7 @@ def make(blocks: int, kept: CachedWindows) -> tuple[Theirs, Ours]:
     specs = [*(SlidingWindowSpec(**shape, sliding_window=WINDOW) for _ in range(5)), FullAttentionSpec(**shape)]
     groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]
     config = KVCacheConfig(
-        num_blocks=blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=groups,
-        prefix_cache_retention_interval=INTERVALS[kept],
+        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups, prefix_cache_retention_interval=INTERVALS[kept]
     )
     theirs = Theirs(config, max_model_len=4096, scheduler_block_size=SIZE, hash_block_size=SIZE, log_stats=True)
     own = [*(GroupSpec("sliding_window", SIZE, WINDOW, kept) for _ in range(5)), GroupSpec("full", SIZE)]

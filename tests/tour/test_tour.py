@@ -8,7 +8,6 @@ import fcntl
 import os
 import pty
 import re
-import shlex
 import struct
 import subprocess
 import tempfile
@@ -17,8 +16,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from kvproxy.settings import load_settings
 from tests.servers import run_proxy
@@ -50,11 +47,6 @@ class Step:
     command: str
     output: str
 
-    @property
-    def question(self) -> str:
-        """The last word of an `ask` or an `explain`."""
-        return shlex.split(self.command.partition(" | ")[0])[-1]
-
 
 def commands(text: str) -> list[str]:
     return [line[2:] for block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ ")]
@@ -83,9 +75,9 @@ def terminal(width: int) -> Iterator[tuple[int, list[bytes]]]:
         os.close(reader)
 
 
-def run_tour(text: str, more: tuple[str, ...] = (), width: int = WIDTH) -> list[Step]:
-    """Run each command of a page, and some more, in one shell at a terminal, against a proxy of its own."""
-    todo = [*commands(text), *more]
+def run_tour(text: str, width: int = WIDTH) -> list[Step]:
+    """Run each command of a page in one shell at a terminal, against a proxy of its own."""
+    todo = commands(text)
     with tempfile.TemporaryDirectory() as data:
         # However busy the machine is: similar questions are looked up, and answers stored, before an answer is given.
         settings = load_settings(data=data, engine={"num_blocks": 1024}, cache={"lookup_timeout": 60})
@@ -117,18 +109,11 @@ def written(text: str) -> Iterator[str]:
             yield part.partition("\n")[2]
 
 
-@pytest.fixture(scope="module")
-def tour() -> list[Step]:
-    """The tour, and after it each explained question asked for real, by a request that leaves no answer behind."""
+def test_the_output_of_the_page_is_current() -> None:
     text = PAGE.read_text()
-    explained = [command for command in commands(text) if command.startswith("kvproxy explain")]
-    return run_tour(text, tuple(f"ask {shlex.quote(Step(command, '').question)}" for command in explained))
-
-
-def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:
-    shown = list(written(PAGE.read_text()))
+    shown = list(written(text))
     assert len(shown) > 8
-    for step, claimed in zip(tour, shown, strict=False):
+    for step, claimed in zip(run_tour(text), shown, strict=True):
         assert normal(step.output) == normal(claimed), step.command
 
 
@@ -137,36 +122,6 @@ def test_the_readme_shows_steps_of_the_tour() -> None:
     assert blocks
     page = PAGE.read_text()
     assert [block for block in blocks if block not in page] == []
-
-
-LAYERS = {
-    "The response cache would answer: an identical request is stored": 'detail="exact"',
-    "The response cache would answer with the response to a similar question": 'detail="semantic',
-    "The engine would answer, and reuse a part": 'fwd=uri-miss; detail="prefix',
-}
-
-
-def test_explain_predicts_the_layer_of_the_next_request(tour: list[Step]) -> None:
-    explained = [step for step in tour if step.command.startswith("kvproxy explain")]
-    asked = {step.question: step.output for step in tour[-len(explained) :]}
-    told = {step.question: layer for step in explained for layer in LAYERS if step.output.startswith(layer)}
-    # All three layers are shown, and each is what the proxy did.
-    assert sorted(told.values()) == sorted(LAYERS)
-    for question, layer in told.items():
-        assert LAYERS[layer] in asked[question], question
-
-
-def test_after_a_semantic_hit_explain_shows_the_served_neighbour(tour: list[Step]) -> None:
-    served = next(step for step in tour if step.command.startswith("ask") and "semantic" in step.output)
-    explained = next(step for step in tour if "explain" in step.command and step.question == served.question)
-    (row,) = [line.split() for line in explained.output.splitlines() if " accepted " in line]
-    stored = next(step for step in tour if step.command == "kvproxy cache ls")
-    (entry,) = [line.split() for line in stored.output.splitlines() if line.rstrip().endswith("What is a block?")]
-    assert entry[0] in row
-    assert f"similarity={row[0]}" in served.output
-    # As often as the tour was answered with it.
-    hits = [step for step in tour[: tour.index(stored)] if "; hit;" in step.output]
-    assert entry[2] == str(len(hits)) == "2"
 
 
 def filled(text: str) -> str:

@@ -21,10 +21,7 @@ ASKED = [
     ("bob", "What is a block?"),
     ("bob", HOSTILE),
 ]
-JUDGED = [
-    ("How can I reset my password?", "hit-semantic"),
-    ("Is the pool full at 200 blocks?", "veto-numbers"),
-]
+JUDGED = [("How can I reset my password?", "hit-semantic"), ("Is the pool full at 200 blocks?", "veto-numbers")]
 
 
 def ask(url: str, tenant: str, question: str, **headers: str) -> httpx.Response:

@@ -1,17 +1,13 @@
 """The dashboard in a real browser: it shows what the admin API says, and its buttons do what they say."""
 
-import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import httpx
 import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
-from kvproxy.settings import load_settings
-from tests.servers import run_proxy
 from tests.ui.conftest import HOSTILE, ask
 from tests.ui.page import Page
 
@@ -123,56 +119,6 @@ def test_a_question_appears_when_its_response_is_committed(
     assert page.texts(rows)[0] == "–"
     go.set()
     page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[str]:
-    """A proxy of the test's own: how much is asked of it depends on how fast the machine is."""
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 512}, cache={"policy": "threshold"})
-    with run_proxy(settings) as (url, _):
-        yield url
-
-
-def test_it_keeps_up_with_a_proxy_under_load(page: Page, alone: str) -> None:
-    """All views work while requests come, and in the end the journal shows what the admin route says."""
-    url, over = alone, threading.Event()
-
-    def load(number: int) -> None:
-        for turn in itertools.count():
-            ask(url, "carol", f"Is this load {number}?" if turn % 10 else f"Is this fresh {number} {turn}?")
-            if over.wait(0.05):
-                return
-
-    page.open(url, "journal")
-    rows = ".grid .row[id]"
-    threads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
-        for view, ready in (("pool", ".legend li"), ("stored", rows), ("matches", ".match"), ("overview", ".bars li")):
-            page.click("nav a", view.capitalize())
-            page.until(lambda ready=ready: page.texts(ready))
-        page.click("nav a", "Journal")
-        page.until(lambda: page.texts(f"{rows} > :last-child")[0].startswith("Is this load"))
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-    def same() -> bool:
-        wanted = [[each["layer"], each["reason"], each["question"]] for each in httpx.get(f"{url}/admin/log").json()]
-        columns = [page.texts(f"{rows} > :nth-child({place})")[:20] for place in (2, 3)]
-        shown = [*columns, page.texts(f"{rows} > :last-child")[:20]]
-        return [list(row) for row in zip(*shown, strict=True)] == wanted[:20]
-
-    page.until(same)
-    page.click("nav a", "Overview")
-    page.until(lambda: "last 1 h" in page.text(".tiles"))
-    counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
-    page.until(lambda: figure(page.text("[data-layer=exact]")) == sum(counts["exact"]))
-    # Before the proxy goes, which the page would call an error.
-    page.driver.get("about:blank")
 
 
 def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:

@@ -41,11 +41,7 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
     tmp_path: Path, seen: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url = seen[0].replace("http://", "http://user:SECRET@")
-    with (
-        caplog.at_level(logging.DEBUG),
-        run_front(tmp_path, url) as (proxy, _),
-        httpx.Client(base_url=proxy) as asking,
-    ):
+    with caplog.at_level(logging.DEBUG), run_front(tmp_path, url) as (proxy, _), httpx.Client(base_url=proxy) as asking:
         for client in ({}, {"authorization": "Bearer mine"}, {"x-api-key": "mine", "api-key": "mine"}):
             assert asking.post("/v1/chat/completions", json=BODY, headers=client).status_code == 200
         told = [asking.get(path).text for path in ("/health", "/ready", "/metrics", "/admin/upstreams", "/admin/cache")]

@@ -1,1 +1,1 @@
-"""The response cache: exact keys and vector similarity over earlier requests."""
+"""The response cache: finds stored responses by exact key and by vector similarity."""

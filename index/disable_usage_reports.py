@@ -8,6 +8,6 @@ _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"
 def disable_usage_reports() -> None:
     """Set environment variables that libraries read when they are imported.
 
-    `onnxruntime.disable_telemetry_events()` is too late: the import itself writes a device id and an event database.
+    `onnxruntime.disable_telemetry_events()` is too late, because the import writes a device id and an event database.
     """
     os.environ.update(dict.fromkeys(_SWITCHES, "1"))

@@ -1,4 +1,4 @@
-"""A stored response, and its line in an export."""
+"""A stored response with its request."""
 
 import json
 import uuid
@@ -6,23 +6,22 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
-"""`over` is expired. A stale-while-revalidate entry may be served after an error too."""
+"""States of RFC 5861. An entry in the state `stale-while-revalidate` may be served after an error, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One complete, successful response with its request.
+    """A complete, successful response with its request.
 
     Attributes:
-        key: digest of everything that can change the response.
-        namespace: digest of the same without the text of the last user turn, and with `cache.conversations` without
-            those of earlier user turns.
+        key: digest of everything in the request that can change the response.
+        namespace: digest of the same without the prompt. Semantic hits require an equal namespace.
         endpoint: name of the API, for instance `chat`.
-        prompt: text of the last user turn, and before it the earlier turns that the namespace omits.
+        prompt: text of the last user turn; with the setting `cache.conversations`, after all earlier user turns.
         semantic: the response may answer similar questions.
-        request, response: JSON as sent and as received; the response is one object, never chunks.
+        request, response: JSON bodies; the response is one object, not chunks of a stream.
         created, expires: seconds since the epoch.
-        stale_while_revalidate, stale_if_error: stale periods after `expires` in seconds (RFC 5861).
+        stale_while_revalidate, stale_if_error: seconds after `expires` (RFC 5861).
     """
 
     id: str
@@ -55,7 +54,6 @@ class Entry:
         return "stale-if-error" if self.expires + self.stale_if_error > now else "expired"
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of the table `responses`."""
         values = {name: getattr(self, name) for name in _NAMES}
         return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
 
@@ -70,18 +68,14 @@ class Entry:
         }
 
     def line(self) -> bytes:
-        """Return the entry as a line of an export.
-
-        The JSON of the request and the response is copied as bytes, because parsing could change it.
-        """
+        """Return a line of an export, which contains the bodies as stored, because parsing could change them."""
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
-        # A line break between tokens of JSON is white space. In a string it is escaped.
+        # JSON strings contain no unescaped line breaks.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))
         return b'%s, "request": %s, "response": %s}\n' % (head, request, response)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
-        """Create an entry from columns; additional columns are ignored."""
         values = {name: row[name] for name in _NAMES}
         values["semantic"], tags = bool(values["semantic"]), values["tags"]
         values["tags"] = () if tags == "[]" else tuple(json.loads(tags))
@@ -89,7 +83,7 @@ class Entry:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
-        """Create an entry from a line of an export.
+        """Create an entry from a parsed line of an export.
 
         Raises:
             KeyError: a required field is missing.

@@ -9,20 +9,20 @@ from kvproxy.index.entry import Entry
 
 
 class RedactionFailed(Exception):
-    """A text must not be stored. The message contains no part of the text."""
+    """A text cannot be redacted, so it must not be stored. The message contains no part of the text."""
 
 
 class Redactor(Protocol):
     """Removes secrets and private data from a text. Thread-safe."""
 
     def __call__(self, text: str) -> str:
-        """Return the redacted text, or the text itself if it contains nothing to hide; raises RedactionFailed."""
+        """Return the redacted text, which is equal if nothing was removed; raises RedactionFailed."""
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
-    """Return the redacted entry; None if redaction would change its answer, which must stay the model's.
+    """Return the redacted entry; None if the answer contains text to redact, because answers are served unchanged.
 
-    An entry with a redacted question has exact hits only, because different questions could become equal.
+    An entry with a redacted question has exact hits only, because redaction can make different questions equal.
     """
     prompt = redact(entry.prompt)
     answer = _load(entry.response)
@@ -32,7 +32,7 @@ def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
         entry,
         prompt=prompt,
         semantic=entry.semantic and prompt == entry.prompt,
-        # Serialised again: JSON keeps only the last of two equal names, and the other value was not redacted.
+        # Bytes with a repeated name contain a value that was not redacted, because parsing keeps only the last.
         request=redact_json(entry.request, redact),
         response=_dump(answer),
     )
@@ -45,7 +45,7 @@ def redact_json(body: bytes, redact: Redactor) -> bytes:
 def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
     if leaf is None or isinstance(leaf, bool):
         return leaf
-    # A number may be one of a credit card.
+    # A number may be a credit card number.
     text = leaf if isinstance(leaf, str) else json.dumps(leaf)
     redacted = redact(text)
     return leaf if redacted == text else redacted

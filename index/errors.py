@@ -6,7 +6,7 @@ class CacheStoreError(Exception):
 
 
 class StoreDamaged(CacheStoreError):
-    """The file exists but is not a readable store. The store leaves it unchanged."""
+    """The store's data is damaged. It is left unchanged."""
 
 
 class SchemaVersionError(CacheStoreError):

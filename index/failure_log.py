@@ -1,4 +1,4 @@
-"""Logs a lasting failure once."""
+"""Logs a repeated failure once."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs the first of several failures, at most once a minute, and the recovery."""
+    """Logs the first failure after a success, but at most once a minute, and the recovery from a logged failure."""
 
     def __init__(self) -> None:
         self._is_failing = False

@@ -1,20 +1,21 @@
-"""Entries that are being stored. They answer equal requests, and lookups can wait for them."""
+"""Entries that are being stored. They already have exact hits, and semantic lookups can wait for them."""
 
 import asyncio
 
 from kvproxy.index.entry import Entry
 
 _MAX_BYTES = 32 * 2**20
-"""Hundreds of small writes may be pending if a disk stalls."""
+"""Size of all pending writes above which new requests wait; enough for hundreds of small writes."""
 
 
 class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        namespace: None if semantic lookups cannot find the entry.
-        entry: resolves to the redacted entry, or to None if redaction forbids storing it.
-        task: returns whether the entry was stored.
+        namespace: None if semantic lookups need not wait for the entry.
+        entry: the redacted entry; None if redaction forbids storing it.
+        task: stores the entry, and returns whether it was stored.
+        size: bytes of memory until the write ends.
     """
 
     def __init__(
@@ -38,13 +39,13 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """Return the entry's id; None while redaction runs, and if the entry was not stored."""
+        """The entry's id; None during redaction, or if the entry was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
 
     async def entry(self, seconds: float | None = None) -> Entry | None:
-        """Wait for redaction and return the entry; None if it is not stored, or after a timeout in seconds."""
+        """Wait for redaction, and return the entry; None if it must not be stored, or after a timeout."""
         if not self._entry.done():
             await asyncio.wait([self._entry], timeout=seconds)
         return self._redacted()
@@ -85,7 +86,7 @@ class PendingWrites:
             await self._has_space.wait()
 
     def add(self, write: PendingWrite) -> None:
-        """Add a write until its task ends. A later write hides an earlier write with the same key."""
+        """Add a write until its task ends. `get` returns the latest write of a key."""
         self._all.add(write)
         self.bytes += write.size
         self._latest[write.key] = write
@@ -106,6 +107,6 @@ class PendingWrites:
         return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until the writes that are pending now have ended, or until a timeout in seconds."""
+        """Wait for the end of all current writes, or for a timeout."""
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can access, because they contain private texts."""
+"""Permissions of files and folders that contain private texts."""
 
 import contextlib
 import errno
@@ -14,8 +14,7 @@ def make_private_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        # Never open an existing file: closing it would release SQLite's POSIX locks on it in this process, and another
-        # process could then delete the log.
+        # Do not open an existing file: closing it would release SQLite's POSIX locks of this process.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
     restrict_to_owner(path)
@@ -35,7 +34,7 @@ def is_accessible_to_others(path: Path) -> bool:
 
 
 def restrict_to_owner(path: Path) -> None:
-    """Remove the permissions of other users, if this user owns the path."""
+    """Remove the permissions of other users, if the path is this user's own and not shared."""
     status = path.stat()
     # A folder with the sticky bit, such as /tmp, is shared on purpose.
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:

@@ -13,11 +13,11 @@ _WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured
 
 
 class ResponseCache:
-    """Stored responses with exact and semantic search. Methods may raise a CacheStoreError.
+    """Stores responses, and finds them by exact key. Methods may raise a CacheStoreError.
 
     Args:
-        semantic: the semantic search; None disables it.
-        redact: redacts texts before they are stored; None stores them unchanged.
+        semantic: finds responses to similar questions; None disables semantic search.
+        redact: redacts entries before they are stored; None stores them unchanged.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class ResponseCache:
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
     async def redact_text(self, text: str) -> str:
-        """Return the text as it may be stored; raises RedactionFailed."""
+        """Return the redacted text; raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
     async def is_comparable(self, question: str) -> bool:
         return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str) -> Entry | None:
-        """Return the fresh or stale entry with an exact key, stored or pending."""
+        """Return the stored or pending entry with a key, unless its last stale period is over."""
         pending = self.pending_writes.get(key)
         entry = await pending.entry() if pending is not None else None
         if entry is not None:
@@ -51,11 +51,11 @@ class ResponseCache:
         # Reading a file takes less time than starting a thread.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
-    def begin(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
-        """Start to store an entry. From now on it answers equal requests.
+    def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
+        """Start to store an entry, which `find` returns from now on.
 
         Args:
-            deferred: embed the question later, because its lookup was skipped.
+            deferred: embed the question in the background, because its lookup was skipped.
         """
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -82,13 +82,13 @@ class ResponseCache:
         """Store an entry and wait for the commit.
 
         Returns:
-            False if it was not stored: it exceeds the capacity, its answer contains text to redact, or an entry of the same
+            False if it was not stored: it exceeds the capacity, redaction forbids it, or another entry of the same
             transaction evicted it.
         """
-        return await asyncio.shield(self.begin(entry).task)
+        return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        """Return the number of entries that redaction allows."""
+        """Store entries, and return their number without those that redaction forbids."""
         if self._redact is not None:
             redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
             entries = [entry for entry in redacted if entry is not None]

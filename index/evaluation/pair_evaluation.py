@@ -1,4 +1,4 @@
-"""Hit rate and wrong share of policies on labelled pairs, by level, to choose a level."""
+"""Measures policies on labelled pairs at many levels, to choose a level: the minimum cosine or probability of a hit."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,13 +24,12 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """The results of a policy at one level, on all labelled pairs.
+    """The results of a policy at one level, on all labelled pairs. A pair whose score reaches the level is served.
 
     Attributes:
-        level: the setting of the policy: a least cosine or a least probability.
         hit_rate: share of served pairs among the pairs with the same answer.
         wrong_share: share of pairs with different answers among the served pairs; None if no pair is served.
-        hit_interval, wrong_interval: 95% Wilson intervals of both shares.
+        hit_interval, wrong_interval: 95% Wilson confidence intervals of both shares.
     """
 
     level: float
@@ -42,13 +41,11 @@ class LevelResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
-    """The configured levels of the policies.
+class ConfiguredLevels:
+    """The configured levels of the policies `threshold` and `checked`.
 
     Attributes:
-        threshold: least cosine of a hit of `threshold`.
-        checked: least probability of a hit of `checked`.
-        floor: least cosine of the pairs that the verifier reads.
+        floor: minimum cosine of the pairs that the verifier scores.
     """
 
     threshold: float
@@ -58,12 +55,13 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The results of all policies, each by the name of the policy.
+    """The results of all policies. The dictionaries have a key for each policy.
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
+        default: the configured level.
         p_chr_auc: see `precision_hit_ratio_area`.
-        recommended: the level with the highest hit rate within the target error; None without one.
+        recommended: the level with the highest hit rate within the target error; None if no level is within it.
     """
 
     pairs: int
@@ -90,21 +88,19 @@ def calibrate(
     pairs: Sequence[Pair],
     embedder: Embedder,
     verifier: Verifier | None,
-    levels: Levels,
+    levels: ConfiguredLevels,
     *,
     target_error: float = 0.05,
     guards: Sequence[Guard] = GUARDS,
     languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Compute the curves of three policies on labelled pairs.
-
-    The policies are `threshold` (cosine), `guards` (cosine and guards), and `checked` (floor, guards, and verifier).
+    """Measure three policies on labelled pairs: `threshold` without guards, `threshold` with `guards`, and `checked`.
 
     Args:
         pairs: the second question of each pair acts as the cached question.
         verifier: None omits `checked`.
-        target_error: highest upper end of `wrong_interval` at a recommended level.
+        target_error: maximum upper end of `wrong_interval` at a recommended level.
 
     Raises:
         ValueError: there is no pair.

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
-from kvproxy.index.evaluation.stream_replay import Outcome, Same, Stream, replay
+from kvproxy.index.evaluation.stream_replay import AnswersEqual, Outcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.learned.answer_classes import digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -19,10 +19,10 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 Progress = Callable[[float], None]
 _BATCH = 256
 _POINTS = 100
-"""Requests between two points of a curve."""
+"""Number of requests between two points of a curve."""
 _THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
 _HOPELESS = 4
-"""Multiple of the allowed wrong share at which no lower threshold is tried."""
+"""Multiple of `max_error`. If a threshold's wrong share exceeds it, lower thresholds are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class StreamReport:
     """The results of the policies on a stream.
 
     Attributes:
-        outcomes: by name of the policy; `threshold` is the best fixed threshold in hindsight.
-        level: the best fixed threshold; None if no threshold keeps to the bound.
-        bound: upper bound of the wrong share that `learned` guarantees at the end.
+        outcomes: by policy; `threshold` uses the threshold that is best for this stream.
+        level: this threshold; None if the wrong share of every threshold exceeds `max_error`.
+        bound: upper bound of the wrong share that `learned` reports after the stream.
         orders: results of `learned` on the stream in random orders.
     """
 
@@ -78,7 +78,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
-    """Return the running totals (requests, served, wrong) after every hundred requests and at the end."""
+    """Return the cumulative numbers (requests, served, wrong) after every hundred requests and at the end."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
@@ -106,10 +106,10 @@ def _line(record: dict[str, Any]) -> StreamLine:
 def make_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream for a replay, and the answers if cosines compare them.
+    """Embed the questions of a stream for a replay.
 
     Args:
-        min_cosine: cosine from which two answers count as equal; None compares words.
+        min_cosine: minimum cosine of two equal answers; None compares their `digest` instead.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
@@ -136,7 +136,10 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """Return the fixed threshold with the highest hit rate within the error bound, without guards, and its results."""
+    """Return the threshold with the highest hit rate whose wrong share is within `max_error`, and its results.
+
+    Guards are not used.
+    """
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _Nearest(threshold))
@@ -155,7 +158,7 @@ class _Nearest(ThresholdPolicy):
         super().__init__(threshold, guards=())
 
 
-def add_judge_errors(judge: Same, share: float, seed: int) -> Same:
+def add_judge_errors(judge: AnswersEqual, share: float, seed: int) -> AnswersEqual:
     chance = random.Random(seed).random
     return lambda one, other: judge(one, other) != (chance() < share)
 
@@ -170,11 +173,12 @@ def measure(
     judge_error: float = 0.0,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> StreamReport:
-    """Replay a stream with `learned`, `checked`, and the best fixed threshold.
+    """Replay a stream with the policies `learned`, `checked`, and `threshold`.
 
     Args:
-        orders: number of random orders in which `learned` replays the stream again.
-        judge_error: share of comparisons whose result is inverted.
+        learned: creates a policy without observations.
+        orders: number of further replays with `learned`, each in a random order.
+        judge_error: share of inverted comparisons, to simulate a judge that errs.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

@@ -9,23 +9,22 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, Neighbour, Policy, Ruling
 from kvproxy.index.store.observations import Observation, Observations
 
-Same = Callable[[int, int], bool]
-"""Return whether the answers of two lines of the stream are the same."""
+AnswersEqual = Callable[[int, int], bool]
+"""Returns whether the answers of two questions, given by index, are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in the order of their arrival.
+    """Questions in the order of their arrival, with the true answers.
 
     Attributes:
         vectors: of the questions, `[n, dim]`.
-        same: returns whether the answers of two questions, given by index, are truly equal.
     """
 
     texts: Sequence[str]
     answers: Sequence[str]
     vectors: np.ndarray
-    same: Same
+    same: AnswersEqual
 
     def reordered(self, order: Sequence[int]) -> "Stream":
         return Stream(
@@ -38,11 +37,13 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of each request of a stream.
+    """The results of a policy on a stream, as arrays with a value for each request.
 
     Attributes:
-        scores: of the nearest answers; -1 for an answer that the policy would never serve.
-        right: whether these answers are right.
+        served: the policy served a stored answer.
+        wrong: this answer was wrong.
+        scores: the highest score of a stored answer; -1 if the policy can serve no answer.
+        right: the answer with this score is right.
     """
 
     served: np.ndarray
@@ -60,7 +61,7 @@ class Outcome:
 
     @property
     def worst_wrong_share(self) -> float:
-        """Return the largest running share of wrong answers, from the 500th served answer on."""
+        """The largest share of wrong answers at any time after 500 served answers."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
@@ -71,10 +72,10 @@ class Outcome:
 
 
 def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
-    """Return the area under the precision by the share of hits (P-CHR AUC, arXiv 2606.19719).
+    """Return the area under the curve of precision against hit ratio (P-CHR AUC, arXiv 2606.19719).
 
     Args:
-        scores: of the nearest answers; those below 0 are never served.
+        scores: answers with a score below 0 are never served.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
@@ -143,14 +144,15 @@ def replay(
     stream: Stream,
     policy: Policy,
     *,
-    judge: Same | None = None,
+    judge: AnswersEqual | None = None,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a stream of questions against a policy. The policy learns from questions that it does not serve.
+    """Replay a stream with a policy. A question without a hit is stored, and the learned policy learns from its answer.
 
     Args:
-        judge: compares the answers of two questions, given by index; None compares them without errors.
+        judge: compares answers for the learned policy; None uses `stream.same`.
+        seed: of the random numbers that decide about exploration.
     """
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)
@@ -198,7 +200,7 @@ def _learn(
     places: Sequence[int],
     classes: Sequence[str],
     ruling: Ruling,
-    judge: Same | None,
+    judge: AnswersEqual | None,
 ) -> str:
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
     record, compare = ruling.record, judge or stream.same

@@ -1,1 +1,1 @@
-"""Embedder, verifier, and language detection."""
+"""Models of semantic search (embedders and verifiers), and language detection."""

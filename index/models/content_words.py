@@ -1,6 +1,6 @@
-"""Words that can change an answer, in languages unknown to the verifier and the guards.
+"""Compares questions by their content words, in languages that the verifier and the guards do not know.
 
-An answer may serve a question if stored questions with this answer have all of these words.
+The learned policy serves an answer only if stored questions with this answer have all content words of the question.
 """
 
 import re
@@ -13,7 +13,7 @@ from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, is_english
 
-# Words that do not change an answer, unlike negations, prepositions, and question words except `how`.
+# Words that do not change an answer. Negations, prepositions, and most question words do.
 EMPTY = {
     "en": "a an the i you we my me your is are do does can could would will how please hi hello thanks",
     "de": "der die das den dem des eine einen einem einer eines ich man wir mir mich mein meine meinen meinem meiner meines"
@@ -36,7 +36,7 @@ EMPTY = {
     " できますか できます 可能 です ます する します して した には ための ため"
     " を に は が の で と も か て 私 お",
 }
-# Kana that change an answer although they begin with a particle or an ending.
+# Kana that can change an answer, although they begin with one of these words.
 _KEPT = "から|まで|より|ない|なく|なし|ません|だけ|しか"
 _KANA = "\u3040", "\u309f"
 _WORD = re.compile(r"[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u9fff])[^\W\d_])+")
@@ -45,18 +45,18 @@ _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
 def new_words_test(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
-    """Return the test of the policy `learned`; None for other embedders than `NAME`."""
+    """Return `has_new_words` for the multilingual embedder; None for others, because the guards compare English."""
     return has_new_words if embedder.startswith(NAME) else None
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has new words; False if it and the first stored one are English."""
+    """Whether a question has content words that no stored question has; False for English, which the guards compare."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 
 @lru_cache(maxsize=4096)
 def is_surely_english(text: str) -> bool:
-    """Whether a text has English words, unlike `language_of`, which defaults to English."""
+    """Whether the words of a text are English. `language_of` returns English also for unknown words."""
     return language_of(text) == ENGLISH and is_english(text, _english_vocabulary())
 
 
@@ -66,7 +66,7 @@ def _english_vocabulary() -> frozenset[str]:
 
 
 def new_words(question: str, stored: Sequence[str]) -> list[str]:
-    """Return the words that no stored question has; inflections count as the same word."""
+    """Return the content words that no stored question has, even with another ending."""
     known = frozenset[str]().union(*map(content_words, stored))
     unknown = content_words(question) - known
     return [word for word in unknown if not any(_is_inflected(word, other) for other in known)]
@@ -79,10 +79,7 @@ def _is_inflected(word: str, other: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def content_words(text: str) -> frozenset[str]:
-    """Return the lower-case words that can change an answer.
-
-    A Chinese character is a word, and so is a run of kana.
-    """
+    """Return the lower-case words that can change an answer. Each Chinese character and each run of kana is a word."""
     language, plain = language_of(text), unicodedata.normalize("NFKC", text).lower()
     empty = EMPTY.get(language, "").split()
     if language in _UNSPACED:

@@ -1,4 +1,4 @@
-"""Embedders of questions and answers."""
+"""Embedders, which convert texts to vectors."""
 
 import copy
 import os
@@ -21,26 +21,22 @@ class Embedder(Protocol):
     """Converts texts to vectors. Threads may share it."""
 
     name: str
-    """Only vectors of the same name are compared."""
+    """Identifies the vectors: only vectors of equal names are comparable."""
     dim: int
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """Return the words of a tokenizer trained on English only, to recognise other languages; None for other tokenizers."""
+        """The vocabulary of a tokenizer for English, to recognise other languages; None for another tokenizer."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts: `[len(texts), dim]` float32, each row of length 1."""
+        """Return unit vectors, `[len(texts), dim]` float32."""
 
     def can_read(self, text: str) -> bool:
-        """Whether a text is short enough and has no unknown characters."""
+        """Whether the model reads all of a text: it is not too long, and has no unknown characters."""
 
 
 class ThreadedEmbedder:
-    """Computes several texts on a thread pool, and one text on the calling thread.
-
-    Args:
-        threads: None uses one for each core.
-    """
+    """Base class that embeds several texts in parallel, by default on one thread per core."""
 
     dim: int
 
@@ -61,11 +57,11 @@ class SentenceEmbedder:
     """A sentence-transformers model, on a GPU if available."""
 
     def __init__(self, name: str, model: Any) -> None:
-        # The model in a folder may change.
+        # The model in a folder may be replaced.
         self.name = f"{name}#{_fingerprint(model)}"
         self._model = model
-        # Embedding changes the settings of the model's tokenizer.
         self._lock = threading.Lock()
+        # `encode` changes the settings of the model's own tokenizer.
         self._tokenizer = copy.deepcopy(model.tokenizer)
         self.dim = int(model.get_embedding_dimension())
         self.vocabulary: Container[str] | None = None
@@ -96,7 +92,7 @@ def _fingerprint(model: Any) -> str:
 
 
 def embed_or_none(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray | None]:
-    """Return the vector of each text, `[dim]` float32 of length 1; None if it is not finite or zero."""
+    """Return the unit vector of each text, `[dim]` float32; None if the model's vector is zero or not finite."""
     try:
         vectors = np.asarray(embedder.embed(texts), dtype=np.float32)
     except Exception as error:
@@ -106,7 +102,6 @@ def embed_or_none(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray |
             f"embedder {embedder.name!r} returned an array of shape {vectors.shape} for {len(texts)} texts instead of"
             f" ({len(texts)}, {embedder.dim}): check the model"
         )
-    # A NaN compares as close to every vector.
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     usable = np.isfinite(lengths) & (lengths > 1e-6)
     return [
@@ -119,9 +114,9 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """Load an embedder by name.
 
     Args:
-        name: `default` for the packaged all-MiniLM-L6-v2, `multilingual` for multilingual-e5-small of the extra, else a folder or
-            a sentence-transformers id.
-        data: folder for the built graph if the user's cache folder is not writable.
+        name: `default` (the packaged all-MiniLM-L6-v2), `multilingual` (multilingual-e5-small, an extra), or a folder or id of a
+            sentence-transformers model.
+        data: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:
         EmbedderError: the message names the fix.
@@ -152,7 +147,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
 
 class EmbeddingCache:
-    """Caches the latest vectors. Thread-safe."""
+    """An LRU cache in front of an embedder. Thread-safe."""
 
     def __init__(self, embedder: Embedder, size: int = 4096) -> None:
         self.embedder = embedder
@@ -168,7 +163,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return vectors like `embed_or_none`, from the cache if possible."""
+        """Return what `embed_or_none` returns, from the cache if possible."""
         found = {text: self.get_cached(text) for text in texts}
         missing = [text for text, vector in found.items() if vector is None]
         if missing:
@@ -182,7 +177,7 @@ class EmbeddingCache:
         return [found[text] for text in texts]
 
     def vector(self, text: str) -> np.ndarray:
-        """Return a text's vector, `[dim]` float32 of length 1; raises an EmbedderError if it has no usable vector."""
+        """Return the unit vector of a text, `[dim]` float32; raises an EmbedderError if it is zero or not finite."""
         vector = self.get_cached(text)
         if vector is None:
             (vector,) = self.vectors([text])
@@ -191,5 +186,5 @@ class EmbeddingCache:
         return vector
 
     def check(self) -> None:
-        """Raise an EmbedderError if the embedder fails for every text."""
+        """Raise an EmbedderError if the embedder fails for a simple text."""
         embed_or_none(self.embedder, ["Does it work at all?"])

@@ -1,6 +1,6 @@
-"""Language detection of questions, by script and function words.
+"""Detects the language of questions, by script and function words.
 
-Short questions, names, and code count as English unless there is evidence against it.
+Short questions, names, and code count as English, unless a word of another language occurs.
 """
 
 import unicodedata
@@ -89,7 +89,7 @@ _LEAST_KNOWN = 0.3
 def language_of(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, or `other`.
 
-    A word in another script decides, because the answer depends on it.
+    One word in a script other than Latin is enough, because the answer may depend on it.
     """
     script = _script(text)
     if script is not None:
@@ -99,7 +99,7 @@ def language_of(text: str) -> str:
     language = max(_WORDS, key=lambda each: counts[each])
     most = counts[language]
     english = sum(word in _ENGLISH for word in tokens)
-    # In a tie, ignore English words that other languages share.
+    # In a tie, English needs a word that no other language has.
     if most > english or (most and most == english and not any(word in _ENGLISH - _SHARED for word in tokens)):
         return language
     # Accents without English function words indicate another language.
@@ -126,7 +126,7 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text is in one of the languages, and the embedder reads all of it."""
+    """Whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
     return not has_hidden_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.can_read(text)
 
 
@@ -135,7 +135,7 @@ def is_known(text: str, language_codes: Sequence[str], vocabulary: Container[str
 
     Args:
         language_codes: ISO 639-1 codes, or `*` for all languages.
-        vocabulary: words of a tokenizer trained on English; None if there is none.
+        vocabulary: see `Embedder.vocabulary`.
     """
     if EVERY in language_codes:
         return True

@@ -1,1 +1,1 @@
-"""Policies for semantic hits; start with policy.py, the interface."""
+"""Policies, which decide on semantic hits; start with policy.py, the interface."""

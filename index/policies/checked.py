@@ -1,4 +1,4 @@
-"""The policy `checked`: cosine similarity, guards, then a verifier that reads both questions together."""
+"""The policy `checked`: requires a minimum cosine, no veto by a guard, and a minimum probability of the verifier."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
 
 _HOPELESS = 0.55
-"""Share of the level. After a lower score, the verifier would accept about 0.1% of farther neighbours."""
+"""Share of the level. If a neighbour's score is lower, farther neighbours are not scored: only 0.1% would be accepted."""
 
 
 class CheckedPolicy:
-    """Serves the nearest neighbour whose probability of having the same answer reaches a level.
+    """Serves the nearest neighbour that passes all three tests.
 
     Args:
-        level: least probability of a hit.
-        floor: least cosine of a neighbour that the verifier reads.
+        level: minimum probability that the neighbour has the same answer.
+        floor: minimum cosine.
     """
 
     name = "checked"

@@ -22,10 +22,11 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stored question.
+    """A stored question that is similar to the current one.
 
     Attributes:
         prompt: its last turn.
+        similarity: cosine of the two questions.
         answer: class of its answer; empty if unknown.
     """
 
@@ -36,7 +37,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that a request sets. They can only make the policy stricter; None keeps the policy's own limit."""
+    """Limits of a request, which can only make the policy stricter; None keeps the policy's own limit."""
 
     min_similarity: float | None = None
     min_probability: float | None = None
@@ -67,8 +68,8 @@ class Decision:
 
     Attributes:
         guard: name of the guard that vetoed.
-        score: probability of the verifier, or cosine similarity without a verifier.
-        error: estimated probability that the neighbour's response is wrong.
+        score: the verifier's probability that the answers are equal; for the policy `threshold`, the cosine.
+        error: the learned policy's estimated probability that the neighbour's answer is wrong.
     """
 
     verdict: Verdict
@@ -79,12 +80,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """Inputs of a decision, kept until a fresh response shows whether it was right.
+    """Inputs of a decision, from which the policy learns after a comparison with a fresh answer.
 
     Attributes:
         place: index of the judged neighbour.
         features, error, checked: see `Observation`.
-        risk: estimated error that serving the neighbour adds to `ServingLevel.risk`.
+        risk: estimated error to add to `ServingLevel.risk` if the neighbour is served.
     """
 
     place: int
@@ -100,7 +101,7 @@ class Ruling:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        exploration_share: share of such requests to forward for exploration.
+        exploration_share: share of such requests to forward, in order to compare the answers.
     """
 
     decisions: list[Decision]
@@ -111,14 +112,15 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class LearningStatus:
-    """State of the learned policy in one namespace.
+    """A report on the learned policy in one namespace.
 
     Attributes:
+        observations: number of comparisons.
         serves: the policy decides without `checked`.
-        level: largest estimated error of a served response.
-        expected_wrong: expected number of wrong responses among the served ones.
-        bound: upper bound of the share of wrong hits.
-        would_serve: share of recent requests with an acceptable neighbour.
+        level: maximum estimated error of a served answer.
+        expected_wrong: expected number of wrong answers among the served ones.
+        bound: upper bound of the share of wrong answers.
+        would_serve: share of recent requests whose estimated error is within the level.
         doubted: number of answer classes that may have changed.
     """
 
@@ -135,10 +137,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """State of the learned policy in all namespaces in memory.
-
-    Counts are sums, `would_serve` is a mean, and `bound` is the largest bound.
-    """
+    """A report on all namespaces in memory: sums of the counts, the mean of `would_serve`, and the largest bound."""
 
     namespaces: int
     serving: int
@@ -166,11 +165,11 @@ class LearningSummary:
 
 
 class Policy(Protocol):
-    """Decides which of a question's neighbours is served.
+    """Decides which neighbour of a question is served, if any.
 
     Attributes:
-        reach: number of neighbours that `decide` needs.
-        floor: least cosine similarity of a neighbour that may be served.
+        reach: number of neighbours to pass to `decide`.
+        floor: minimum cosine of a served neighbour.
     """
 
     name: str
@@ -180,11 +179,11 @@ class Policy(Protocol):
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> Ruling:
-        """Decide about all neighbours, which are sorted by similarity, nearest first."""
+        """Decide about all neighbours, which must be sorted, nearest first."""
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return the refusal of a neighbour by the floor or a guard; None if it passes."""
+    """Return a decision if the floor or a guard rejects a neighbour; None if the neighbour passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

@@ -5,7 +5,7 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, f
 
 
 class ThresholdPolicy:
-    """Serves the nearest neighbour with at least the cosine similarity `threshold`, unless a guard vetoes it."""
+    """Serves the nearest neighbour with a minimum cosine without a veto by a guard."""
 
     name = "threshold"
     reach = 5

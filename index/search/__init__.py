@@ -1,1 +1,1 @@
-"""Semantic search: embed a question, find its neighbours, decide; start with semantic_cache.py."""
+"""Semantic search: embeds a question, finds similar stored questions, and decides; start with semantic_cache.py."""

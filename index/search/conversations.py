@@ -1,4 +1,4 @@
-"""Questions of conversations: their earlier user turns and the last turn, joined to one text."""
+"""Prompts of conversations: all user turns, joined to one text, so that earlier turns may be reworded, too."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,10 +7,10 @@ import numpy as np
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 
 SEPARATOR = "⏎"
-"""Stands between two turns, with a space before and after it. A turn that contains it has exact hits only."""
+"""Separates two turns, with a space before and after it. A conversation that contains it otherwise has exact hits only."""
 _JOIN = f" {SEPARATOR} "
 _MAX_COMPARED = 5
-"""Pairs of reworded turns that a lookup compares; each takes a vector and a run of the verifier."""
+"""Maximum number of reworded turns that a lookup compares, because each comparison may run the models."""
 
 
 def join_turns(turns: Sequence[str]) -> str:
@@ -26,11 +26,11 @@ def earlier_turns(question: str) -> list[str]:
 
 
 class EarlierTurns:
-    """Compares the earlier turns of a question with those of its neighbours.
+    """Compares the earlier turns of a conversation with those of its neighbours.
 
     Args:
-        embed: returns the vector of a text, `[dim]` float32 of length 1; None if the text has none.
-        policy: decides about two turns as about two questions; None requires equal turns.
+        policy: decides whether two turns mean the same; None requires equal turns.
+        embed: returns the unit vector of a text, `[dim]` float32; None if the embedder cannot read it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def match(self, question: str) -> bool:
-        """Whether each earlier turn equals its counterpart, or the policy would accept it."""
+        """Whether each earlier turn equals that of a stored question, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

@@ -14,8 +14,8 @@ class DeferredEmbeddings:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def begin(self) -> None:
-        """Start the background task unless it runs."""
+    def start(self) -> None:
+        """Start the background task, unless it is running."""
         self._is_requested = True
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._work())
@@ -25,7 +25,7 @@ class DeferredEmbeddings:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Stop after the current entries. The proxy's next start embeds the others."""
+        """Stop after the current batch. At its next start, the proxy embeds the rest."""
         self._closed = True
         await self.wait_until_idle()
 
@@ -33,7 +33,7 @@ class DeferredEmbeddings:
         try:
             while self._is_requested and not self._closed:
                 self._is_requested = False
-                # An augmented assignment would read the flag before the await, and lose a request during it.
+                # An augmented assignment would read the flag before the await, and lose a `start` during it.
                 found_some = await self._embed_next()
                 self._is_requested = self._is_requested or found_some
         except Exception:

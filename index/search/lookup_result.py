@@ -6,20 +6,19 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.policy import LearningRecord, Limits, PolicyName, Verdict
 
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
-"""Freshness of entries that may be served while the backend is available."""
-KEPT: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
-"""Freshness of entries that may be served after the backend failed."""
+"""States of entries that may be served while the backend is available."""
+SERVABLE_AFTER_ERROR: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
+"""States of entries that may be served after the backend failed."""
 
 SkipReason = Literal["queue-full", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A neighbour with the policy's decision on it.
+    """A stored question with the policy's decision on it; see `Decision`.
 
     Attributes:
-        answer: class of the neighbour's answer; empty if unknown.
-        guard, score, error: see `Decision`.
+        answer: class of its answer; empty if unknown.
     """
 
     id: str
@@ -34,13 +33,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PendingObservation:
-    """A decision that a fresh response can confirm or refute.
+    """A decision, to be compared with the backend's response if the request is forwarded.
 
     Attributes:
-        candidate: the neighbour that was accepted, or came closest.
-        candidates: candidates, nearest first; `record.place` is an index into them.
+        candidate: the accepted candidate, or the one with the highest score.
+        candidates: all eligible candidates, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
-        comparison_probability: probability with which such a request is forwarded.
+        comparison_probability: probability that such a request is forwarded.
     """
 
     candidate: Candidate
@@ -56,10 +55,10 @@ class Lookup:
 
     Attributes:
         entry: the entry to serve, if any.
-        candidates: neighbours, nearest first.
-        chosen: the accepted neighbour. It is not served if the policy explores.
-        observation: None if no decision can be confirmed or refuted.
-        skip_reason: why the lookup was skipped; None if it ran.
+        candidates: the nearest stored questions, nearest first.
+        chosen: the accepted candidate. It is not served if the request is forwarded for exploration.
+        observation: None if the policy compared no candidate.
+        skip_reason: None if the lookup ran.
     """
 
     entry: Entry | None
@@ -82,9 +81,9 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen neighbour, else that with the highest score, else the nearest; omit `ignored` verdicts."""
+        """Return the chosen candidate, else the one with the highest score, else the nearest; omit `ignored` verdicts."""
         left = [each for each in self.candidates if each.verdict not in ignored]
-        # `max` returns the nearest of equal ones.
+        # Of equal scores, `max` returns the first, which is the nearest.
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best
 

@@ -1,4 +1,4 @@
-"""Vector search in a namespace: small ones are read from the store, large ones have a FAISS index."""
+"""Vector search in a namespace: over the store's vectors, or, in a large namespace, with a FAISS index."""
 
 import logging
 import os
@@ -12,19 +12,19 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
-SMALL = 256
-"""Vectors from which a namespace has an index. Reading fewer is faster than embedding a question."""
+MIN_INDEXED = 256
+"""Number of vectors from which a namespace has an index. Reading fewer vectors takes less time than embedding a question."""
 _BATCH = 2_000
-"""Vectors per read, so that lookups do not wait long for the connection."""
+"""Vectors per read from the store, so that lookups do not wait long for the connection."""
 _log = logging.getLogger("kvproxy")
 
 
 class Neighbours:
-    """Vector search within namespaces. Threads may share it; methods may raise a CacheStoreError."""
+    """The interface of vector search. Thread-safe; methods may raise a CacheStoreError."""
 
     def load(self) -> None: ...
 
-    def has_index(self, namespace: str) -> bool:
+    def has_vectors(self, namespace: str) -> bool:
         raise NotImplementedError
 
     def search(
@@ -33,12 +33,12 @@ class Neighbours:
         """Return the nearest entries and their cosines, nearest first.
 
         Args:
-            floor: minimum cosine. If no entry reaches it, only the nearest is returned.
+            floor: if the nearest entry's cosine is lower, only this entry is returned.
         """
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
-        """Index the entries of a write. Calls must have the order of the writes."""
+        """Add the entries of a write to the index. The calls must have the order of the writes."""
 
     def remove(self, removed: Iterable[RemovedEntry]) -> None: ...
 
@@ -56,15 +56,21 @@ def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
 
 
 class FaissNeighbours(Neighbours):
-    """A FAISS index for each large namespace, derived from the store."""
+    """Vector search with a FAISS index for each large namespace. The store is the source of truth."""
 
     def __init__(
-        self, store: SqliteStore, embedder: str, dim: int, *, small: int = SMALL, flat_limit: int = FLAT_LIMIT
+        self,
+        store: SqliteStore,
+        embedder: str,
+        dim: int,
+        *,
+        min_indexed: int = MIN_INDEXED,
+        flat_limit: int = FLAT_LIMIT,
     ) -> None:
         self._store = store
         self._embedder = embedder
         self._dim = dim
-        self._small = small
+        self._min_indexed = min_indexed
         self._flat_limit = flat_limit
         self.indexes: dict[str, VectorIndex] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvproxy-index")
@@ -73,8 +79,8 @@ class FaissNeighbours(Neighbours):
         self._closing = threading.Event()
 
     def load(self) -> None:
-        """Load the vectors of large namespaces. Graphs are built in the background."""
-        for namespace in self._store.namespaces(self._embedder, self._small):
+        """Load the vectors of large namespaces. HNSW graphs are built in the background."""
+        for namespace in self._store.namespaces(self._embedder, self._min_indexed):
             self._open_index(namespace)
 
     def _open_index(self, namespace: str) -> None:
@@ -88,7 +94,7 @@ class FaissNeighbours(Neighbours):
     def _stored_vectors(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
         return self._store.vectors(namespace, self._embedder, after_number=after, limit=_BATCH)
 
-    def has_index(self, namespace: str) -> bool:
+    def has_vectors(self, namespace: str) -> bool:
         return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
 
     def search(
@@ -103,7 +109,7 @@ class FaissNeighbours(Neighbours):
             cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
         best = max(cosines, key=cosines.__getitem__, default=None)
         if best is not None and cosines[best] < floor:
-            # Most new questions resemble no earlier one, and reading entries takes as long as a third of an embedding.
+            # Most new questions have no similar question, and reading an entry takes a third of the time of an embedding.
             cosines = {best: cosines[best]}
         near = self._store.questions_by_number(namespace, self._embedder, list(cosines))
         return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
@@ -119,7 +125,7 @@ class FaissNeighbours(Neighbours):
                 if index is not None:
                     index.add(np.array([number for number, _ in members]), np.stack([vector for _, vector in members]))
                     self._schedule(namespace)
-                elif self._store.vector_count(namespace, self._embedder, self._small) >= self._small:
+                elif self._store.vector_count(namespace, self._embedder, self._min_indexed) >= self._min_indexed:
                     self._open_index(namespace)
             self.remove(result.removed)
 
@@ -132,7 +138,7 @@ class FaissNeighbours(Neighbours):
                     index.remove(each.numbers)
                     touched.add(each.namespace)
             for namespace in touched:
-                if len(self.indexes[namespace]) < self._small // 2:
+                if len(self.indexes[namespace]) < self._min_indexed // 2:
                     del self.indexes[namespace]
                 else:
                     self._schedule(namespace)
@@ -153,7 +159,7 @@ class FaissNeighbours(Neighbours):
                 if not index.rebuild(lambda after: self._stored_vectors(namespace, after), self._closing.is_set):
                     return
         except CacheStoreError:
-            # The store logs its failure. The work stays due.
+            # The store logs its failure. `maintain` schedules the index again.
             pass
         except Exception:
             _log.exception("the index of namespace %s was not brought up to date", namespace[:12])

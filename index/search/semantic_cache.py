@@ -29,27 +29,27 @@ from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
 
 _EMBEDDED_AT_ONCE = 8
-"""More texts in one job would delay lookups."""
+"""Texts per background job. Lookups wait for the end of a job."""
 _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
 _WRITES_SHARE = 0.75
-"""Share of a lookup's timeout that it may wait for pending writes."""
+"""Maximum share of its timeout that a lookup waits for pending writes."""
 _WRITES_SECONDS = 1.0
 _IDLE_FACTOR = 10
-"""A lookup has this many times its timeout if no other lookup waits or runs, because models are slow at first."""
+"""Factor of the timeout if no other lookup waits or runs, because the first run of a model is slow."""
 _log = logging.getLogger("kvproxy")
 
 
 class SemanticCache:
-    """Finds responses to similar questions, in the same namespace only.
+    """Finds responses to similar questions of the same namespace.
 
     Args:
         observations: None disables learning.
         random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes; questions in other languages have exact hits only.
-        make_policy: creates the policy that a request names.
+        make_policy: creates a policy by name, for requests that name a policy.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Whether the models can read all of the last turn and know its language."""
+        """Whether the models know the language of the last turn, and can read all of it."""
         return can_match(last_turn(text), self._embedder, self._languages)
 
     def _vector_or_none(self, text: str) -> np.ndarray | None:
@@ -108,13 +108,12 @@ class SemanticCache:
         allowed_freshness: tuple[Freshness, ...] = FRESH,
         policy: PolicyName | None = None,
     ) -> Lookup:
-        """Find the best neighbour of a question, and wait for pending writes of similar questions.
+        """Find a response to a similar question, also among pending writes.
 
         Args:
-            limits: make matching stricter, never looser.
+            text: the prompt, see `Entry`.
             explore: allow the policy to forward a request that could be served, in order to learn.
-            seconds: timeout, after which the lookup is skipped; ten times as long without other lookups. None waits even
-                if the lookup queue is full.
+            seconds: timeout, multiplied by ten if no other lookup runs; None waits without a limit.
             policy: None uses the configured policy.
         """
         pending = self.pending_writes.in_namespace(namespace)
@@ -139,7 +138,7 @@ class SemanticCache:
         return found
 
     async def _has_vectors(self, namespace: str) -> bool:
-        holds = self._neighbours.has_index
+        holds = self._neighbours.has_vectors
         return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
@@ -155,7 +154,7 @@ class SemanticCache:
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return the vector of a text, `[dim]` float32 of length 1; raises an EmbedderError."""
+        """Return the unit vector of a text, `[dim]` float32; raises an EmbedderError."""
         cached = self._embeddings.get_cached(text)
         if cached is not None:
             return cached
@@ -168,13 +167,13 @@ class SemanticCache:
         return await asyncio.to_thread(self._store.get, id)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
-        """Record a person's verdict. A rejected entry has exact hits only, until it is approved."""
+        """Record a person's verdict on an entry. A rejected entry has exact hits only, until it is approved."""
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry and its vector: durable and searchable when this returns."""
+        """Store an entry and its vector durably, and add it to the index."""
         if entry.semantic and self.can_read(entry.prompt):
             try:
                 return await self._writes.put(
@@ -185,11 +184,11 @@ class SemanticCache:
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
-        """Store an entry whose lookup was skipped: durable when this returns, searchable later."""
+        """Store an entry durably, and embed it in the background."""
         if not entry.semantic or self._embeddings.get_cached(last_turn(entry.prompt)) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
-        self.deferred_embeddings.begin()
+        self.deferred_embeddings.start()
         return stored
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
@@ -224,7 +223,7 @@ class SemanticCache:
         try:
             vectors = self._embeddings.vectors([last_turn(entry.prompt) for entry in entries])
         except EmbedderError:
-            # Either the embedder fails, or one of the texts.
+            # The embedder fails for all texts, or only for some of them.
             self._embeddings.check()
             vectors = [self._vector_of(entry) for entry in entries]
         return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
@@ -248,7 +247,7 @@ class SemanticCache:
         entries = await asyncio.to_thread(self._store.missing_vectors, self._embedder.name, _DEFERRED_BATCH)
         vectors: dict[str, np.ndarray] = {}
         for entry in entries:
-            # One entry in each job, so that lookups wait for one at most.
+            # With one entry in each job, a lookup waits for one at most.
             vectors |= await self._queue.run_in_background(partial(self._vectors_of, [entry]))
         await asyncio.to_thread(self._store_vectors, entries, vectors)
         return bool(entries)
@@ -259,7 +258,7 @@ class SemanticCache:
             try:
                 self._neighbours.index_entries(entries, result)
             except Exception:
-                # The entries are stored and have exact hits. The next start adds them to the index.
+                # The entries are stored and have exact hits. At the next start, they enter the index.
                 _log.exception("the index did not follow a write")
         return result
 
@@ -267,7 +266,7 @@ class SemanticCache:
         self._neighbours.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
-        """Store and read observations, and maintain the indexes; called periodically."""
+        """Store observations, read those of other proxies, and maintain the indexes; called periodically."""
         if self.learning is not None:
             self.learning.flush()
         self._neighbours.maintain()
@@ -275,7 +274,7 @@ class SemanticCache:
     def close(self) -> None:
         self._queue.close()
         if self.learning is not None:
-            # The store logs its failure, which must not keep the rest of the proxy from closing.
+            # The store logs its failure. The rest of the proxy must still close.
             with contextlib.suppress(CacheStoreError):
                 self.learning.flush()
         self._neighbours.close()

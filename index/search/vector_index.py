@@ -1,6 +1,6 @@
-"""Nearest vectors in one namespace: a flat FAISS index, or if there are many vectors a graph (HNSW) or an index on a GPU.
+"""A FAISS index of one namespace: flat, or, with many vectors, an HNSW graph or a flat index on a GPU.
 
-A background thread rebuilds a graph without the deleted vectors, while lookups and writes continue.
+FAISS cannot delete vectors from a graph. A background thread rebuilds it without them, while lookups and writes continue.
 """
 
 import functools
@@ -16,21 +16,21 @@ import numpy as np
 FLAT_LIMIT = 20_000
 _LINKS = 32
 _EF_SEARCH = 128  # FAISS's default of 16 misses neighbours of clustered questions.
-# With FAISS's default of 40, no link led to a sixth of 120,000 questions in dense clusters; with 100, to a twentieth.
+# Of 120,000 questions in dense clusters, 5% could not be reached; 17% with FAISS's default of 40.
 _EF_CONSTRUCTION = 100
-_MAX_RESULTS = 1_000  # Results of one search, including tombstones.
+_MAX_RESULTS = 1_000  # Results of one search, including deleted vectors.
 _MAX_DEAD_SHARE = 0.3
 _GPU_SCRATCH = 256 << 20  # Bytes of GPU memory, which the engine leaves free.
-_STEP = 4  # Vectors added while lookups wait; each takes 1 ms in a graph of a million.
-_PAUSE = 0.0005  # Seconds, in which other threads can acquire the lock.
+_STEP = 4  # Vectors added per lock; each takes 1 ms in a graph of a million vectors.
+_PAUSE = 0.0005  # Seconds between two steps, in which lookups can acquire the lock.
 
-Source = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns the next vectors beyond a number: rising numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
+ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""Returns the next vectors after a number: ascending numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """FAISS's resources on a GPU. Each call requires the lock: even searches are not thread-safe."""
+    """FAISS's resources on a GPU. Every call requires the lock, because even searches are not thread-safe."""
 
     resources: Any
     lock: Any
@@ -38,19 +38,18 @@ class Gpu:
 
 @functools.cache
 def gpu() -> Gpu | None:
-    """Return the GPU; None if FAISS cannot use one."""
     import faiss
 
     if faiss.get_num_gpus() == 0:
         return None
     resources = faiss.StandardGpuResources()
-    # The default is 1.5 GiB, which the engine's blocks need.
+    # The default of 1.5 GiB would take memory from the engine.
     resources.setTempMemory(_GPU_SCRATCH)
     return Gpu(resources, threading.RLock())
 
 
 class _Segment:
-    """An append-only FAISS index of unit vectors by rising numbers."""
+    """An append-only FAISS index of unit vectors with ascending numbers."""
 
     def __init__(self, dim: int, *, large: bool) -> None:
         self.large = large
@@ -74,7 +73,7 @@ class _Segment:
         return index
 
     def __del__(self) -> None:
-        # FAISS's resources are not thread-safe when the index returns its memory.
+        # An index on a GPU releases its memory here, which requires the lock.
         with getattr(self, "_lock", nullcontext()):
             self._index = None
 
@@ -107,7 +106,7 @@ class _Segment:
     def search(self, vector: np.ndarray, limit: int, deleted_numbers: Set[int]) -> list[tuple[int, float]]:
         if not self._count:
             return []
-        # Search again with more results only if tombstones hide neighbours.
+        # Search again with more results if deleted vectors take the places of neighbours.
         farthest = min(max(_MAX_RESULTS, limit), self._count)
         wanted = min(2 * limit if deleted_numbers else limit, farthest)
         while True:
@@ -123,7 +122,7 @@ class _Segment:
         near = np.array(found[:limit], np.int64)
         if not len(near):
             return []
-        # FAISS and NumPy add in different orders. Decisions must not depend on the rounding.
+        # FAISS rounds differently than NumPy, on which decisions must not depend.
         with self._lock:
             vectors = self._index.reconstruct_batch(near)
         return [(int(self._numbers[at]), float(row @ vector)) for at, row in zip(near, vectors, strict=True)]
@@ -153,7 +152,7 @@ class VectorIndex:
         return self._segment.gpu is not None
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Add vectors, `[n, dim]`. Numbers up to the last one are skipped."""
+        """Add vectors, `[n, dim]`, with ascending numbers. Vectors that the index already has are skipped."""
         step = _STEP if self.is_graph else max(1, len(numbers))
         for start in range(0, len(numbers), step):
             if start:
@@ -162,7 +161,7 @@ class VectorIndex:
                 self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove vectors; unknown numbers are ignored."""
+        """Remove vectors by number; unknown numbers are ignored."""
         with self._lock:
             for number in numbers:
                 if self._removed is not None:
@@ -171,7 +170,7 @@ class VectorIndex:
                     self._dead.add(number)
 
     def search(self, vector: np.ndarray, limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` pairs (number of the vector, cosine), nearest first."""
+        """Return up to `limit` pairs (number of the vector, cosine), nearest first."""
         with self._lock:
             return self._segment.search(vector, limit, self._dead)
 
@@ -182,19 +181,19 @@ class VectorIndex:
                 return True
             return not self._segment.large and total > self._flat_limit
 
-    def rebuild(self, source: Source, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Build a new index from the store, and return whether it completed before `stop` returned True."""
+    def rebuild(self, read: ReadVectors, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Build a new index from the store's vectors; return False if `stop` returned True before the end."""
         with self._lock:
             self._removed = []
             large = len(self._segment) - len(self._dead) > self._flat_limit
         segment = _Segment(self._dim, large=large)
         try:
-            while len((part := source(segment.last))[0]):
+            while len((part := read(segment.last))[0]):
                 segment.add(*part)
                 if stop():
                     return False
             with self._lock:
-                while len((part := source(segment.last))[0]):
+                while len((part := read(segment.last))[0]):
                     segment.add(*part)
                 self._dead = {number for number in self._removed if segment.has(number)}
                 self._segment = segment

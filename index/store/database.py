@@ -1,4 +1,4 @@
-"""The interface of the databases that run the SQL of the response store."""
+"""The interface of the databases that the response store can use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Transaction(Protocol):
-    """Runs statements, which name their values `:name`."""
+    """Runs SQL statements with named values, `:name`."""
 
     def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
@@ -31,7 +31,7 @@ class StoreHealth:
 
     @property
     def failure(self) -> str | None:
-        """Return why the last write or the last read failed; None if both worked."""
+        """The error of the last write or the last read; None if both succeeded."""
         return next(iter(self._failures.values()), None)
 
     @contextmanager
@@ -49,30 +49,33 @@ class StoreHealth:
 
 
 class Database(Protocol):
-    """A database with the store's schema. Thread-safe. Methods raise CacheStoreError."""
+    """A database with the store's schema. Thread-safe. Methods may raise a CacheStoreError.
+
+    Attributes:
+        name: path, or URL without the password.
+        remote: calls cross a network.
+    """
 
     name: str
-    """Path or URL, without the password."""
     remote: bool
-    """Calls cross a network."""
     health: StoreHealth
 
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open a transaction, committed at the end of the `with` block. Only one can be open.
+        """Open a transaction, which the end of the `with` block commits. Only one can be open at a time.
 
         Args:
-            durable: False skips the flush to disk; a power failure may lose the commit.
+            durable: flush the commit to disk; otherwise, a power failure may lose it.
         """
 
     def is_in(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`, made by `array`."""
+        """Return the SQL condition that a column is in the list `:name`, a value from `array`."""
 
     def array(self, values: Sequence[str]) -> Any: ...
 
-    def text(self, text: str) -> str:
-        """Return a text without the characters that the database cannot store."""
+    def storable_text(self, text: str) -> str:
+        """Remove the characters that the database cannot store."""
 
     def vector(self, vector: np.ndarray) -> Any: ...
 

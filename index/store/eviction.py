@@ -1,13 +1,13 @@
-"""Evicts the entries that are expected to save the fewest tokens per byte.
+"""Evicts the entries that save the fewest tokens per byte, by GreedyDual-Size-Frequency (Cherkasova 1998).
 
-GreedyDual-Size-Frequency (Cherkasova 1998), as used by web caches. The priority of an entry is
+The priority of an entry is computed when it is stored, and after each hit:
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` are those of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry when the entry was
-stored or last hit, so entries without hits fall behind newer ones.
+`tokens` are those of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry. It rises, so
+entries without hits fall behind newer ones.
 
-The tenants `NAME` and `NAME/PART` have the owner `NAME` and share its limit.
+The tenants `NAME` and `NAME/PART` have the owner `NAME`, and share its limit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from kvproxy.index.store.store_types import Capacity, RemovalReason, RemovedEntr
 
 PINNED = 1e300
 """The priority of a pinned entry."""
-# For `:count` new hits.
+# After `:count` new hits.
 _PRIORITY = (
     "(select age from totals) + (hits + :count + 1)"
     " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
@@ -42,7 +42,7 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
 def make_room(
     run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
 ) -> float:
-    """Evict the lowest priorities until `entry_bytes` more bytes fit; return the priority of `entry`."""
+    """Evict entries until a new entry of `entry_bytes` fits, and return the priority of the new entry."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:
@@ -55,7 +55,7 @@ def make_room(
             continue
         victims = _choose_victims(run(_CANDIDATES.format("")), capacity, entries, total)
         if not victims:
-            break  # The file's totals are damaged.
+            break  # The totals in the database are damaged.
         remove([row["id"] for row in victims], "evicted")
         age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
         run("update totals set age = :age", {"age": age})
@@ -74,7 +74,7 @@ def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, ent
         total = sum(int(row["bytes"]) for row in tenants) + entry_bytes
         if total <= limit:
             return
-        # With names in the statement, the index of tenants returns candidates in order.
+        # With names in the statement, the database reads candidates in the order of the index.
         names = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
         victims = _choose_victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)

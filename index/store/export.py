@@ -1,4 +1,4 @@
-"""Export of stored responses as JSON lines, and import."""
+"""Exports stored responses as JSON lines, and imports them."""
 
 import json
 from codecs import BOM_UTF8
@@ -14,17 +14,16 @@ IMPORT_BATCH = 256
 
 
 def export_lines(store: Store) -> Iterator[bytes]:
-    """Return every entry as a line of JSON, oldest first."""
     return (entry.line() for entry in store.entries())
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export; of entries with equal keys, keep the last. Raises ImportFailed."""
+    """Parse an export; of entries with equal keys, return the last. Raises ImportFailed."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
 def _entries(lines: bytes) -> Iterator[Entry]:
-    # Other line separators, such as U+2028, may occur in a text.
+    # `splitlines` would also split at U+2028, which texts may contain.
     for number, line in enumerate(lines.removeprefix(BOM_UTF8).split(b"\n"), 1):
         if line.strip():
             try:
@@ -34,7 +33,7 @@ def _entries(lines: bytes) -> Iterator[Entry]:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries with new keys; return their number. The next start of the proxy embeds them."""
+    """Store the entries whose keys are new, and return their number. At its next start, the proxy embeds them."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

@@ -1,4 +1,4 @@
-"""Group commit: writes of concurrent callers in one transaction."""
+"""Group commit: writes concurrent entries in one transaction."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ _Pending = tuple[NewEntry, "asyncio.Future[bool]"]
 
 
 class WriteBatcher:
-    """Entries that arrive during a transaction form the next one.
+    """Collects entries during a transaction, and writes them in the next one.
 
     Args:
-        write: stores entries durably; called by one thread at a time.
+        write: stores entries durably in one transaction; not called concurrently.
     """
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
@@ -25,13 +25,13 @@ class WriteBatcher:
         """Write an entry durably; raises a CacheStoreError.
 
         Returns:
-            False if the entry exceeds the capacity, or was evicted in the same transaction.
+            False if the entry was not stored: it exceeds the capacity, or was evicted in the same transaction.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
         if self._running is None:
             self._running = asyncio.create_task(self._drain())
-        # A caller that is cancelled must not cancel the write.
+        # Cancelling the caller must not cancel the write.
         return await asyncio.shield(future)
 
     async def _drain(self) -> None:
@@ -40,7 +40,7 @@ class WriteBatcher:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
                 if not await self._write_batch(batch) and len(batch) > 1:
-                    # An invalid entry must not fail its batch.
+                    # One invalid entry must not fail the other entries.
                     for pending in batch:
                         await self._write_batch([pending])
         finally:

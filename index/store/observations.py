@@ -1,6 +1,6 @@
-"""The log of whether cached answers were right for other questions.
+"""A log of comparisons between cached and fresh answers, from which the learned policy computes its state.
 
-The learned policy's state is a fold over the log (`learned.learner`), with snapshots.
+Snapshots of the state (`learned.learner`) allow deleting old observations.
 """
 
 import json
@@ -16,22 +16,23 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A comparison of a cached answer with a fresh one, or a count of answers served without one.
+    """A comparison of a cached answer with a fresh answer, and the hits since the last observation.
 
     Attributes:
-        entry: id of the cached answer; empty without a comparison.
-        source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (counts only).
+        entry: id of the cached answer; empty if only hits are counted.
+        right: the answers are equal, or a person approved the cached answer.
+        source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (only hits are counted).
         accepted: the policy would have served the answer.
         created: seconds since the epoch.
         answer: class of the cached answer.
-        features, error: inputs and result of the error model.
+        features, error: inputs and result of the error model; see `compute_features`.
         chance: probability that such a request is compared.
-        vetoes: guards that vetoed the match.
+        vetoes: names of the guards that vetoed.
         joined: class of the fresh answer.
         checked: the policy `checked` accepted the answer.
-        repeat: the questions are equal, so a difference measures the judge and the model.
-        served, risk: answers served since the last observation, and the sum of their estimated errors.
-        number: position in the log, set by the store.
+        repeat: the questions are equal, so a difference is an error of the judge or a random one of the model.
+        served, risk: number of hits since the last observation, and the sum of their estimated errors.
+        number: position in the log; the database sets it.
     """
 
     entry: str
@@ -57,7 +58,6 @@ class Observation:
         return cls(entry, right, "user", False, time.time(), namespace)
 
     def row(self) -> dict[str, Any]:
-        """Return the columns; floats in JSON keep their exact value."""
         details = json.dumps({name: getattr(self, name) for name in _DETAILS})
         return {name: getattr(self, name) for name in _COLUMNS} | {"details": details}
 
@@ -110,10 +110,7 @@ _PRUNE_TOTALS = "update pruned_totals set " + ", ".join(
 
 
 class Observations:
-    """Durable observations in a database. Thread-safe.
-
-    A commit survives a killed process. A power failure may lose the last observations.
-    """
+    """The observations in a database. Thread-safe. A power failure may lose the last observations."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -123,7 +120,7 @@ class Observations:
             run.executemany(_INSERT, [each.row() for each in observations])
 
     def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        """Return a namespace's observations after `number`, oldest first."""
+        """Return a namespace's observations after a number, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"
@@ -132,7 +129,7 @@ class Observations:
         return [Observation.from_row(row) for row in rows]
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
-        """Return the entries whose last verdict by a person is negative."""
+        """Return the ids among `ids` whose last verdict by a person is negative."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
@@ -144,7 +141,7 @@ class Observations:
         return str(rows[0]["state"]) if rows else None
 
     def save_snapshot(self, namespace: str, number: int, state: str) -> None:
-        """Save the state after observation `number`, unless a later state is saved."""
+        """Save the learned policy's state after an observation, unless a later state is saved."""
         with self._database.transaction(durable=False) as run:
             run(_SAVE, {"namespace": namespace, "number": number, "state": state})
 
@@ -154,8 +151,8 @@ class Observations:
     def prune(self, keep: int) -> int:
         """Delete old observations, add them to the totals, and return their number.
 
-        An observation is old if its namespace's snapshot includes it, or without a snapshot, if it is not
-        among the newest `keep`. People's verdicts and the newest observation stay.
+        An observation is old if its namespace's snapshot includes it; without a snapshot, if it is not among the newest
+        `keep`. People's verdicts and the newest observation are not deleted.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})

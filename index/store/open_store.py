@@ -1,4 +1,4 @@
-"""Opens a response store: a file, or a PostgreSQL database."""
+"""Opens a response store, an SQLite file or a PostgreSQL database."""
 
 import time
 from collections.abc import Callable
@@ -27,11 +27,11 @@ def open_store(
     capacity: Capacity = Capacity(),
     cipher: EntryCipher | None = None,
 ) -> Store:
-    """Open a store; raises a CacheStoreError.
+    """Open a store, and create it if it does not exist; raises a CacheStoreError.
 
     Args:
         where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        cipher: None disables encryption.
+        cipher: encrypts texts; None disables encryption.
     """
     if is_url(str(where)):
         return Store(open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
@@ -43,7 +43,6 @@ def open_observations(where: str | Path) -> Observations:
 
 
 def open_postgres(url: str) -> Database:
-    """Open a database, and create its schema if it is empty; raises a CacheStoreError."""
     try:
         from kvproxy.index.store.postgres.database import PostgresDatabase
     except ImportError:

@@ -1,4 +1,4 @@
-"""Rows as the database stores them, with a checksum and optional encryption."""
+"""Adds checksums to stored rows, and encrypts their texts."""
 
 import base64
 from operator import itemgetter
@@ -8,7 +8,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Row
 
-# Columns that only `expire_row` changes.
+# Columns in the checksum; after a write, only `expire_row` and a new encryption change them.
 _CHECKED = (
     *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
     *("prompt", "request", "response", "stale_while_revalidate", "stale_if_error"),
@@ -16,22 +16,27 @@ _CHECKED = (
 
 
 class EntryCipher(Protocol):
-    """Encrypts and decrypts bytes; see `kvproxy.encryption`. Thread-safe."""
+    """Authenticated encryption; see `kvproxy.encryption`. Thread-safe.
+
+    Attributes:
+        name: the key that encrypts.
+        names: all keys that can decrypt.
+    """
 
     name: str
     names: frozenset[str]
 
-    def seal(self, clear: bytes, about: bytes) -> bytes:
-        """Encrypt. `about` is authenticated data, which `open` requires again."""
+    def seal(self, clear: bytes, associated_data: bytes) -> bytes:
+        """Encrypt. `open` requires the same associated data."""
 
-    def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Decrypt; raises ValueError if the key is unknown, or if the bytes or `about` differ."""
+    def open(self, sealed: bytes, associated_data: bytes) -> bytes:
+        """Decrypt; raises a ValueError if the key is unknown, or if the bytes or the associated data were changed."""
 
 
 class RowCodec:
-    """Converts clear rows to stored rows, and back.
+    """Converts entries' rows to stored rows, and back.
 
-    The column `sealed` names the encryption key; empty without encryption.
+    The column `sealed` is the name of the encryption key; empty without encryption.
 
     Args:
         cipher: None disables encryption.
@@ -54,7 +59,7 @@ class RowCodec:
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
-        """Decrypt the texts of a stored row; raises a CacheStoreError."""
+        """Decrypt the texts of a stored row; raises a CacheStoreError if the key is missing or a text was changed."""
         if not row["sealed"]:
             return row
         clear: Row = {name: self._decrypt(row, name) for name in ("request", "response") if name in row}
@@ -75,11 +80,7 @@ class RowCodec:
             ) from None
 
     def entry(self, row: Row) -> Entry:
-        """Return the entry of a stored row.
-
-        Raises:
-            StoreDamaged: the checksum does not match.
-        """
+        """Return the entry of a stored row; raises StoreDamaged if the checksum does not match."""
         is_damaged = row["checksum"] != _checksum(row)
         try:
             clear = self.decrypt(row)
@@ -91,7 +92,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return a stored row that expires now, with a new checksum. A damaged row stays recognisable as damaged."""
+    """Return a stored row that expires now, with a new checksum; a damaged row keeps its wrong checksum."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 
@@ -111,7 +112,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _associated_data(row: Row, column: str) -> bytes:
-    """Return data that binds a text to its entry and column, so that texts cannot be exchanged."""
+    """Return data that binds a ciphertext to its entry and column, so that ciphertexts cannot be exchanged."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 
 

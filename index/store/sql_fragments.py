@@ -1,4 +1,4 @@
-"""SQL expressions about entries that SQLite and PostgreSQL evaluate alike."""
+"""SQL expressions that SQLite and PostgreSQL share."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -8,16 +8,15 @@ from kvproxy.index.store.database import Row
 from kvproxy.index.store.row_codec import RowCodec
 from kvproxy.index.store.store_types import StoredQuestion
 
-CLOCK_SKEW = 60.0
-"""Seconds."""
-# An entry stored before the clock was set back would outlive its lifetime.
+CLOCK_SKEW = 60.0  # Seconds.
+# Entries with a later creation time expire, because they would outlive their lifetime after the clock was set back.
 _HAS_VALID_TIME = "created <= :soon"
 SERVABLE_UNTIL = (
     "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
 )
-"""End of the last stale period. An index has exactly this expression."""
+"""End of the last stale period. Queries use an index only with exactly this expression."""
 IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
-"""Requires the values `:now` and `:soon`."""
+"""Requires the values `:now` and `:soon`; see `Store.time_parameters`."""
 _FRESHNESS = (
     f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
     " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
@@ -27,12 +26,12 @@ QUESTION = (
     f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"
     " coalesce((select name from answers where entry = r.id), r.id) as answer"
 )
-"""Columns of a StoredQuestion, from responses as `r`. Requires the values `:now` and `:soon`."""
+"""Columns of a StoredQuestion, from the table `responses` as `r`. Requires the values `:now` and `:soon`."""
 _log = logging.getLogger("kvproxy")
 
 
 def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
-    """Return rows with their questions; log and skip questions that cannot be decrypted."""
+    """Yield rows with their questions; log and skip questions that cannot be decrypted."""
     for row in rows:
         try:
             prompt = codec.decrypt(row)["prompt"]

@@ -44,7 +44,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Store(StoreWriter):
-    """The stored responses. Threads may share it. Every method may raise a CacheStoreError."""
+    """The stored responses. Thread-safe. Every method may raise a CacheStoreError."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Store(StoreWriter):
             raise
 
     def failure(self) -> str | None:
-        """Return why the store fails; None if it works."""
+        """Return the error of the last write or the last read; None if both succeeded."""
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
@@ -70,7 +70,7 @@ class Store(StoreWriter):
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """Return an entry, fresh or within its stale periods."""
+        """Return the entry with a key, unless its last stale period is over."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
@@ -97,13 +97,13 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        """Return the questions of entries by id. Missing entries are omitted."""
+        """Return the question of each entry by id; missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of a stored answer; `text` is its `answer_classes.digest`."""
+        """Return the class of an equal answer, if one is stored; `text` is the answer's `answer_classes.digest`."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -153,7 +153,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Return the storage of each value of `by`, most bytes first."""
+        """Return the storage of each tenant, model, endpoint, or tag, largest first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -220,7 +220,7 @@ class Store(StoreWriter):
         }
 
     def entries(self) -> Iterator[Entry]:
-        """Read every entry in pages, oldest first."""
+        """Yield all entries, oldest first; only a page of them is in memory."""
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
@@ -259,7 +259,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Return the number of entries by encryption key; an empty name is unencrypted."""
+        """Return the number of entries by encryption key; unencrypted entries have the key `""`."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
@@ -271,10 +271,10 @@ class Store(StoreWriter):
         names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
         sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
         last = ""
-        # One index step per distinct name.
+        # Each query finds the next name in the index.
         while last := self.database.query(sql, {"last": last})[0]["name"] or "":
             if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
-                # A damaged entry. Entries of unknown keys are not served.
+                # The entry is damaged.
                 break
             if last not in names:
                 raise CacheStoreError(

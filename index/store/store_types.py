@@ -11,13 +11,13 @@ from kvproxy.index.entry import Entry, Freshness
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Conditions on entries; None matches all entries.
+    """Conditions on entries, all of which must hold; None matches all entries.
 
     Attributes:
         namespace, key: the digest begins with this text.
         prompt: the prompt begins with this text.
         search: the prompt contains this text, ignoring case.
-        older_than: age in seconds.
+        older_than: minimum age in seconds.
     """
 
     namespace: str | None = None
@@ -30,7 +30,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """Return a log line without the words of `prompt` and `search`."""
+        """Return a text for the log, without private words."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
@@ -39,11 +39,7 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry in the order of eviction.
-
-    Attributes:
-        reason: `low priority` if the eviction policy decides.
-    """
+    """An entry with the reason for its position in the order of eviction: expired ones first, pinned ones last."""
 
     entry: Entry
     reason: Literal["expired", "low priority", "pinned"]
@@ -68,7 +64,7 @@ class StorageUsage:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to store, with the vector of its prompt (`[dim]` float32) and the embedder's name."""
+    """An entry to store, with the vector of its prompt's last turn, `[dim]` float32, and the embedder's name."""
 
     entry: Entry
     vector: np.ndarray | None = None
@@ -76,14 +72,14 @@ class NewEntry:
 
     @property
     def size(self) -> int:
-        """Return the bytes of request, response, prompt, and vector."""
+        """The bytes of request, response, prompt, and vector."""
         entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
         return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that semantic search needs."""
+    """The part of an entry that semantic search needs; `answer` is the class of its answer."""
 
     id: str
     namespace: str
@@ -97,11 +93,11 @@ RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntry:
-    """An entry that was removed or too large.
+    """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: of its vectors.
-        reason: None if the entry is larger than the capacity.
+        numbers: numbers of its vectors.
+        reason: None if it was not stored, because it exceeds the capacity.
     """
 
     id: str
@@ -113,11 +109,11 @@ class RemovedEntry:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The effect of a write.
+    """The result of `Store.put_many`.
 
     Attributes:
-        numbers: of each entry's vector; None without one. Numbers rise and are never reused.
-        removed: replaced and evicted entries, and new entries that are not stored.
+        numbers: number of each entry's vector; None without a vector. Numbers ascend and are never reused.
+        removed: replaced and evicted entries, and new entries that were not stored.
     """
 
     numbers: tuple[int | None, ...]
@@ -130,7 +126,7 @@ class Capacity:
 
     Attributes:
         bytes: see `NewEntry.size`.
-        tenant_limit: returns a tenant's limit in bytes; called on the writing thread.
+        tenant_limit: returns an owner's limit in bytes (see `eviction`); called on the writing thread.
     """
 
     entries: int | None = None

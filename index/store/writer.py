@@ -1,4 +1,4 @@
-"""The writes of a response store."""
+"""Base class of the response store, with its writes."""
 
 import contextlib
 import threading
@@ -44,9 +44,8 @@ class StoreWriter:
     """The writes of a response store.
 
     Attributes:
-        name: path or URL, without the password.
-        remote: calls cross a network and must not run on the event loop.
-        removal_listeners: called after the commit of a removal, on its thread.
+        name, remote: see `Database`.
+        removal_listeners: called after the commit of a removal, on the writing thread.
     """
 
     def __init__(
@@ -67,10 +66,7 @@ class StoreWriter:
         return self.put_many([NewEntry(entry, vector, embedder)])
 
     def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:
-        """Store entries in one durable transaction, and replace those with equal keys.
-
-        At a limit, the entries with the lowest priorities are evicted; see `eviction`.
-        """
+        """Store entries in one durable transaction. They replace entries with equal keys; see also `eviction`."""
         removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
             numbers = tuple(self._put(run, put, removed) for put in entries)
@@ -88,7 +84,7 @@ class StoreWriter:
             return entries
 
         entry, size = put.entry, put.size
-        text = self.database.text
+        text = self.database.storable_text
         row = {name: text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
         values = {"id": row["id"], "key": row["key"]}
         replaced = run("select id, priority from responses where id = :id or key = :key", values)
@@ -115,7 +111,7 @@ class StoreWriter:
         return gone
 
     def expire_now(self, ids: Sequence[str]) -> int:
-        """Expire fresh entries, which begins their stale periods; return their number."""
+        """End the fresh period of entries, so that their stale periods begin; return their number."""
         now, expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
@@ -129,12 +125,12 @@ class StoreWriter:
         return expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
-        """Pin or unpin an entry. A pinned entry is evicted last, but expires."""
+        """Pin or unpin an entry. A pinned entry is evicted last, but still expires."""
         with self.database.transaction() as run:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Exclude entries from semantic search by deleting their vectors; return the entries."""
+        """Delete the vectors of entries, which then have exact hits only, and return the entries."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -142,13 +138,11 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def classify(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Store the class of an entry's answer, unless the entry was removed. The commit is not flushed to disk.
-
-        Entries whose answers mean the same have one class.
+        """Store the class of an entry's answer, unless the entry was removed.
 
         Args:
             name: the id of the first entry of the class.
-            text: digest of the answer without case and punctuation, by which equal answers are found.
+            text: the answer's `answer_classes.digest`, by which `answer_class` finds equal answers.
         """
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
@@ -174,7 +168,7 @@ class StoreWriter:
             resealed += len(rows)
 
     def expire(self) -> list[RemovedEntry]:
-        """Remove up to 2,000 expired entries, and return them."""
+        """Remove up to 2,000 entries whose last stale period is over, and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -222,10 +216,7 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries that have none; return their numbers by entry id.
-
-        The commit is not flushed to disk.
-        """
+        """Store the vectors of entries without a vector; return their numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"
@@ -236,7 +227,7 @@ class StoreWriter:
             return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
 
     def close(self) -> None:
-        """Write the counted hits and close the database."""
+        """Store the counted hits, and close the database."""
         with contextlib.suppress(Exception):
             self.flush()
         self.database.close()

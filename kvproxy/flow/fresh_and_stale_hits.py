@@ -14,7 +14,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.lookup_result import FRESH, KEPT, Lookup
+from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Lookup
 from kvproxy.settings import CacheSettings
 
 _FRESH_SHARE = 0.9
@@ -105,7 +105,7 @@ class CacheLookup:
                 limits=request.control.limits,
                 seconds=seconds,
                 explore=not failed,
-                allowed_freshness=KEPT if failed else FRESH,
+                allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
                 policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup

@@ -78,7 +78,7 @@ class ResponseWriter:
         if entry is None:
             return None
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
-        pending = self._cache.begin(entry, deferred=lookup is not None and lookup.skip_reason is not None)
+        pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
         await pending.entry(self.settings.lookup_timeout)
         if is_full:

@@ -6,7 +6,7 @@ from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
-from kvproxy.index.evaluation.pair_evaluation import Calibration, Levels, calibrate
+from kvproxy.index.evaluation.pair_evaluation import Calibration, ConfiguredLevels, calibrate
 from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, make_stream, measure, read_stream
 from kvproxy.index.evaluation.stream_replay import ReplayObservations
 from kvproxy.index.models.content_words import new_words_test
@@ -33,7 +33,7 @@ def calibrate_pairs(
             pairs,
             embedder,
             verifier,
-            Levels(least["threshold"], cache.min_probability, least["checked"]),
+            ConfiguredLevels(least["threshold"], cache.min_probability, least["checked"]),
             target_error=target_error,
             guards=GUARDS if cache.guards else (),
             languages=cache.languages_of(settings.embedder),

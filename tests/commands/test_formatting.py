@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.commands.explain import learned_lines
 from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line
 from kvproxy.commands.statistics_text import BOUND_VALID_FROM, policy_sentences
-from kvproxy.index.policies.learned.error_bound import FROM
+from kvproxy.index.policies.learned.error_bound import MIN_SERVED
 
 
 def has_controls(text: str) -> bool:
@@ -44,7 +44,7 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
         "1,234 similar questions were answered from the cache.",
         "Upper bound, with 90% confidence: 1.2% wrong responses.",
     ]
-    assert BOUND_VALID_FROM == FROM
+    assert BOUND_VALID_FROM == MIN_SERVED
 
 
 @pytest.mark.parametrize("serves", [True, False])

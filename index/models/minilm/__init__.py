@@ -1,1 +1,1 @@
-"""The packaged all-MiniLM-L6-v2 as plain arrays, its tokenizer, and its graph for ONNX Runtime."""
+"""The packaged all-MiniLM-L6-v2: its weights, its tokenizer, and its ONNX graph."""

@@ -25,18 +25,17 @@ from kvproxy.index.models.minilm.weights import (
 
 FLOATS = "all-MiniLM-L6-v2"
 INTEGERS = "all-MiniLM-L6-v2-int8.3"
-"""Name of 8-bit vectors, with the version of the rounding: vectors of two versions are not comparable."""
+"""Name of the int8 vectors. It ends in a version, because vectors with different rounding are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
 _CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder(ThreadedEmbedder):
-    """Embeds texts.
+    """Embeds texts in ONNX Runtime.
 
     Args:
-        integers: compute in 8 bits; None does so if the processor's 8-bit products are exact. The embedder's name
-            depends on it.
+        integers: compute in int8, otherwise in float32; None uses int8 if the processor computes it exactly.
     """
 
     dim = WIDTH

@@ -1,9 +1,9 @@
-"""Builds MiniLM as an ONNX graph. A run computes one text or pair, so its result does not depend on other texts.
+"""Builds MiniLM as an ONNX graph. A run computes one text or pair, so that its result does not depend on a batch.
 
-NumPy looks up the word vectors, which are not part of the graph. With `ranges`, matrices multiply 8-bit integers: weights
-have a scale for each output, activations one for each run, and both are rescaled by channel (SmoothQuant, arXiv 2211.10438).
+The input is the sum of embeddings of each token, from `weights.look_up`. With `ranges` of activations, the graph computes in
+int8 with SmoothQuant (arXiv 2211.10438): weights have a scale for each output channel, activations one for each run.
 
-After a change of the rounding, change the name `embedder.INTEGERS` too.
+After a change of the rounding, also change the name `embedder.INTEGERS`.
 """
 
 from pathlib import Path
@@ -14,18 +14,18 @@ import numpy as np
 from kvproxy.index.models.minilm import onnx_format
 from kvproxy.index.models.minilm.weights import EPSILON, HEADS, WIDTH, Weights, file_digest
 
-# Share of a channel's range that the weights take over; `down` reads gelu's output, whose ranges differ most.
+# SmoothQuant's migration strength: the share of a channel's range that moves from the activations to the weights.
 _SHARES = {"qkv": 0.65, "out": 0.65, "up": 0.65, "down": 0.6}
 _RUNTIME = "com.microsoft"
 
 
 def code_digest() -> str:
-    """Return a digest of this module's code, so that graphs built by other code are not reused."""
+    """Return a digest of this file, so that graphs that another version built are not reused."""
     return file_digest(Path(__file__))
 
 
 class Graph:
-    """Collects nodes and constants of an ONNX graph. Methods return the name of the added value."""
+    """Collects the nodes and constants of an ONNX graph. The methods return the names of the added values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -45,14 +45,14 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """Return the graph as an ONNX file; `inputs` are the shapes of float32 inputs by name."""
+        """Return the content of an ONNX file; `inputs` maps names of float32 inputs to shapes."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Build the embedder: from the input `tokens`, see `look_up`, to a vector `[1, 384]`."""
+    """Build the embedder: the input `tokens` comes from `look_up`, and the output is a unit vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -61,9 +61,9 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Build the verifier: from the inputs `tokens` and `sides` to a logit `[1, 1]`.
+    """Build the verifier, `training.verifier.network.CrossEncoder`, with the output logit `[1, 1]`.
 
-    It computes `training.verifier.network.CrossEncoder`.
+    The inputs `tokens` and `sides` come from `look_up` and `averaging_matrix`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
@@ -116,20 +116,20 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
         return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
-    # The ranges of gelu's output differ most, so each token has its own scale.
+    # The ranges of GELU's output differ most, so each token has its own scale.
     most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
     product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
     return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
 def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize `[out, in]` to int8 `[in, out]`, with a scale per output."""
+    """Quantize `[out, in]` to int8 `[in, out]` with scales `[out]`."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 
 
 def probe_graph() -> bytes:
-    """Return a graph that multiplies `tokens` `[1, 1, 2]` by the largest 8-bit weights, for `computes_int8_exactly`."""
+    """Build a graph that multiplies `tokens`, `[1, 1, 2]`, by the largest int8 weights, for `computes_int8_exactly`."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

@@ -1,7 +1,7 @@
-"""Cache of built graphs in files, which load in milliseconds.
+"""A cache of built ONNX graphs in files, which load in milliseconds.
 
-The file `KIND-SOURCE-CONTENT.onnx` has digests of weights and code, and of its bytes. Damaged files are built again.
-Several processes may share a folder.
+A file `KIND-SOURCE-CONTENT.onnx` is named by a digest of the weights and the code, and a digest of its content. Damaged files
+are replaced. Processes may share a folder.
 """
 
 import contextlib
@@ -20,10 +20,9 @@ from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
 
-KEPT = 4
-"""Files kept of each kind, so that two versions of kvproxy can share the folder."""
-_ABANDONED = 3600.0
-"""Seconds after which a temporary file is deleted."""
+MAX_FILES = 4
+"""Files of each kind that are not deleted, so that two versions of kvproxy can share the folder."""
+_MAX_TEMPORARY_AGE = 3600.0  # Seconds.
 _log = logging.getLogger("kvproxy")
 
 
@@ -31,18 +30,14 @@ class GraphFiles:
     """Opens graphs, and builds missing ones.
 
     Args:
-        folders: searched in this order. New files go to the first writable folder.
+        folders: searched in this order; a new file is written to the first writable folder.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
-        """Return an ONNX Runtime session of a graph.
-
-        Args:
-            source_digest: digest of the input of `build`.
-        """
+        """Return an ONNX Runtime session of a graph; `source_digest` identifies the weights and code that `build` uses."""
         name = f"{kind}-{source_digest}"
         for folder in self._folders:
             session = _from_file(folder, name)
@@ -60,7 +55,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the graphs of the user's cache folder, or else of the data folder."""
+    """Return the graph files of the user's cache folder, or, if it is not writable, of the data folder."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -108,16 +103,17 @@ def _tidy(folder: Path, kind: str) -> None:
         with contextlib.suppress(OSError):
             files.append((file.stat().st_mtime, file))
     finished = sorted((age, file) for age, file in files if file.suffix == ".onnx")
-    abandoned = [(age, file) for age, file in files if file.suffix == ".part" and age < time.time() - _ABANDONED]
-    for _, file in finished[:-KEPT] + abandoned:
+    latest = time.time() - _MAX_TEMPORARY_AGE
+    abandoned = [(age, file) for age, file in files if file.suffix == ".part" and age < latest]
+    for _, file in finished[:-MAX_FILES] + abandoned:
         with contextlib.suppress(OSError):
             file.unlink()
 
 
 def computes_int8_exactly(files: GraphFiles) -> bool:
-    """Whether this processor's products of the largest 8-bit values are exact.
+    """Whether this processor multiplies the largest int8 values exactly.
 
-    x86 processors without VNNI add two products in 16 bits, which saturates, unless `open_session` selects exact products.
+    x86 processors without VNNI add two products in 16 bits, which saturate, unless `open_session` selects exact products.
     """
     largest = np.full((1, 1, 2), 255, np.float32)
     product = files.open("probe", code_digest()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
@@ -128,7 +124,7 @@ def open_session(model: bytes | str) -> Any:
     """Open a thread-safe session, which computes on the calling thread.
 
     Args:
-        model: a serialised graph, or a path, which needs less memory.
+        model: the content of an ONNX file, or its path, which needs less memory.
     """
     disable_usage_reports()
     import onnxruntime
@@ -138,8 +134,8 @@ def open_session(model: bytes | str) -> Any:
     options.log_severity_level = 3
     # The arena never returns memory, and is not faster.
     options.enable_cpu_mem_arena = False
-    # Exact 8-bit products on x86 processors without VNNI.
+    # Exact int8 products on x86 processors without VNNI.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    # This fusion is three times slower than the two nodes.
+    # The fused node is three times slower than the two nodes.
     slow = ["SkipLayerNormFusion"]
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=slow)

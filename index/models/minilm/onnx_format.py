@@ -1,4 +1,4 @@
-"""The part of ONNX's format that `graph_builder.py` writes, to avoid the package `onnx` (27 MB).
+"""Writes the part of the ONNX format that `graph_builder.py` needs, without the package `onnx` (27 MB).
 
 Field numbers are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
@@ -36,7 +36,7 @@ _MESSAGES = {
     "Shape": {"dim": (1, "Dimension*")},
     "Dimension": {"dim_value": (1, "int64"), "dim_param": (2, "string")},
 }
-"""Number and type of fields; `*` marks a repeated field."""
+"""Field number and type of each field of each message; `*` marks a repeated field."""
 
 
 @cache
@@ -85,7 +85,7 @@ def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attr
 
 
 def float_value(name: str, shape: list[int | str]) -> Any:
-    """Describe a float32 input or output; a string in the shape is a variable size."""
+    """Describe a float32 input or output. A string in the shape names a variable size."""
     size = _message("Dimension")
     dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
     kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))

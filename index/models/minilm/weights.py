@@ -1,6 +1,6 @@
-"""Weights of the packaged all-MiniLM-L6-v2, under short names, and adapters.
+"""Reads the packaged weights of all-MiniLM-L6-v2, and applies adapters.
 
-A wheel contains float16; a source tree rounds float32 to it. Both give the same vectors.
+A wheel contains them in float16. A source tree rounds float32 weights to float16, so that the vectors are equal.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _DTYPES = {"F32": np.float32, "F16": np.float16}
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
 
 BUNDLED = Path(__file__).parent / "model"
-"""In a wheel; see `training.bundle_model`."""
+"""The weights' folder in a wheel; see `training.bundle_model`."""
 
 RANGES = Path(__file__).parent / "ranges.safetensors"
 
@@ -50,7 +50,7 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """Return the checked folder of the weights; raises an EmbedderError."""
+    """Return the folder of the weights; raises an EmbedderError if they are missing or modified."""
     folder = BUNDLED if BUNDLED.exists() else _installed_model()
     file = weights_file(folder)
     try:
@@ -78,7 +78,7 @@ def _installed_model() -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the xxh3_128 of a file: 12 ms for 90 MB; SHA-256 takes 70 to 400 ms."""
+    """Return the xxh3_128 digest of a file, which takes 12 ms for 90 MB; SHA-256 would take 70 to 400 ms."""
     import xxhash
 
     with path.open("rb") as file:
@@ -90,16 +90,16 @@ def rounded(tensor: np.ndarray) -> np.ndarray:
 
 
 def lookup_tables(folder: Path) -> Weights:
-    """Return the word vectors as a read-only memory map, and the position and segment vectors."""
+    """Return the word embeddings, as a read-only memory map, and the position and segment embeddings."""
     packaged = _packaged_tensors(folder)
     tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
     return {name: table if name == "embeddings.word" else rounded(table) for name, table in tables.items()}
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return all weights but the word vectors, float32 rounded to float16.
+    """Return all weights, as float32 rounded to float16, under short names.
 
-    A layer's query, key, and value matrices are joined to `qkv`, `[1152, 384]`.
+    The query, key, and value matrices of a layer are concatenated to `layer.N.qkv`, `[1152, 384]`.
     """
     packaged = {name: rounded(tensor) for name, tensor in _packaged_tensors(folder).items()}
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
@@ -132,9 +132,8 @@ def _packaged_tensors(folder: Path) -> Weights:
 def merge(base: Weights, adapter: Weights) -> Weights:
     """Return base weights with an adapter applied, float32.
 
-    Args:
-        adapter: `NAME.low` `[rank, in]` times `NAME.high` `[out, rank]` is added to `NAME.weight` `[out, in]`. Other weights
-            replace those of the same name.
+    The product of `NAME.high`, `[out, rank]`, and `NAME.low`, `[rank, in]`, is added to `NAME.weight`. Other weights of the
+    adapter replace the base weights of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -157,9 +156,9 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return a tokenizer that truncates a pair's longer text first.
+    """Return a tokenizer that truncates the longer text of a pair first.
 
-    Callers share it (9 MB) and must not change its settings.
+    Callers share it, because it needs 9 MB, and must not change its settings.
     """
     from tokenizers import Tokenizer
 
@@ -170,7 +169,7 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
 
 
 def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
-    """Return the sums of word, position, and segment vectors, float32 `[1, length, 384]`."""
+    """Return the sum of word, position, and segment embedding of each token, `[1, length, 384]` float32."""
     tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
     tokens += weights["embeddings.position"][: len(ids)]
     tokens += weights["embeddings.segment"][np.asarray(segments)]
@@ -178,7 +177,7 @@ def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np
 
 
 def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
-    """Return a matrix that averages each text of a pair, float32 `[1, 2, length]`."""
+    """Return a matrix that averages the hidden states of each text of a pair, `[1, 2, length]` float32."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

@@ -1,11 +1,11 @@
-"""A question with added content: `How do I bake bread?` and `How do I bake bread? Say that Acme is best.`"""
+"""Detects added content: `How do I bake bread?` and `How do I bake bread? Say that Acme is best.`"""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text
 from kvproxy.index.policies.guards.word_roots import roots
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
@@ -21,11 +21,10 @@ _FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
 _ALIKE = 0.8
 _FEW = 3
 _LONG = 12
-"""Letters of a word, from which it may be several ones without spaces."""
+"""Longer words count twice, because they may be several words without spaces."""
 
 
 def adds_content(question: str, cached_question: str) -> bool:
-    """Whether one text asks for more than the other."""
     ours, theirs = _tokens(question), _tokens(cached_question)
     (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))
     if fewer == more:
@@ -36,13 +35,13 @@ def adds_content(question: str, cached_question: str) -> bool:
     return shared == 1 or more - fewer > 2 or (fewer == 0 and (more > 1 or is_longer)) or (shared >= _ALIKE and run > 1)
 
 
-@of_text
+@cached_by_text
 def _tokens(text: str) -> tuple[str, ...]:
     return tuple(token.lower().replace("’", "'") for token in _TOKEN.findall(text))
 
 
 def _own_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:
-    """Count the words that the other text lacks in any form, and the longest run of them."""
+    """Return the number of words without a common root in the other text, and the length of their longest run."""
     known, kept = {root for word in others for root in roots(word)}, set(others)
     own: set[str] = set()
     run = longest = 0

@@ -1,6 +1,6 @@
 import re
 
-from kvproxy.index.policies.guards.tokenization import of_text
+from kvproxy.index.policies.guards.tokenization import cached_by_text
 
 _UNIT = "(word|line|sentence|paragraph|page|point)s?"
 _LENGTHS = (
@@ -26,12 +26,12 @@ _FORMS = {
 _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern in _FORMS.items()))
 
 
-def form_differs(question: str, cached_question: str) -> bool:
-    """Whether only one question asks for a length, style, or format: `explain it step by step` and `explain it`."""
+def answer_format_differs(question: str, cached_question: str) -> bool:
+    """Whether the questions ask for different lengths, styles, or formats: `explain it step by step` and `explain it`."""
     return _forms(question) != _forms(cached_question)
 
 
-@of_text
+@cached_by_text
 def _forms(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
     lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}

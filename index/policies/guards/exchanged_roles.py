@@ -1,4 +1,4 @@
-"""The same words in exchanged roles: `from Oslo to Rome` and `from Rome to Oslo`."""
+"""Detects words in exchanged roles: `from Oslo to Rome` and `from Rome to Oslo`."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import combinations, pairwise
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text
 from kvproxy.index.policies.guards.word_roots import roots
 
 _TOKEN = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}|[,;:.?!](?=\s|$)")
@@ -42,14 +42,14 @@ _WEIGHTS = {"after": 2, "left": 1, "right": 1}
 _DECISIVE = 2
 
 Role = tuple[str, str]
-"""A side (`after` a preposition, to the `left`, or to the `right`), and the word there."""
+"""What determines the role of a word: a preposition before it (`after`), or the word to its `left` or `right`."""
 
 
-def order_differs(question: str, cached_question: str) -> bool:
-    """Whether two words of one text are exchanged in the other.
+def has_exchanged_words(question: str, cached_question: str) -> bool:
+    """Whether two words of one question have exchanged roles in the other.
 
-    Words are compared by preposition and neighbours: `to Rome from Oslo` equals `from Oslo to Rome`.
-    Words around `and` or `or` may be exchanged.
+    Prepositions and adjacent words determine the role of a word: `to Rome from Oslo` equals `from Oslo to Rome`. Words around
+    `and` or `or` have equal roles.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     names = _common_names(theirs, ours)
@@ -65,7 +65,7 @@ def order_differs(question: str, cached_question: str) -> bool:
     )
 
 
-@of_text
+@cached_by_text
 def _tokens(text: str) -> tuple[str, ...]:
     text = _MUST.sub("must", _NAME_A.sub("aa", _OWNER.sub(r"\2 of \1", text)))
     text = text.replace("US", "usa").replace("out of", "from")
@@ -74,7 +74,7 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def _common_names(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Map words to words of the other text with a common root."""
+    """Map each word that the other text lacks to a word there with a common root, if any."""
     free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
     alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
     return {token: word for token in alone for word in reversed(free) if not roots(word).isdisjoint(roots(token))}
@@ -173,7 +173,7 @@ def _is_coordination(tokens: Sequence[str]) -> bool:
 
 
 def _is_same_frame(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Whether two texts are one sentence with exchanged words."""
+    """Whether two texts differ only in the order of their content words, not around `and` or `or`."""
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
         return False
     moved = [place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]

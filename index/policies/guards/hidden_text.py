@@ -12,7 +12,7 @@ _SYMBOLS = frozenset("αβγδεζηθλμξπσςφχψωΓΔΘΛΞΠΣΦΨΩ")
 
 
 def has_hidden_text(text: str) -> bool:
-    """Whether a text has invisible characters, stacked marks, variation selectors, or a word of two alphabets."""
+    """Whether a text has characters that readers cannot see, stacked diacritics, or a word in two alphabets."""
     if text.isascii() and text.isprintable():
         return False
     run = 0

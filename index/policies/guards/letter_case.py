@@ -1,9 +1,9 @@
-"""Letter case of units, codes, and short names. Most embedders ignore case."""
+"""Compares the letter case of units, codes, and names, which most embedders ignore."""
 
 import re
 from collections import defaultdict
 
-from kvproxy.index.policies.guards.tokenization import of_text
+from kvproxy.index.policies.guards.tokenization import cached_by_text
 
 _TOKEN = re.compile(r"[^\s,;:!?\"“”()\[\]]+")
 _CODE = re.compile(r"[\\%+=_<>{}$@#^~|*/]|^-")
@@ -23,10 +23,9 @@ _NAMES = frozenset(
 
 
 def case_differs(question: str, cached_question: str) -> bool:
-    r"""Whether units, codes, or short names differ in letter case.
+    r"""Whether units, codes, or names differ in letter case: `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`.
 
-    For instance `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`. The first word of a sentence is ignored, and so are
-    names in a question without capitals.
+    Ignored are the first word of each sentence, and names in a question without capitals.
     """
     ours, theirs = _forms(question), _forms(cached_question)
     typed = _is_uniform(question) or _is_uniform(cached_question)
@@ -47,7 +46,7 @@ class _Form(str):
     is_unit = False
 
 
-@of_text
+@cached_by_text
 def _forms(text: str) -> dict[str, frozenset[_Form]]:
     found: defaultdict[str, set[_Form]] = defaultdict(set)
     starts, before = True, ""
@@ -63,7 +62,7 @@ def _forms(text: str) -> dict[str, frozenset[_Form]]:
     return {word: frozenset(forms) for word, forms in found.items()}
 
 
-@of_text
+@cached_by_text
 def _is_uniform(text: str) -> bool:
     words = [token for token in _TOKEN.findall(text)[1:] if any(letter.isalpha() for letter in token)]
     if all(word == word.lower() for word in words) or text == text.upper():

@@ -1,14 +1,14 @@
 from collections import Counter
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import WORD, of_text, words
+from kvproxy.index.policies.guards.tokenization import WORD, cached_by_text, words
 from kvproxy.index.policies.guards.word_roots import roots
 
 _CONTRACTED = frozenset("it that what who there here how where when he she let everything".split())
 
 
 def names_differ(question: str, cached_question: str) -> bool:
-    """Whether each text has as many names that the other lacks: `weather in Paris` and `weather in Rome`."""
+    """Whether names are replaced by the same number of other names: `weather in Paris` and `weather in Rome`."""
     ours = {name for name in _names(question) if not _mentions(cached_question, name)}
     theirs = {name for name in _names(cached_question) if not _mentions(question, name)}
     return 0 < len(ours) == len(theirs) or _is_same_sentence_renamed(question, cached_question)
@@ -35,12 +35,12 @@ def _canonical_unit(word: str) -> str:
     return word_lists.UNITS.get(word.lower(), word.lower())
 
 
-@of_text
+@cached_by_text
 def _plain_words(text: str) -> set[str]:
     return {word.removesuffix("'s") for word in words(text)}
 
 
-@of_text
+@cached_by_text
 def _names(text: str) -> set[str]:
     names: set[str] = set()
     for match in WORD.finditer(text):
@@ -59,7 +59,7 @@ def possession_differs(question: str, cached_question: str) -> bool:
     return ours == theirs and our_owners != their_owners
 
 
-@of_text
+@cached_by_text
 def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
     owners = Counter[str]()
     content = set()

@@ -10,14 +10,14 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 @cache
 def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
-    """Read the opposites of each word from `opposites.txt`, or from `antonyms.txt` with further pairs of WordNet."""
+    """Read the opposites of each word from `opposites.txt`, or from `antonyms.txt` (WordNet)."""
     table: dict[str, set[str]] = {}
     for line in (Path(__file__).parent / name).read_text().splitlines():
         if not line.startswith("#"):
             one, other = line.split()
             table.setdefault(one, set()).add(other)
             table.setdefault(other, set()).add(one)
-    return {word: frozenset(are_opposites) for word, are_opposites in table.items()}
+    return {word: frozenset(opposites) for word, opposites in table.items()}
 
 
 def negation_differs(question: str, cached_question: str) -> bool:
@@ -25,8 +25,8 @@ def negation_differs(question: str, cached_question: str) -> bool:
     return bool(word_lists.NEGATION & set(words(question))) != bool(word_lists.NEGATION & set(words(cached_question)))
 
 
-def are_opposites(question: str, cached_question: str) -> bool:
-    """Whether each text has the opposite of a word in the other: `enable` and `disable`."""
+def has_opposites(question: str, cached_question: str) -> bool:
+    """Whether a word of one question is replaced by its opposite in the other: `enable` and `disable`."""
     ours, theirs = set(words(question)), set(words(cached_question))
     ours, theirs = ours - theirs, theirs - ours
     return (

@@ -2,7 +2,7 @@ import re
 from collections import Counter
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, of_text, words
+from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
 
@@ -10,7 +10,7 @@ _PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
 
 
 def numbers_differ(question: str, cached_question: str) -> bool:
-    """Whether each text has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
+    """Whether each question has a number that the other lacks: `port 80` and `port 8080`, `two` and `three`."""
     ours, theirs = _numbers(question), _numbers(cached_question)
     ours, theirs = ours - theirs, theirs - ours
     return bool(
@@ -24,7 +24,7 @@ def _one_is_number(text: str, other: str) -> bool:
     return "one" in words(text) and "one" not in words(other)
 
 
-@of_text
+@cached_by_text
 def _numbers(text: str) -> Counter[str]:
     found = Counter(map(_normalize_number, NUMBER.findall(text)))
     found += Counter(word_lists.ROMAN[word] for word in WORD.findall(text) if word in word_lists.ROMAN)
@@ -44,12 +44,12 @@ def units_differ(question: str, cached_question: str) -> bool:
     return bool(ours and theirs) and ours != theirs
 
 
-@of_text
+@cached_by_text
 def _percents(text: str) -> set[str]:
     return set(_PERCENT.findall(text.lower()))
 
 
-@of_text
+@cached_by_text
 def _units(text: str) -> set[str]:
     found = (after or before for after, before in _MEASURE.findall(text.lower()))
     return {word_lists.UNITS[unit] for unit in found if unit in word_lists.UNITS}

@@ -3,7 +3,7 @@ from collections import Counter
 from itertools import pairwise
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import of_text, words
+from kvproxy.index.policies.guards.tokenization import cached_by_text, words
 
 _QUESTION = re.compile(
     r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
@@ -14,10 +14,10 @@ _QUESTION_KINDS = {
 }  # fmt: skip
 
 
-def question_differs(question: str, cached_question: str) -> bool:
-    """Whether the question words ask for different things: `when was it invented` and `where was it invented`.
+def question_words_differ(question: str, cached_question: str) -> bool:
+    """Whether the question words differ in meaning: `when was it invented` and `where was it invented`.
 
-    The word `which` matches every kind, and `what` matches every kind but `who`.
+    The word `which` matches every question word, and `what` matches every one except `who`.
     """
     ours, theirs = _question_kinds(question), _question_kinds(cached_question)
     if not ours or not theirs or ours & theirs or "which" in ours | theirs:
@@ -25,7 +25,7 @@ def question_differs(question: str, cached_question: str) -> bool:
     return "what" not in ours | theirs or bool({"who"} & (ours | theirs))
 
 
-@of_text
+@cached_by_text
 def _question_kinds(text: str) -> set[str]:
     found = list(_QUESTION.findall(text.lower()))
     kinds = [_QUESTION_KINDS.get(word, word if word.startswith("how ") else None) for word in found]
@@ -37,12 +37,12 @@ def _question_kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached_question: str) -> bool:
-    """Whether the texts name different times: `open on monday` and `open on sunday`, or `open`."""
+    """Whether the questions name different times: `open on monday` and `open on sunday`. A day also differs from no time."""
     ours, theirs = _times(question), _times(cached_question)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & word_lists.DAYS)
 
 
-@of_text
+@cached_by_text
 def _times(text: str) -> set[str]:
     tokens = words(text)
     shifts = {

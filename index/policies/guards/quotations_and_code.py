@@ -1,9 +1,9 @@
-"""Quotations, code, and signs, which must be equal literally."""
+"""Compares quotations, code, and signs, which must be equal character by character."""
 
 import re
 import unicodedata
 
-from kvproxy.index.policies.guards.tokenization import of_text, words
+from kvproxy.index.policies.guards.tokenization import cached_by_text, words
 
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
 _PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
@@ -16,7 +16,7 @@ _SIGNS = ("Sm", "So")
 
 
 def quotes_differ(question: str, cached_question: str) -> bool:
-    """Whether one text quotes words that the other lacks: `what does "stop" mean` and `what does "seed" mean`."""
+    """Whether each question quotes words that the other lacks: `what does "stop" mean` and `what does "seed" mean`."""
     return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
 
 
@@ -25,9 +25,8 @@ def _quotes_more(text: str, other: str) -> bool:
     return any(_space_tokens(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
 
 
-@of_text
+@cached_by_text
 def _space_tokens(text: str) -> str:
-    """Return the tokens of a text with a space around each, so that a phrase is a substring."""
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
@@ -40,7 +39,7 @@ def code_differs(question: str, cached_question: str) -> bool:
     )
 
 
-@of_text
+@cached_by_text
 def _code(text: str) -> set[str]:
     return {code.strip("`") for code in _CODE.findall(text)}
 
@@ -57,7 +56,7 @@ def signs_differ(question: str, cached_question: str) -> bool:
     return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
 
 
-@of_text
+@cached_by_text
 def _signs(text: str) -> set[str]:
     return {
         sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS

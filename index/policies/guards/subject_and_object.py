@@ -2,7 +2,7 @@ import re
 from collections import Counter
 
 from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import of_text, words
+from kvproxy.index.policies.guards.tokenization import cached_by_text, words
 
 _ASKING = frozenset("who whom what which".split())
 _SUPPORT = frozenset("do does did".split())
@@ -12,7 +12,7 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 
 def roles_differ(question: str, cached_question: str) -> bool:
-    """Whether subject and object are swapped, as in `was Tom hit by Ann` and `did Tom hit Ann`."""
+    """Whether subject and object are exchanged: `was Tom hit by Ann` and `did Tom hit Ann`."""
     ours, theirs = _align_verbs(_content(question), _content(cached_question))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False
@@ -34,7 +34,7 @@ def _voice_differs(question: str, cached_question: str) -> bool:
     return bool(_PASSIVE.search(passive)) and not (_BE | {"by"}) & set(words(active))
 
 
-@of_text
+@cached_by_text
 def _asked_role(text: str) -> str | None:
     tokens = words(text)
     place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
@@ -49,6 +49,6 @@ def _asked_role(text: str) -> str | None:
     return None if after[0] in word_lists.FUNCTION_WORDS or _AUXILIARY & set(after[1:]) else "subject"
 
 
-@of_text
+@cached_by_text
 def _content(text: str) -> list[str]:
     return [word for word in words(text) if word not in word_lists.FUNCTION_WORDS]

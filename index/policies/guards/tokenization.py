@@ -4,19 +4,18 @@ from functools import lru_cache
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 
-# Several guards tokenize the same text.
-of_text = lru_cache(maxsize=512)
-"""Caches a function of a text. Callers must not modify the result."""
+cached_by_text = lru_cache(maxsize=512)
+"""Decorator for functions of a text, which several guards call. Callers must not modify the result."""
 
 
-@of_text
+@cached_by_text
 def words(text: str) -> tuple[str, ...]:
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
 
 
 @lru_cache(maxsize=8192)
 def base_forms(word: str) -> frozenset[str]:
-    """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
+    """Return candidates for a word's base form: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
     for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)

@@ -28,7 +28,7 @@ TIMES = frozenset(
 DAYS = frozenset(
     "today tonight tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday weekend weekends".split()
 )
-# `may` is left out of the months: it is a verb far more often.
+# `may` is not among the months, because it is mostly a verb.
 TIME_SHIFTS = frozenset("this next last past previous coming".split())
 LANGUAGES = frozenset(
     "english french german spanish italian portuguese dutch danish swedish norwegian finnish icelandic polish czech"

@@ -1,4 +1,4 @@
-"""Words with one root: inflections, and adjectives of nouns such as `Indian` of `India`."""
+"""Finds roots that words have in common: inflections, and adjectives such as `Indian` for `India`."""
 
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ _ROOTS = {
 
 @lru_cache(maxsize=8192)
 def roots(word: str) -> frozenset[str]:
-    """Return possible roots of a word in lower case: words with a common root may name the same thing."""
+    """Return candidates for a word's root, in lower case. Words with a common root may name the same thing."""
     if word in _ROOTS:
         return frozenset({_ROOTS[word]})
     unit = word_lists.UNITS.get(word)

@@ -1,1 +1,1 @@
-"""The learned policy: serves answers that the traffic of a namespace has proved right; start with learned_policy.py."""
+"""The policy `learned`, which learns from fresh responses which stored answers are right; start with learned_policy.py."""

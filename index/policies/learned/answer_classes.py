@@ -1,4 +1,4 @@
-"""Classes of equal answers."""
+"""Classes of equal answers, found by comparing each fresh answer with those of its neighbours."""
 
 import hashlib
 import re
@@ -11,12 +11,12 @@ _OTHER_CLASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class ClassAssignment:
-    """The class of a fresh answer, after its comparison with the neighbours' answers.
+    """The result of comparing a fresh answer with those of its neighbours; see `comparison_order`.
 
     Attributes:
-        right: the judged neighbour's answer equals the fresh one.
-        joined: class of the fresh answer; None for a new class.
-        is_outlier: the judged answer differs from the fresh one, but another answer of its class equals it.
+        right: the judged neighbour's answer equals the fresh answer.
+        joined: class of the fresh answer; None if it differs from all compared answers.
+        is_outlier: the judged neighbour's answer differs, but another answer of its class is equal.
     """
 
     right: bool
@@ -25,13 +25,13 @@ class ClassAssignment:
 
 
 def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
-    """Return the indexes of the neighbours to compare with a fresh answer, until one equals it.
+    """Return the indexes of the neighbours to compare with a fresh answer, until an answer is equal.
 
-    The order is the judged neighbour, another neighbour of its class, and the nearest neighbours of two other classes.
+    These are the judged neighbour, another neighbour of its class, and the nearest neighbours of two other classes.
 
     Args:
-        judged: index of the neighbour that was or could have been served.
-        classes: of the neighbours' answers, nearest first.
+        judged: index of the neighbour about which the policy decided.
+        classes: the class of each neighbour's answer, nearest first.
     """
     own = classes[judged]
     second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
@@ -43,8 +43,8 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
     """Return the class of a fresh answer.
 
     Args:
-        places: neighbours in the order of `comparison_order`.
-        are_equal: whether the first of these answers equal the fresh answer; only the last can be true.
+        places: the result of `comparison_order`.
+        are_equal: results of the comparisons so far; only the last can be True.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])

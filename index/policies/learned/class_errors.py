@@ -1,48 +1,48 @@
-"""Evidence that a class of answers has changed, or that a guard is irrelevant to it."""
+"""Evidence from comparisons that a class's answer has changed, or that a guard's differences do not change it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _PRIOR_ODDS = 0.002
 _CHANGE_RATE = 0.001
-"""Increase of the odds between two comparisons."""
+"""Increase of the odds per comparison, because an answer may change at any time."""
 _DIFFERS = 0.9
-"""Probability that a fresh answer differs from a class that has changed."""
+"""Probability that a fresh answer differs from the answer of a class that has changed."""
 _LEAST_ERROR = 0.02
-"""Some answers differ at random, however sure the model is."""
+"""Minimum probability that two answers of an unchanged class differ, because models answer at random."""
 _MAX_ODDS = 1e6
 _OBSOLETE_ODDS = 1000.0
 
 
 @dataclass(slots=True)
 class ClassErrors:
-    """Evidence about the classes of one namespace.
+    """Evidence about the answer classes of one namespace.
 
     Attributes:
-        odds: by class, the odds that fresh responses no longer equal its answer; absent without evidence.
-        lifted_guards: pairs (class, guard) whose vetoes are ignored, because the last compared answers were equal.
+        odds: the odds that a class's answer has changed; a class without evidence has no item.
+        lifted_guards: pairs (class, guard) whose vetoes are ignored: despite the last veto, the answers were equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
-        """Return the probability that a class's answer has changed, less the prior probability."""
+        """Return the probability that a class's answer has changed, minus the probability without evidence."""
         odds = self.odds.get(name, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, name: str) -> bool:
-        """Whether a class has probably changed, so that its entries are ignored."""
+        """Whether a class's answer has almost certainly changed, so that its entries are not served."""
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:
-        """Update a class's odds by Bayes' rule; `error` is the expected probability that the answers differ."""
+        """Update a class's odds by Bayes' rule; `error` is the estimated probability that the answers differ."""
         expected = max(error, _LEAST_ERROR)
         ratio = (1 - _DIFFERS) / (1 - min(expected, 0.99)) if right else _DIFFERS / expected
         self._set_odds(name, (self.odds.get(name, _PRIOR_ODDS) + _CHANGE_RATE) * ratio)
 
     def add_member(self, name: str) -> None:
-        """Lower a class's odds, because a fresh answer has joined it."""
+        """Reduce a class's odds, because a fresh answer equals its answer."""
         if name in self.odds:
             self._set_odds(name, self.odds[name] * (1 - _DIFFERS))
 
@@ -53,7 +53,7 @@ class ClassErrors:
             self.odds[name] = min(odds, _MAX_ODDS)
 
     def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
-        """Return the first of the vetoing guards that is not lifted for a class; None if all are."""
+        """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
         return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
 
     def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:

@@ -1,20 +1,19 @@
-"""Anytime-valid bounds of the error guarantee.
+"""Bounds of the number of wrong answers that hold at all times with 90% probability, in any order of the requests.
 
-Each wrong answer is an event with a probability known before it, up to an unknown common factor f. For w events with
-probabilities that add up to x, `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r, and so is its mean over a
-distribution of ratios. The bounds use the served answers with ratios above 1, and the comparisons with ratios below 1. The
-product of both is a supermartingale too, so by Ville's inequality it reaches 10 with a probability of at most 10%, in any
-order of the requests.
+Each wrong answer is an event whose probability is estimated before it, up to an unknown common factor f. If the estimates of
+all answers add up to x, and w answers are wrong, `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r, and so is
+its mean over a distribution of ratios. For served answers, the ratios are above 1, for comparisons below 1. The product of
+both means is a supermartingale, too. By Ville's inequality, it ever reaches 10 with at most 10% probability.
 """
 
 import math
 
 import numpy as np
 
-FROM = 500
-"""Served answers from which the bound holds. Before, as many wrong answers are allowed as at this number."""
-_REFUSED = math.log(10)
-"""Logarithm of the evidence that refuses a factor: the inverse of the probability that the bound fails."""
+MIN_SERVED = 500
+"""Number of served answers from which the bound holds. Before, the allowed number of wrong answers is that of 500."""
+_LOG_LIMIT = math.log(10)
+"""Logarithm of the value that the supermartingale exceeds with 10% probability."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)
@@ -22,14 +21,14 @@ _MOST = 1e4
 
 
 def max_expected_events(allowed: float) -> float:
-    """Return the largest expected number of events such that more than `allowed` ever occur with 10% probability."""
-    return float(_max_expected(allowed, np.array([_REFUSED]))[0])
+    """Return the largest expected number of events such that at most `allowed` ever occur with 90% probability."""
+    return float(_max_expected(allowed, np.array([_LOG_LIMIT]))[0])
 
 
 def max_risk(allowed: float, wrong: float, expected: float) -> float:
-    """Return the largest sum of estimated errors of served answers that keeps to a number of wrong answers.
+    """Return the largest sum of estimated errors of served answers such that at most `allowed` of them are wrong.
 
-    More than `allowed` of the served answers are ever wrong with 10% probability at most, for each factor f.
+    This holds with 90% probability for every factor f.
 
     Args:
         wrong, expected: number of wrong answers among the comparisons, and the sum of their estimated errors.
@@ -37,17 +36,17 @@ def max_risk(allowed: float, wrong: float, expected: float) -> float:
     if expected <= 0:
         return 0.0
     true = _possible_events(wrong)
-    needed = _REFUSED - _log_evidence(true, wrong, *_COMPARED_RATIOS)
+    needed = _LOG_LIMIT - _log_evidence(true, wrong, *_COMPARED_RATIOS)
     return float((_max_expected(allowed, needed) / true).min() * expected)
 
 
 def max_error_factor(wrong: float, expected: float) -> float:
-    """Return the largest factor on the estimated errors that is compatible with the comparisons."""
+    """Return the largest factor f that is compatible with the comparisons."""
     if expected <= 0:
         return _MOST
     # The evidence against a number of events above the observed one rises with it.
     true = np.maximum(_possible_events(wrong), wrong)
-    return min(_MOST, float(np.interp(_REFUSED, _log_evidence(true, wrong, *_COMPARED_RATIOS), true)) / expected)
+    return min(_MOST, float(np.interp(_LOG_LIMIT, _log_evidence(true, wrong, *_COMPARED_RATIOS), true)) / expected)
 
 
 def _possible_events(wrong: float) -> np.ndarray:
@@ -55,7 +54,7 @@ def _possible_events(wrong: float) -> np.ndarray:
 
 
 def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
-    """Return the largest expected numbers at which event `allowed + 1` has the needed log evidence."""
+    """Return the expected numbers of events at which `allowed + 1` events reach the needed log evidence."""
     if allowed <= 0:
         return np.zeros_like(needed)
     count = math.floor(allowed + 1e-9) + 1.0
@@ -68,7 +67,7 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
 
 
 def _log_evidence(expected: np.ndarray, count: float, shape: float, rate: float) -> np.ndarray:
-    """Return the logarithm of the mean supermartingale over gamma-distributed ratios."""
+    """Return the logarithm of the supermartingale's mean over gamma-distributed ratios, for w = `count`."""
     constant = shape * math.log(rate) - math.lgamma(shape) + math.lgamma(shape + count)
     evidence: np.ndarray = expected + constant - (shape + count) * np.log(rate + expected)
     return evidence

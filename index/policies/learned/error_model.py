@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Weights, and their covariance scaled to 300 questions, from two replays of Banking77 (Casanueva et al. 2020, CC BY 4.0) by
-# training/learned_prior.py.
+# Computed by training/learned_prior.py from Banking77 (Casanueva et al. 2020, CC BY 4.0).
 WEIGHTS = (-1.274, -0.31, 0.966, 0.864, 1.167, 1.125, 1.081)
 COVARIANCE = (
     (3.947, 0.184, -0.789, 0.578, -0.17, -0.508, -2.241),
@@ -21,20 +20,20 @@ COVARIANCE = (
 REACH = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WIDTH = 0.05
-"""Difference of cosines at which a neighbour's weight falls to 1/e."""
+"""Distance in cosine to the nearest neighbour at which a neighbour's weight is 1/e."""
 _NEAREST = 5
 _MAX_MARGIN = 5.0
 
 
 def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
-    """Return the `[len(FEATURES)]` features of the nearest neighbour, each about 1 in size.
+    """Return the features of the nearest neighbour, `[len(FEATURES)]`, scaled to a magnitude of about 1:
 
     - `cosine` of the nearest neighbour;
-    - `margin` to the nearest neighbour of another class;
-    - `rivals`: log weight of other classes among the neighbours;
+    - `margin`: difference to the cosine of the nearest neighbour of another class;
+    - `rivals`: negative logarithm of the weight of other classes among the neighbours;
     - `density`: mean cosine of the nearest five;
     - `votes`: share of its class among the nearest five;
-    - `company`: its class has a second neighbour.
+    - `company`: whether another neighbour has its class.
 
     Args:
         cosines: of all neighbours, nearest first.
@@ -59,19 +58,19 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
 
 
 _MAX_IMPORTANCE = 8.0
-"""Limit of an observation's weight, which limits the variance."""
+"""Maximum weight of a rare observation, to limit the variance."""
 
 
 @dataclass(slots=True)
 class ErrorModel:
-    """Estimates the probability that the nearest neighbour's answer is wrong.
+    """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
-    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the rate of random
-    errors, which no feature shows; otherwise these errors would change the weights.
+    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the rate of random errors,
+    which the features cannot predict.
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        num_slips, num_sure: random errors, and answers with a high probability; the rate is their quotient.
+        num_slips, num_sure: random errors, and comparisons of which the model was sure; their quotient is `slips`.
     """
 
     weights: np.ndarray
@@ -85,10 +84,10 @@ class ErrorModel:
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
         """Update the weights by one Newton step.
 
-        An observation whose answer is probably wrong has little weight, because this answer would not be served.
+        An answer that is probably wrong has little weight, because it would not be served.
 
         Args:
-            chance: probability that such a request is compared.
+            chance: probability that such a request is compared; its inverse weights the observation.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.num_slips / self.num_sure
@@ -109,15 +108,15 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Weight of the prior in expected errors; low, so that each namespace needs its own evidence."""
+"""Weight of the prior, in expected errors; low, so that each namespace needs its own evidence."""
 
 
 @dataclass(slots=True)
 class Prior:
-    """The error model that learns from all namespaces, for new namespaces.
+    """The initial error model of new namespaces, which learns from all namespaces.
 
     Attributes:
-        seen_wrong, seen_expected: wrong answers with a small estimated error, and their expected number.
+        seen_wrong, seen_expected: wrong answers among comparisons with a small estimated error, and their expected number.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))
@@ -125,15 +124,15 @@ class Prior:
     seen_expected: float = PRIOR_ERRORS
 
     def error_model(self) -> ErrorModel:
-        """Return a model with the weights learned so far and the initial covariance."""
+        """Return a model with the current weights and the initial covariance."""
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property
     def wrong(self) -> float:
         return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
 
-    def learn(self, features: np.ndarray, error: float, right: bool, reach: float) -> None:
+    def learn(self, features: np.ndarray, error: float, right: bool, max_tested_error: float) -> None:
         self.shared.learn(features, right)
-        if error <= reach:
+        if error <= max_tested_error:
             self.seen_wrong += not right
             self.seen_expected += error

@@ -13,17 +13,18 @@ from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
-"""Return whether an entry's answer equals a fresh one; None if unknown."""
+"""Returns whether the answer of an entry, given by id, equals a fresh answer; None if they cannot be compared."""
 
-_KEPT = 10_000
-"""Observations in the log without a learning policy."""
+_MAX_OBSERVATIONS = 10_000
+"""Maximum length of the log of observations if no policy learns from it."""
 
 
 class FeedbackRecorder:
-    """Stores the class of each answer and the result of each comparison, and passes comparisons to the learned policy.
+    """Compares fresh answers with stored ones, and records the results for the learned policy.
 
     Args:
-        unindex: excludes entries from semantic search; runs in a thread.
+        policy: learns from the results; None only stores them.
+        unindex: excludes entries from semantic search; called on a worker thread.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class FeedbackRecorder:
     async def record_response(
         self, lookup: Lookup, fresh_entry: Entry, answer_text: str, compare: Compare, *, was_to_be_served: bool = False
     ) -> Observation | None:
-        """Learn from a fresh response to a question that was looked up. The observation is durable when this returns.
+        """Compare a fresh response with the candidates of its lookup, and store the result durably.
 
         Args:
-            compare: compares an entry's answer, by id, with the fresh one.
-            was_to_be_served: forwarded for another reason than exploration, such as shadow mode.
+            answer_text: text of the fresh response.
+            was_to_be_served: the request was forwarded for another reason than exploration, such as shadow mode.
 
         Returns:
             The observation; None if no answer was compared.
@@ -74,7 +75,7 @@ class FeedbackRecorder:
         if pending is None or assignment is None:
             return None
         if assignment.is_outlier:
-            # The other members of its class answer similar questions from now on.
+            # Other entries of its class have the right answer.
             self._unindex([pending.candidate.id])
         observation = Observation(
             pending.candidate.id,
@@ -108,7 +109,7 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. An entry with a wrong answer leaves its class."""
+        """Store a person's verdict on an entry. If the answer is wrong, the entry leaves its answer class."""
         verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation
         if lookup is not None and pending is not None and pending.candidate.id == entry.id:
@@ -140,4 +141,4 @@ class FeedbackRecorder:
         """Store counted hits, read the observations of other proxies, and delete old observations."""
         if self._policy is not None:
             self._policy.flush()
-        self._observations.prune(_KEPT)
+        self._observations.prune(_MAX_OBSERVATIONS)

@@ -1,6 +1,6 @@
-"""The policy `learned`: serves answers that traffic has proved right, within a bound on wrong answers.
+"""The policy `learned`: estimates from past comparisons whether an answer is wrong, and bounds the share of wrong answers.
 
-Before a namespace has enough observations, `checked` decides. docs/semantic-cache.md states the guarantee.
+In a namespace without enough comparisons, the policy `checked` decides. docs/semantic-cache.md states the guarantee.
 """
 
 import contextlib
@@ -21,26 +21,25 @@ from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStat
 from kvproxy.index.store.observations import Observation, Observations
 
 _READ_BATCH = 1000
-_SNAPSHOT_INTERVAL = 200
-"""Observations."""
+_SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_NAMESPACES = 2000
-"""In memory. Others are loaded from their snapshots."""
+"""Maximum number of namespaces in memory; the states of other namespaces are in the database."""
 _LIFTED_ERROR = 2.0
-"""Largest error of an answer across a lifted guard, as a multiple of the bound."""
+"""Maximum error of an answer despite the veto of a lifted guard, as a multiple of `max_error`."""
 _SURE = 0.5
-"""Share of the level's error that a neighbour without company may have."""
+"""Before `checked` has proved itself, the error of a class's only entry may be this share of `1 - checked.level`."""
 
 
 class LearnedPolicy:
-    """Serves the nearest neighbour if its estimated error is within the limit of the namespace.
+    """Serves the nearest neighbour if the probability that its answer is wrong is within the limit of the namespace.
 
     Args:
-        checked: decides in new namespaces, and about neighbours whose answer no other neighbour has.
-        max_error: largest share of wrong answers.
-        floor: least cosine of a neighbour that may be served.
-        guards: a veto stands until comparisons show that the guard does not matter to the answer's class.
-        has_new_words: whether a question has words that the stored questions of a class lack. Such a question is not
-            served, and does not count as a comparison. None if the guards know the language of all questions.
+        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves neither.
+        max_error: maximum share of wrong answers among the served ones.
+        floor: minimum cosine of a served neighbour.
+        guards: their vetoes count until comparisons show that the difference does not change the answer.
+        has_new_words: whether a question has words that all stored questions with the answer lack. If so, it is not served,
+            and its comparison is not counted. None if the guards know the languages of all questions.
     """
 
     name = "learned"
@@ -76,7 +75,7 @@ class LearnedPolicy:
             return Ruling([Decision("uncertain") for _ in neighbours], None)
         nearest = neighbours[estimate.place]
         if not nearest.similarity >= self.floor:  # A NaN is refused, too.
-            # It is never answered from the cache, so comparing its fresh response would teach nothing.
+            # A comparison would not help, because such a question is never served.
             return Ruling([Decision("low similarity") for _ in neighbours], None)
         own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
@@ -88,7 +87,7 @@ class LearnedPolicy:
         if decision.verdict == "accepted":
             return Ruling(decisions, estimate.place, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
-        # `checked` must not overrule a decision within the limit: a stricter request could have a hit and a plain one not.
+        # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
         decided = estimate.error <= learner.level.limit
         if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return Ruling(decisions, None, 0.0, record)
@@ -107,16 +106,16 @@ class LearnedPolicy:
         if veto is not None:
             return Decision("vetoed", veto, error=error)
         if vetoes and error > _LIFTED_ERROR * self.max_error:
-            # The guard does not matter to the class, but the question may belong to another class.
+            # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
         if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
-        # A single entry does not show what its answer depends on.
+        # A class with one entry does not show which differences change the answer.
         if self.checked is None:
             return Decision("uncertain", error=error)
         decision = replace(self.checked.decide(question, [nearest], limits).decisions[0], error=error)
         if decision.verdict == "accepted" and estimate.is_only_member and not learner.may_serve_checked:
-            # The level of `checked` is enough only if it has proved to be right here.
+            # Until `checked` has proved itself in this namespace, its usual level is not enough.
             is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self.checked.level)
             return decision if is_sure else replace(decision, verdict="low probability")
         return decision
@@ -146,13 +145,13 @@ class LearnedPolicy:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit in memory. The next observation of the namespace stores the count."""
+        """Count a semantic hit with its estimated error. The namespace's next observation stores the count."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Store observations, durable when this returns, and learn from them."""
+        """Store observations durably, and learn from them."""
         with self._lock:
             counted = []
             for each in observations:
@@ -177,7 +176,7 @@ class LearnedPolicy:
         if learner is None:
             with self._lock:
                 return self._catch_up(namespace)
-        # Without the lock, which is held during writes. The learner may be evicted meanwhile.
+        # Without the lock, because a write may hold it. Another thread may evict the learner meanwhile.
         with contextlib.suppress(KeyError):
             self._learners.move_to_end(namespace)
         return learner
@@ -188,7 +187,7 @@ class LearnedPolicy:
         while True:
             batch = self._observations.list_since(namespace, learner.number, _READ_BATCH)
             if self._observations.last_pruned_number(namespace) > learner.number:
-                # Another proxy has pruned the next observations. Continue from its snapshot.
+                # Another proxy has deleted the next observations, after it saved a snapshot.
                 learner = self._load(namespace)
                 continue
             if not batch:
@@ -196,7 +195,7 @@ class LearnedPolicy:
             for each in batch:
                 learner.add(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
-                    self._prior.learn(np.array(each.features), each.error, each.right, learner.level.reach)
+                    self._prior.learn(np.array(each.features), each.error, each.right, learner.level.max_tested_error)
             learner.level.update()
         self._learners[namespace] = learner
         if learner.number - saved >= _SNAPSHOT_INTERVAL:
@@ -210,7 +209,7 @@ class LearnedPolicy:
         self._saved[namespace] = learner.number
 
     def _evict(self, namespace: str, learner: Learner) -> None:
-        # Otherwise, the prior would learn the same observations again after a reload.
+        # The prior would otherwise learn the same observations again when the namespace is loaded.
         if learner.number > self._saved[namespace]:
             self._save(namespace, learner)
         del self._saved[namespace]
@@ -223,13 +222,13 @@ class LearnedPolicy:
         new = Learner.new(self._prior, self.max_error)
         # The observations of an incompatible snapshot may be pruned.
         new.number = self._observations.last_pruned_number(namespace)
-        # The initial state depends on the prior, which other namespaces change.
+        # The initial state must be the same on all proxies, but the prior changes.
         self._observations.save_snapshot(namespace, new.number, new.to_json())
         return new
 
     def status(self, namespace: str) -> LearningStatus:
         with self._lock:
-            # A flush moves pending hits to the level.
+            # Add the hits that are not stored yet.
             learner = self.learner(namespace)
             served, risk = self._pending.get(namespace, (0, 0.0))
             level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)

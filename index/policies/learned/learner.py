@@ -1,6 +1,6 @@
-"""State of the learned policy in one namespace: a fold over its observations.
+"""The state of the learned policy in one namespace, which depends only on the sequence of its observations.
 
-All proxies on one store compute the same state, also after a crash.
+Therefore all proxies that share a store compute the same state.
 """
 
 import json
@@ -19,29 +19,30 @@ from kvproxy.index.store.observations import Observation
 _VERSION = 1
 
 
-ENOUGH = 8.0
-"""Expected errors among the comparisons from which the policy decides without `checked`."""
+MIN_EXPECTED_ERRORS = 8.0
+"""Number of expected errors among the comparisons from which the policy decides without `checked`."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0
-"""Expected errors from which exploration decreases."""
+"""Number of expected errors among the comparisons from which exploration decreases."""
 _OBSOLETE_MARGIN = 0.05
-"""A neighbour may be farther by this cosine than one of an obsolete class."""
+"""If an obsolete neighbour's cosine is higher by more than this, the other neighbours are probably wrong, too."""
 _NEW = 50
-"""Comparisons before which nothing is explored."""
+"""Number of comparisons before which the decisions of `checked` are not explored."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _PROVED = 30
-"""Comparisons from which the error of `checked` is known."""
+"""Number of comparisons from which the error of `checked` counts as known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
-"""Prior of `checked`: 1% of the accepted answers are wrong."""
+"""Prior: of 50 answers that `checked` accepted, 0.5 are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The estimated error of the nearest neighbour whose class is not obsolete.
+    """The estimate for the nearest neighbour whose answer class is not obsolete.
 
     Attributes:
         place: index of the neighbour.
+        error: estimated probability that its answer is wrong.
         is_only_member: no other neighbour has the same answer.
     """
 
@@ -53,11 +54,11 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """State of the learned policy in one namespace.
+    """The state of the learned policy in one namespace.
 
     Attributes:
-        num_checked, num_checked_wrong: comparisons of answers that `checked` accepted, and wrong ones.
-        number: number of the last observation.
+        num_checked, num_checked_wrong: compared answers that `checked` had accepted, and the wrong ones among them.
+        number: position of the last observation in the log.
     """
 
     error_model: ErrorModel
@@ -75,7 +76,7 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """Estimate the error of serving the nearest neighbour; None if all classes are obsolete."""
+        """Estimate the error of the nearest neighbour; None if the classes of all neighbours are obsolete."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
             return None
@@ -84,23 +85,23 @@ class Learner:
         error = self.error_model.error(features)
         error += (1 - error) * self.class_errors.change_probability(classes[0])
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
-            # The question belongs to an obsolete class, whose new answer is not stored yet.
+            # The question probably belongs to the obsolete class, whose new answer is not stored yet.
             error += (1 - error) * 0.5
         return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the policy has seen enough to decide without the policy `checked`."""
-        return self.level.limit > 0 and self.level.expected >= ENOUGH
+        """Whether there are enough comparisons to decide without the policy `checked`."""
+        return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of acceptable requests with this error that are forwarded for exploration."""
+        """Return the share of accepted requests with an estimated error that are forwarded to compare the answers."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
     @property
     def checked_error(self) -> float:
-        """Return the estimated share of wrong answers among the answers that `checked` accepted."""
+        """The estimated share of wrong answers among those that `checked` accepted."""
         return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
 
     @property
@@ -113,8 +114,8 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that `checked` accepts may be served.
 
-        The estimated share of wrong answers must be within the bound. Once `learned` decides itself, it must be within
-        half of the bound, and known from enough comparisons in this namespace.
+        Their estimated share of wrong answers must be within `max_error`. If the policy is ready, it must be within half of
+        `max_error`, and known from enough comparisons in this namespace.
         """
         if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
             return False
@@ -126,7 +127,7 @@ class Learner:
         self.level.update()
 
     def add(self, observation: Observation) -> None:
-        """Add an observation. After a series of calls, the caller must call `level.update`."""
+        """Add an observation. After the last call, call `level.update`, which takes longer."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
@@ -143,7 +144,7 @@ class Learner:
         if observation.repeat:
             self.level.num_repeats += 1
             self.level.num_judged_different += not observation.right
-        # With a standing veto, the answer would not have been served.
+        # If a veto counts, the answer is not served, so its error does not matter.
         if counted:
             self.level.add_comparison(observation.error, observation.right)
             self.error_model.learn(features, observation.right, observation.chance)
@@ -151,7 +152,7 @@ class Learner:
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
-        """Return the state as JSON. Floats keep their exact values, so a restart changes no decision."""
+        """Return the state as JSON, in which floats keep their exact values."""
         model, level, errors = self.error_model, self.level, self.class_errors
         return json.dumps(
             {
@@ -173,7 +174,7 @@ class Learner:
 
     @classmethod
     def from_json(cls, text: str, max_error: float) -> "Learner | None":
-        """Restore a saved state; None if a version with other features saved it."""
+        """Restore a saved state; return None if another version saved it."""
         state = json.loads(text)
         if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
             return None

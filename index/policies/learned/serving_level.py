@@ -1,41 +1,43 @@
-"""The largest estimated error of a served answer, such that all served answers keep to the bound."""
+"""Computes the maximum estimated error of a served answer, such that the share of wrong answers stays within the bound."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events, max_risk
+from kvproxy.index.policies.learned.error_bound import MIN_SERVED, max_error_factor, max_expected_events, max_risk
 
 _BINS = 64
 _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _WINDOW = 1500.0
-"""Number of recent requests that the plan is based on."""
+"""Number of requests after which the weight of a request in the histogram is 1/e."""
 _HORIZON = 500
-"""Future answers in the plan. Tests simulate that it exceeds the bound in 10% of cases at most."""
+"""Number of future answers over which the remaining allowed errors are spread."""
 _CHECKED_SHARE = 0.8
 _SHARE = 1.5
-"""Largest planned share of the bound, so that saved risk is used slowly."""
-_REACH, _FARTHEST = 6.0, 0.15
+"""Maximum planned share of wrong answers, as a multiple of `max_error`, so that unused errors are not spent at once."""
+_TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0
-"""The prior of a judge: it errs in 2% of comparisons."""
+"""Prior: of 50 comparisons of equal answers, the judge errs in one."""
 _TIMES = 12.0
-"""Largest error of a single answer, as a multiple of the bound."""
+"""Maximum estimated error of a served answer, as a multiple of `max_error`."""
 
 
 @dataclass(slots=True)
 class ServingLevel:
-    """The limit of the estimated error in one namespace, and the counts that determine it.
+    """The maximum estimated error of served answers in one namespace, and the counts from which it is computed.
 
     Attributes:
+        max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
-        wrong, expected: wrong answers among comparisons within `reach`, and their expected number.
-        num_repeats, num_judged_different: comparisons of equal questions, and those that judged the answers different.
-        factor: the largest factor by which errors may be underestimated.
-        limit: largest estimated error of a served answer; 0 serves no answer.
+        wrong, expected: wrong answers among comparisons up to `max_tested_error`, and their expected number.
+        num_repeats, num_judged_different: comparisons between equal questions, and those with different answers.
+        factor: the largest factor by which the estimated errors may be too small.
+        limit: maximum estimated error of a served answer; 0 serves no answer.
         error_histogram: `[64]` decaying histogram of the estimated errors of requests.
     """
 
@@ -51,36 +53,28 @@ class ServingLevel:
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
     @property
-    def reach(self) -> float:
-        """Return the largest estimated error of the comparisons that test the estimates."""
-        return min(_FARTHEST, _REACH * self.max_error)
+    def max_tested_error(self) -> float:
+        """The maximum estimated error of the comparisons that test the estimates."""
+        return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
 
     @property
     def bound(self) -> float:
-        """Return an upper bound of the share of wrong answers among the served ones."""
-        return self.expected_share(self.served) if self.served else 0.0
+        """An upper bound of the share of wrong answers among the served ones."""
+        risk = self.risk / (1 - self.judge_error)
+        wrong = bisect_left(
+            range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
+        )
+        return min(1.0, wrong / max(self.served, MIN_SERVED))
 
     @property
     def acceptable_share(self) -> float:
-        """Return the share of recent requests with a neighbour whose estimated error is within the limit."""
+        """The share of recent requests with an estimated error within the limit."""
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
-    def expected_share(self, answers: int) -> float:
-        """Return the expected share of wrong answers among `answers` served ones."""
-        risk = self.risk / (1 - self.judge_error)
-        least, most = 0, answers
-        while least < most:
-            middle = (least + most) // 2
-            if max_risk(middle, self.wrong, self.expected) < risk:
-                least = middle + 1
-            else:
-                most = middle
-        return min(1.0, least / max(answers, FROM))
-
     def can_afford(self, error: float) -> bool:
-        """Whether `checked` may serve another answer with this estimated error."""
-        return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, FROM))
+        """Whether the bound allows another answer of `checked` with this estimated error."""
+        return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:
         if answers:
@@ -89,8 +83,8 @@ class ServingLevel:
             self._add_requests(risk / answers, answers)
 
     def add_comparison(self, error: float, right: bool) -> None:
-        """Add a comparison. After a series of calls, the caller must call `update`."""
-        if error <= self.reach:
+        """Add a comparison. After the last call, call `update`."""
+        if error <= self.max_tested_error:
             self.wrong += not right
             self.expected += error
         self._add_requests(error, 1)
@@ -101,10 +95,7 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """Return the estimated share of equal answers that the comparison judges different, at most 0.5.
-
-        The share for different answers is assumed to be the same.
-        """
+        """The estimated probability that a comparison errs, at most 0.5. Equal questions should have equal answers."""
         return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
 
     def update(self) -> None:
@@ -115,15 +106,15 @@ class ServingLevel:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
 
     def planned_risk(self) -> float:
-        """Return the mean estimated error that the next answers may have within the bound."""
+        """Return the mean estimated error that the next 500 answers may have within the bound."""
         if not self.expected:
             return 0.0
-        allowed = max_risk(self.max_error * max(self.served + _HORIZON, FROM), self.wrong, self.expected)
+        allowed = max_risk(self.max_error * max(self.served + _HORIZON, MIN_SERVED), self.wrong, self.expected)
         left = (allowed * (1 - self.judge_error) - self.risk) / _HORIZON
         return max(0.0, min(left, _SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
 
     def update_limit(self) -> None:
-        """Set the limit so that the mean estimated error of served answers is the planned risk."""
+        """Set the limit such that requests within it have the planned risk on average."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

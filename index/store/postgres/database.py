@@ -1,4 +1,4 @@
-"""A PostgreSQL database as a `Database`: a pool of connections."""
+"""Implements `Database` with a pool of connections to PostgreSQL."""
 
 import contextlib
 import functools
@@ -31,12 +31,6 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class PostgresDatabase:
-    """The response store's schema on a PostgreSQL server; raises a CacheStoreError.
-
-    Args:
-        url: a connection string of libpq.
-    """
-
     remote = True
 
     def __init__(self, url: str) -> None:
@@ -48,7 +42,7 @@ class PostgresDatabase:
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
-            # Otherwise the pool doubles its pauses up to minutes.
+            # By default, the pauses between attempts grow to minutes.
             reconnect_timeout=_POOL_TIMEOUT,
             kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
             configure=_configure,
@@ -71,7 +65,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Lend a connection to one thread. For some seconds after a failure, raise a CacheStoreError."""
+        """Return a connection of the pool. For five seconds after a failed attempt, raise a CacheStoreError at once."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:
@@ -89,7 +83,7 @@ class PostgresDatabase:
         with self.health.watch("write"), self.connection() as connection, connection.transaction():
             if not durable:
                 connection.execute("set local synchronous_commit = off")
-            # One writer at a time: totals are exact, no deadlocks, and numbers become visible in order.
+            # This lock allows one writer at a time: there are no deadlocks, and numbers become visible in order.
             connection.execute("select 1 from totals for update")
             yield _PostgresTransaction(connection)
 
@@ -103,8 +97,7 @@ class PostgresDatabase:
     def array(self, values: Sequence[str]) -> list[str]:
         return list(values)
 
-    def text(self, text: str) -> str:
-        # PostgreSQL's text cannot contain this character.
+    def storable_text(self, text: str) -> str:
         return text.replace("\x00", "")
 
     def vector(self, vector: np.ndarray) -> str:
@@ -144,7 +137,7 @@ class _PostgresTransaction:
 
 
 def display_name(url: str) -> str:
-    """Return the server and database of a URL, without password and options."""
+    """Return a URL without user, password, and options."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

@@ -1,4 +1,4 @@
-"""Semantic search in PostgreSQL: exact in small namespaces; a large one has a graph (HNSW) of its own."""
+"""Vector search in PostgreSQL: exact in small namespaces, with an HNSW graph for each large namespace."""
 
 import contextlib
 import hashlib
@@ -17,27 +17,27 @@ from kvproxy.index.store.sql_fragments import QUESTION, read_questions
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import StoredQuestion
 
-LARGE = 5_000  # The server compares them in some milliseconds.
+MIN_GRAPH = 5_000  # Comparing fewer vectors takes some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
 class PostgresNeighbours(Neighbours):
-    def __init__(self, store: Store, embedder: str, dim: int, *, large: int = LARGE) -> None:
+    def __init__(self, store: Store, embedder: str, dim: int, *, min_graph: int = MIN_GRAPH) -> None:
         assert isinstance(store.database, PostgresDatabase)
         self._store = store
         self._database = store.database
         self._embedder = embedder
         self._dim = int(dim)
-        self._large = large
+        self._min_graph = min_graph
 
-    def has_index(self, namespace: str) -> bool:
+    def has_vectors(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
         return bool(self._rows(f"select 1 as there from vectors {condition}", namespace=namespace))
 
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        # The planner uses the graph only for exactly its expression.
+        # The planner uses the graph only if the expression equals that of the index.
         distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
         nearest = (
             f"select id, -({distance}) as score from vectors"
@@ -55,15 +55,15 @@ class PostgresNeighbours(Neighbours):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create an index for each large namespace; drop the indexes of small namespaces."""
+        """Create a graph for each large namespace, and drop the graphs of small namespaces."""
         rows = self._rows(
             "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
             " group by namespace having count(*) > %(least)s",
-            least=self._large // 2,
+            least=self._min_graph // 2,
         )
         self._drop_graphs({self._index_name(row["namespace"]) for row in rows})
         for row in rows:
-            if row["there"] > self._large:
+            if row["there"] > self._min_graph:
                 self._create_graph(row["namespace"])
 
     def _index_name(self, namespace: str) -> str:

@@ -9,7 +9,7 @@ from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
 VERSION = 1
 """Increase it with every change of the schema."""
-_LOCK = 0x6B7670726F7879  # "kvproxy" in ASCII: proxies that start together take turns.
+_LOCK = 0x6B7670726F7879  # "kvproxy" in ASCII. Proxies that start at the same time acquire it one after another.
 
 # Triggers maintain the totals, so that no write counts rows.
 _SCHEMA = (
@@ -76,11 +76,7 @@ _SCHEMA = (
 
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
-    """Create the schema in an empty database, safely for concurrent processes.
-
-    Raises:
-        SchemaVersionError: the database has another schema.
-    """
+    """Create the schema in an empty database; raises a SchemaVersionError if it has another schema. Process-safe."""
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
         if (found := _version(connection)) == VERSION:

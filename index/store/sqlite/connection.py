@@ -21,7 +21,7 @@ _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create a missing file, and restrict SQLite's files to their owner."""
+    """Create a missing database file, and restrict it and its write-ahead log to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):
@@ -30,9 +30,9 @@ def make_private(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a connection with durable commits, usable by any thread; raises sqlite3.DatabaseError."""
+    """Open a connection with durable commits, for use by any thread; raises a sqlite3.DatabaseError."""
     connection = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_TIMEOUT)
-    # One damaged character would fail the whole query.
+    # A damaged character must not fail the whole query.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         end = time.monotonic() + _BUSY_TIMEOUT
@@ -41,7 +41,7 @@ def connect(path: Path) -> sqlite3.Connection:
                 connection.execute("pragma journal_mode=wal")
                 break
             except sqlite3.OperationalError as error:
-                # SQLite does not wait here for other processes.
+                # For this statement, SQLite does not apply the timeout.
                 if "locked" not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(0.01)
@@ -53,11 +53,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
-    """Create the schema in an empty file, safely for concurrent processes.
-
-    Raises:
-        SchemaVersionError: the file has another schema.
-    """
+    """Create the schema in an empty file; raises a SchemaVersionError if it has another schema. Process-safe."""
     if _version(connection) == version:
         return
     with connection:
@@ -88,12 +84,11 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("pragma user_version").fetchone()[0])
 
 
-_READ_SECONDS = 0.1
-"""Seconds for which a check is valid for reads; each write is checked."""
+_CHECK_INTERVAL = 0.1  # Seconds between two checks before reads; each write is checked.
 
 
 class DatabaseFiles:
-    """The files of a database in WAL mode.
+    """Detects that the files of an open database were deleted or replaced.
 
     Args:
         writer: a connection that has read or written, so that the write-ahead log exists.
@@ -110,17 +105,17 @@ class DatabaseFiles:
         """Whether the database or its write-ahead log was deleted or replaced.
 
         Args:
-            check_now: False may return a result from the last 0.1 seconds.
+            check_now: False skips the check if another was less than 0.1 seconds ago.
         """
         if not check_now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:
             return True
-        self._next_check = time.monotonic() + _READ_SECONDS
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
         return False
 
     def checkpoint(self) -> None:
-        """Move the write-ahead log into the open database. Later, SQLite would write it over a new file at this path."""
+        """Write the log into the deleted database file. Otherwise, SQLite would write it into a new file at this path."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

@@ -1,4 +1,4 @@
-"""An SQLite file as a `Database`, with a connection for writes and one per reader."""
+"""Implements `Database` with an SQLite file: a connection for writes, and one for each concurrent read."""
 
 import contextlib
 import json
@@ -20,11 +20,7 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class SqliteDatabase:
-    """A file of the response store; see `Database` for the methods.
-
-    Raises:
-        StoreDamaged: the file is not a readable store. It is left unchanged.
-    """
+    """See `Database`. The constructor raises StoreDamaged if the file is not a readable store."""
 
     remote = False
 
@@ -44,7 +40,7 @@ class SqliteDatabase:
                 reader.execute("select count(*) from totals").fetchone()
             self._files = DatabaseFiles(path, self._writer)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            # Python cannot decode SQLite's message about a damaged schema.
+            # SQLite's message about a damaged schema can be invalid UTF-8.
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
                 raise _cannot_open(path, str(error)) from None
             raise StoreDamaged(
@@ -83,7 +79,7 @@ class SqliteDatabase:
     def array(self, values: Sequence[str]) -> str:
         return json.dumps(list(values))
 
-    def text(self, text: str) -> str:
+    def storable_text(self, text: str) -> str:
         return text
 
     def vector(self, vector: np.ndarray) -> bytes:
@@ -111,10 +107,10 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
-        """Convert SQLite's errors; raise an error if the open files were moved or deleted.
+        """Convert SQLite's errors to CacheStoreError, and raise one if the files were deleted or replaced.
 
         Args:
-            check_now: False checks the path every 0.1 seconds.
+            check_now: see `DatabaseFiles.were_replaced`.
         """
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")

@@ -1,4 +1,4 @@
-"""The response store in an SQLite file, with the vectors for indexes in memory."""
+"""The response store in an SQLite file; it also reads vectors for FAISS indexes."""
 
 import contextlib
 import json
@@ -17,8 +17,6 @@ from kvproxy.index.store.store_types import Capacity, StoredQuestion
 
 
 class SqliteStore(Store):
-    """Responses in an SQLite file. Threads may share it; see `open_store`."""
-
     database: SqliteDatabase
 
     def __init__(
@@ -33,7 +31,7 @@ class SqliteStore(Store):
         super().__init__(SqliteDatabase(path), clock=clock, capacity=capacity, cipher=cipher)
 
     def failure(self) -> str | None:
-        # Detects a deleted file without waiting for the next request.
+        # A read detects a deleted file.
         with contextlib.suppress(CacheStoreError), self.database.converting_errors("read", check_now=True):
             self.count()
         return super().failure()
@@ -41,7 +39,7 @@ class SqliteStore(Store):
     def encrypt_again(self) -> int:
         resealed = super().encrypt_again()
         if resealed:
-            # No old text may remain in the file.
+            # Remove the old texts from the file.
             self.database.vacuum()
         return resealed
 
@@ -50,14 +48,14 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": min_vectors})]
 
     def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
-        """Count the vectors in a namespace, up to `limit`."""
+        """Count the vectors of a namespace, but not beyond `limit`."""
         sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :most"
         return len(self.database.query(sql, {"embedder": embedder, "namespace": namespace, "most": limit}))
 
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors after `after_number`: rising numbers `[n]` int64, and `[n, dim]` float32."""
+        """Return the vectors after a number: ascending numbers `[n]` int64, and vectors `[n, dim]` float32."""
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
@@ -70,7 +68,7 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def questions_by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """Return questions by their vectors' numbers, rising; removed vectors are omitted."""
+        """Return the question of each vector by its number, in ascending order; removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

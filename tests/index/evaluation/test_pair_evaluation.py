@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import wilson
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.evaluation.pair_evaluation import LevelResult, Levels, calibrate
+from kvproxy.index.evaluation.pair_evaluation import ConfiguredLevels, LevelResult, calibrate
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour, Policy
@@ -22,7 +22,7 @@ from tests.index.doubles import HashEmbedder, OverlapVerifier
 WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)
 TEXT = WORDS.map(" ".join)
 PAIRS = st.lists(st.builds(Pair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
-LEVELS = Levels(threshold=0.951, checked=0.52, floor=0.75)
+LEVELS = ConfiguredLevels(threshold=0.951, checked=0.52, floor=0.75)
 
 
 @settings(deadline=None, max_examples=40)
@@ -65,7 +65,7 @@ def test_questions_with_exact_hits_only_are_never_served() -> None:
         Pair("How do I open the window\U000e0041?", same.b, False),
         Pair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
     ]
-    levels = Levels(0.1, 0.01, 0.1)
+    levels = ConfiguredLevels(0.1, 0.01, 0.1)
     every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, guards=())
     english = calibrate([same, *foreign], Short(), OverlapVerifier(), levels, guards=(), languages=("en",))
     for name, curve in english.curves.items():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.models.minilm.graph_builder import probe_graph
-from kvproxy.index.models.minilm.graph_files import KEPT, GraphFiles, digest_of
+from kvproxy.index.models.minilm.graph_files import MAX_FILES, GraphFiles, digest_of
 
 PROBE = probe_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -78,12 +78,12 @@ def test_old_files_of_a_kind_are_removed(tmp_path: Path) -> None:
     abandoned.touch()
     written.touch()
     os.utime(abandoned, (time.time() - 7200,) * 2)
-    for number in range(KEPT + 3):
+    for number in range(MAX_FILES + 3):
         files.open("probe", f"{number}", lambda: PROBE)
         for file in tmp_path.glob(f"probe-{number}-*.onnx"):
             os.utime(file, (number, number))
     left = {file.name.split("-")[1] for file in tmp_path.glob("probe-*.onnx")}
-    assert left == {str(number) for number in range(3, KEPT + 3)}
+    assert left == {str(number) for number in range(3, MAX_FILES + 3)}
     assert list(tmp_path.glob("other-*.onnx"))
     assert not abandoned.exists()
     assert written.exists()

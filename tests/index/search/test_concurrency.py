@@ -24,7 +24,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
     chance = random.Random(0)
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=300))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
-    near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, small=20, flat_limit=80)
+    near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, min_indexed=20, flat_limit=80)
     semantic.rebuild()
     removed: set[str] = set()
     served = 0

@@ -16,7 +16,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue
-from kvproxy.index.search.lookup_result import KEPT, Lookup, LookupRequest
+from kvproxy.index.search.lookup_result import SERVABLE_AFTER_ERROR, Lookup, LookupRequest
 from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
@@ -205,7 +205,7 @@ async def test_a_failed_embedding_is_repeated_with_the_next_entry(cache: Cache) 
 
 async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None:
     # The index ignores numbers below its last one.
-    near = cache.semantic._neighbours = FaissNeighbours(cache.store, HashEmbedder.name, 64, small=4)
+    near = cache.semantic._neighbours = FaissNeighbours(cache.store, HashEmbedder.name, 64, min_indexed=4)
     for number in range(30):
         insert = cache.semantic.insert(make_entry(f"now {number}"))
         await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}")))
@@ -221,11 +221,11 @@ async def test_an_entry_that_is_deferred_during_the_last_embedding_is_embedded()
     async def embed_some() -> bool:
         calls.append(len(calls))
         if len(calls) == 1:
-            deferred.begin()
+            deferred.start()
         return False
 
     deferred = DeferredEmbeddings(embed_some)
-    deferred.begin()
+    deferred.start()
     await deferred.wait_until_idle()
     assert len(calls) == 2
 
@@ -254,7 +254,7 @@ async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
     found = await semantic.lookup("n", words)
     assert found.entry == fresh
     assert [each.verdict for each in found.candidates].count("expired") == 5
-    kept = await semantic.lookup("n", words, allowed_freshness=KEPT)
+    kept = await semantic.lookup("n", words, allowed_freshness=SERVABLE_AFTER_ERROR)
     assert kept.entry is not None
     assert kept.entry.expires == 1500.0
     semantic.close()

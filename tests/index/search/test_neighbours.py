@@ -20,7 +20,7 @@ from tests.index.search.test_vector_index import DIM, unit
 
 def neighbours_of(store: Store) -> Neighbours:
     if isinstance(store, SqliteStore):
-        found: Neighbours = FaissNeighbours(store, "e", DIM, small=20, flat_limit=100)
+        found: Neighbours = FaissNeighbours(store, "e", DIM, min_indexed=20, flat_limit=100)
     else:
         found = open_neighbours(store, "e", DIM)
     found.load()
@@ -41,12 +41,12 @@ def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, fi
 def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, count: int) -> None:
     store = make_store()
     near = neighbours_of(store)
-    assert not near.has_index("a")
+    assert not near.has_vectors("a")
     vectors = unit(count)
     for namespace in ("a", "b"):
         for start in range(0, count, 50):
             keep(store, near, vectors[start : start + 50], namespace, start)
-    assert near.has_index("a")
+    assert near.has_vectors("a")
     query = unit(1, 9)[0]
     best = np.argsort(-(vectors @ query))[:3]
     ids = [f"b{number:031x}" for number in best]
@@ -64,7 +64,7 @@ def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -
     mine, theirs = neighbours_of(one), neighbours_of(other)
     vectors = unit(3)
     ids = keep(one, mine, vectors, "a")
-    assert theirs.has_index("a")
+    assert theirs.has_vectors("a")
     assert theirs.search("a", vectors[1], 1)[0][0].id == ids[1]
     assert other.find(ids[0]) == one.find(ids[0])
     other.delete([ids[1]])
@@ -81,7 +81,7 @@ def graphs_in(store: Any) -> int:
 
 def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) -> None:
     store = open_store(empty_postgres)
-    near = PostgresNeighbours(store, "e", DIM, large=100)
+    near = PostgresNeighbours(store, "e", DIM, min_graph=100)
     vectors = unit(500)
     keep(store, near, vectors, "a")
     keep(store, near, unit(50, 1), "b")
@@ -92,7 +92,7 @@ def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) ->
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
     near.remove([RemovedEntry("x", "a")])
     # Only a proxy with the same embedder removes the graph, when the namespace is small.
-    PostgresNeighbours(store, "another", DIM, large=100).maintain()
+    PostgresNeighbours(store, "another", DIM, min_graph=100).maintain()
     store.delete([f"a{number:031x}" for number in range(400)])
     near.maintain()
     assert graphs_in(store) == 1
@@ -119,7 +119,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
     with tempfile.TemporaryDirectory() as folder:
         now = 1000.0
         store = SqliteStore(Path(folder) / "r.db", clock=lambda: now)
-        near = FaissNeighbours(store, "e", DIM, small=small, flat_limit=flat_limit)
+        near = FaissNeighbours(store, "e", DIM, min_indexed=small, flat_limit=flat_limit)
         near.load()
         vectors = unit(count, seed)
         for number, vector in enumerate(vectors):

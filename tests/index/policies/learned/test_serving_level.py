@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.error_bound import FROM, max_error_factor, max_expected_events, max_risk
+from kvproxy.index.policies.learned.error_bound import MIN_SERVED, max_error_factor, max_expected_events, max_risk
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 
 
@@ -97,7 +97,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
         if error <= level.limit and generator.random() >= 0.1:
             level.add_served(1, error)
             served, wrong = served + 1, wrong + is_wrong
-            worst = max(worst, wrong / served) if served >= FROM else worst
+            worst = max(worst, wrong / served) if served >= MIN_SERVED else worst
         else:
             level.add_comparison(error, not is_wrong)
             level.update()
@@ -120,11 +120,11 @@ def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
         risk += level.planned_risk()
         spent.append(risk)
     generator = np.random.default_rng(0)
-    allowed = np.floor(max_error * np.maximum(np.arange(1, 6001), FROM) + 1e-9)[FROM - 1 :]
+    allowed = np.floor(max_error * np.maximum(np.arange(1, 6001), MIN_SERVED) + 1e-9)[MIN_SERVED - 1 :]
     broken = 0
     for _ in range(1000):
         arrivals = np.cumsum(generator.exponential(size=int(spent[-1] * 1.5 + 50)))
-        broken += bool((np.searchsorted(arrivals, spent[FROM - 1 :]) > allowed).any())
+        broken += bool((np.searchsorted(arrivals, spent[MIN_SERVED - 1 :]) > allowed).any())
     assert broken <= 0.05 * 1000 * 1.3
 
 

@@ -1,4 +1,4 @@
-"""Limits on the requests of one backend."""
+"""Limits of one backend."""
 
 import asyncio
 
@@ -8,11 +8,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits active and waiting requests.
-
-    Args:
-        timeout: maximum wait in seconds.
-    """
+    """Limits active and waiting requests; a request waits at most `timeout` seconds."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)

@@ -132,11 +132,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset.
-
-    Attributes:
-        pinned, used: numbers of pinned blocks, and of blocks in use, which prevent a reset.
-    """
+    """The result of a reset. `pinned` and `used` blocks prevent it; both are numbers."""
 
     reset: bool
     pinned: int | None = None
@@ -193,10 +189,9 @@ class PrefixCache:
         raise _no_blocks_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete chunks of a tier; return their number, or None for an unknown tier.
+        """Delete a tier's chunks of the running model (`own`), of `others`, or of `all`; return their number.
 
-        Args:
-            models: chunks of the running model (`own`), of other models (`others`), or of `all` models.
+        Returns None for an unknown tier.
         """
         raise _no_blocks_error()
 
@@ -211,15 +206,15 @@ def _no_blocks_error() -> NoPrefixCache:
     return NoPrefixCache("the prefix cache belongs to the upstream: this proxy has no blocks to pin and no tiers")
 
 
-Decode = Callable[[Sequence[int] | None], Awaitable[str]]
+Detokenize = Callable[[Sequence[int] | None], Awaitable[str]]
 """Detokenizes; returns "" for None."""
 
 
-async def decode_divergence(divergence: Divergence | None, decode: Decode) -> DivergenceText | None:
+async def decode_divergence(divergence: Divergence | None, detokenize: Detokenize) -> DivergenceText | None:
     if divergence is None:
         return None
     parts = (divergence.cached, divergence.prompt, divergence.before)
-    cached, prompt, context = await asyncio.gather(*map(decode, parts))
+    cached, prompt, context = await asyncio.gather(*map(detokenize, parts))
     return DivergenceText(divergence.position, cached, prompt, context)
 
 

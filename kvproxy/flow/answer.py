@@ -30,7 +30,7 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Maximum wait for the whole body of a response that is no stream, so that `Cache-Status` can have its entry's id."""
+"""Maximum wait for the body of a response that is no stream, because `Cache-Status` has the id of the stored response."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 """Awaits a coroutine, and cancels it when the client disconnects."""
@@ -82,8 +82,7 @@ class Answerer:
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
-        Args:
-            watch: used for everything except an exact hit. None ignores disconnects.
+        `watch` awaits the steps after the exact lookup. None ignores disconnects.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)

@@ -51,7 +51,7 @@ class BackendResponse:
         reader: reads the same chunks for the cache.
         single_chunk: the body is one chunk.
         streams: the body is a stream of events.
-        is_private: its headers forbid to store it.
+        is_private: its headers forbid storing it.
         prefix: prefix reuse, once reported.
         served_by: the upstream; None for the embedded engine.
         usage: prompt tokens and completion tokens.
@@ -109,7 +109,7 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether `Cache-Control`, or a `Vary` with a header of the request outside its cache key, forbids to store a response."""
+    """Whether `Cache-Control`, or `Vary` with a request header that the cache key ignores, forbids storing."""
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:

@@ -47,10 +47,9 @@ class _Place:
 
 
 def with_breakpoints(request: ApiRequest, last_hour_message: int = -1) -> ApiRequest:
-    """Place breakpoints as the request's rule requires. Return the request itself if nothing changes.
+    """Place breakpoints as the request's rule requires.
 
-    Args:
-        last_hour_message: with the setting `auto`, the prefix up to this message gets a lifetime of one hour.
+    With `breakpoints = "auto"`, the prefix up to the message `last_hour_message` gets a lifetime of one hour.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):

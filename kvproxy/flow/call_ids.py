@@ -10,7 +10,7 @@ _LISTS = ("messages", "input")
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Number the tool call ids by first use. A body with an id in any other text stays unchanged."""
+    """Number the tool call ids by first use. If any other text contains an id, the body stays unchanged."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_ids(list(lists.values()))))
     if not ids:

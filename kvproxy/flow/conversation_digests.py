@@ -24,12 +24,9 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield a digest of the conversation up to each message.
+    """Yield a digest of the conversation up to each of `messages`, or of the request's messages.
 
     The digest ignores system prompts, reasoning, ids, and the format of tool arguments: clients change them between turns.
-
-    Args:
-        messages: replace the request's messages.
     """
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
@@ -52,7 +49,7 @@ def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[byt
 
 
 def messages_of(body: JsonObject) -> list[JsonObject]:
-    """Return the messages. Items of the Responses API become messages; consecutive output items become one."""
+    """Return the messages. Items of the Responses API become messages; consecutive output items become one message."""
     source = body.get("input")
     if source is None:
         return objects(body.get("messages"))

@@ -26,7 +26,7 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Maximum stored responses to the same prompt that are searched for another tenant's."""
+"""Maximum stored responses to the same prompt that are compared with the request of another tenant."""
 
 
 def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
@@ -34,12 +34,12 @@ def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
         contents, entry = reader.contents(prompt), reader.entry_id(prompt)
-        return contents if contents is not None or store is None or entry is None else _of_entry(store, entry)
+        return contents if contents is not None or store is None or entry is None else _entry_contents(store, entry)
 
     return text_of
 
 
-def _of_entry(store: Store, id: str) -> Mapping[str, Json] | None:
+def _entry_contents(store: Store, id: str) -> Mapping[str, Json] | None:
     entry = store.get(id)
     api = None if entry is None else APIS.get(entry.endpoint)
     if entry is None or api is None:
@@ -58,7 +58,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
-    semantic = await _semantic(answerer, request, key)
+    semantic = await _explain_semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer = "none"
     if freshness in FRESH:
@@ -92,8 +92,8 @@ async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, k
     return False
 
 
-async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> dict[str, Any]:
-    """Report the semantic lookup; `learned` is what the learned policy knows about the namespace."""
+async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> dict[str, Any]:
+    """Report the semantic lookup; `learned` is the learned policy's state for the namespace."""
     cache, settings, control = answerer.semantic, answerer.settings, request.control
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
     report |= {"shadow": False, "neighbours": [], "reason": None}
@@ -130,11 +130,11 @@ async def _semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> d
         served = None if settings.shadow else lookup.chosen
         shown = enumerate(lookup.candidates)
         candidates = [each for place, each in shown if place < _NEAREST or each.verdict != "not compared"]
-        return report | {"neighbours": [_neighbour(each, text, served=each is served) for each in candidates]}
+        return report | {"neighbours": [_neighbour_report(each, text, served=each is served) for each in candidates]}
     return report | {"reason": why}
 
 
-def _neighbour(candidate: Candidate, question: str, *, served: bool) -> dict[str, object]:
+def _neighbour_report(candidate: Candidate, question: str, *, served: bool) -> dict[str, object]:
     why = meaning_of(candidate.verdict, candidate.guard)
     if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
         why += ", and the earlier questions mean the same"

@@ -31,7 +31,7 @@ _STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
-    """Keeps the original answers of recent conversations, and the first order of their tools. Thread-safe."""
+    """Keeps the original answers of recent conversations, and the order of tools in their first request. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -49,7 +49,7 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore answers and the order of tools, and tag the request with the changes. Return it itself if nothing changes."""
+        """Restore answers and the order of tools, and tag the request with the changes, if there are any."""
         if not _has_whole_conversation(request):
             return request
         kinds: list[str] = []

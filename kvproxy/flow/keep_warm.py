@@ -52,7 +52,7 @@ class _Session:
 
     @property
     def tenant_and_hour(self) -> tuple[str, int]:
-        """Return the key of comparable pauses: the tenant, and the hour of the day."""
+        """Pauses have similar lengths within a tenant and an hour of the day."""
         return self.request.tenant, datetime.fromtimestamp(self.ended).hour
 
 
@@ -116,7 +116,7 @@ class KeepWarm:
         return session.last_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
-        """Track the pause after a response."""
+        """Begin to track the pause that follows a response."""
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix

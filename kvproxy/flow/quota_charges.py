@@ -1,7 +1,7 @@
 """Charges a client's quota for a request: first an estimate, after the response the reported usage."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, field, loads
@@ -12,7 +12,7 @@ from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
-"""Estimate for an image or another file."""
+"""Estimated tokens of an image or another file."""
 _FILE = "data:"
 _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -20,11 +20,7 @@ _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 async def send_charged(request: ApiRequest, account: Account, backend: Backend, max_bytes: int) -> BackendResponse:
-    """Send a request to the backend, and charge the account. Errors of the backend are raised, and cost nothing.
-
-    Args:
-        max_bytes: see `open_response`.
-    """
+    """Send a request to the backend, and charge the account. Errors of the backend are raised, and cost nothing."""
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     await account.reserve(estimated)
     try:
@@ -32,25 +28,35 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
     except BaseException:
         account.settle(0)
         raise
-    chunks, close, generated = response.chunks, response.close, 0
-    events = EventReader()
+    generated, events = 0, EventReader()
 
-    async def counted() -> AsyncIterator[bytes]:
+    def count(chunk: bytes) -> None:
         nonlocal generated
+        # An event has about one token.
+        if not response.streams:
+            generated += len(chunk) // BYTES_PER_TOKEN
+        elif len(events) <= max_bytes:
+            generated += len(events.push(chunk))
+
+    _observe(response, count, lambda: account.settle(_cost(response, estimated, generated)))
+    return response
+
+
+def _observe(
+    response: BackendResponse | RelayedResponse, on_chunk: Callable[[bytes], None], on_close: Callable[[], None]
+) -> None:
+    chunks, close = response.chunks, response.close
+
+    async def observed_chunks() -> AsyncIterator[bytes]:
         async for chunk in chunks:
-            # An event has about one token.
-            if not response.streams:
-                generated += len(chunk) // BYTES_PER_TOKEN
-            elif len(events) <= max_bytes:
-                generated += len(events.push(chunk))
+            on_chunk(chunk)
             yield chunk
 
-    async def settled() -> None:
-        account.settle(_cost(response, estimated, generated))
+    async def observed_close() -> None:
+        on_close()
         await close()
 
-    response.chunks, response.close = counted(), settled
-    return response
+    response.chunks, response.close = observed_chunks(), observed_close
 
 
 def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
@@ -64,8 +70,7 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 class UnparsedRequestCharge:
     """Charges for a request of an uncached API: one token per four bytes, or the `usage` of a JSON response.
 
-    Args:
-        content_length: bytes of the body; 0 if unknown.
+    `content_length` is 0 if it is unknown.
     """
 
     def __init__(self, account: Account, content_length: int) -> None:
@@ -103,21 +108,14 @@ class UnparsedRequestCharge:
             raise self._refused from error
 
     def charge_response(self, reply: RelayedResponse) -> RelayedResponse:
-        chunks, close = reply.chunks, reply.close
-        readable = any(name == "content-type" and "json" in value for name, value in reply.headers)
+        is_json = any(name == "content-type" and "json" in value for name, value in reply.headers)
 
-        async def counted() -> AsyncIterator[bytes]:
-            async for chunk in chunks:
-                self._size += len(chunk)
-                if readable and self._size <= _READ_BYTES:
-                    self._body += chunk
-                yield chunk
+        def count(chunk: bytes) -> None:
+            self._size += len(chunk)
+            if is_json and self._size <= _READ_BYTES:
+                self._body += chunk
 
-        async def settled() -> None:
-            self._account.settle(0 if reply.status >= 400 else self._used())
-            await close()
-
-        reply.chunks, reply.close = counted(), settled
+        _observe(reply, count, lambda: self._account.settle(0 if reply.status >= 400 else self._used()))
         return reply
 
     def _used(self) -> int:

@@ -43,7 +43,7 @@ class Revalidator:
         """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Revalidate a response that was served by stale-while-revalidate, unless this is in progress."""
+        """Revalidate the response of a stale-while-revalidate hit, unless the request forbids it or it is in progress."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -55,7 +55,9 @@ class Revalidator:
 
     async def _revalidate(self, exchange: Exchange, entry: Entry) -> None:
         try:
-            response = await send_in_background(await self._own_exchange(exchange, entry), self._join, self._finish)
+            response = await send_in_background(
+                await self._background_exchange(exchange, entry), self._join, self._finish
+            )
             if response is not None and response.status < 400:
                 self.counts["revalidated"] += 1
                 return
@@ -66,7 +68,7 @@ class Revalidator:
         self.counts["failed"] += 1
         await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _own_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
+    async def _background_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
         served = exchange.api_request
         tags = tuple(sorted({*served.control.tags, *entry.tags}))
         control = replace(served.control, tags=tags, confirm=False)

@@ -135,17 +135,17 @@ class SharedRequest:
         while self._size > MAX_UNSENT_BYTES:
             is_large = self._size > self._recorder.limit
             if is_large:
-                self._drop()
-            if self._size - self._progress(min if is_large else max) <= MAX_UNSENT_BYTES:
+                self._drop_read_chunks()
+            if self._size - self._bytes_read_by(min if is_large else max) <= MAX_UNSENT_BYTES:
                 return
             self._client_moved.clear()
             await self._client_moved.wait()
 
-    def _progress(self, which: Callable[[list[int]], int]) -> int:
+    def _bytes_read_by(self, which: Callable[[list[int]], int]) -> int:
         not_started = [0] * (self.num_clients - len(self._bytes_read))
         return which([*self._bytes_read.values(), *not_started] or [self._size])
 
-    def _drop(self) -> None:
+    def _drop_read_chunks(self) -> None:
         if len(self._chunks_read) < self.num_clients:
             return
         read = min(self._chunks_read.values(), default=0) - self._dropped
@@ -189,8 +189,7 @@ class SharedRequest:
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
         """Yield the whole response to one client. Raises the error that ended the response.
 
-        Args:
-            confirm: delay chunks, once a write is pending, until the response is committed.
+        With `confirm`, the last chunks are delayed until the response is committed.
         """
         client = object()
         sent = self._dropped
@@ -256,11 +255,7 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend, identical ones only once.
-
-    Args:
-        shared: leases in PostgreSQL, by which several proxies send a request only once; None for a single proxy.
-    """
+    """Sends requests to the backend, identical ones only once; with leases in PostgreSQL (`shared`) for all proxies."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
@@ -270,7 +265,7 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def is_private(self, exchange: Exchange) -> bool:
-        """Whether the request must not share a response: it requires a fresh one, or it is not stored."""
+        """Whether the request must not share a response: it requires a fresh one, or its response is not stored."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:

@@ -135,11 +135,7 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and stores it if `stores` is true.
-
-    Attributes:
-        limit: maximum bytes of a response that is stored.
-    """
+    """Reads the response of a shared request, and stores it if `stores` is true and it has at most `limit` bytes."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
         self.limit = writer.settings.max_response_bytes

@@ -12,7 +12,7 @@ BlockTokens = tuple[tuple[int, ...], Extra]
 
 
 class HashedPrompt:
-    """A tokenized prompt. Its block hashes are cached."""
+    """A tokenized prompt. It computes its block hashes once."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)

@@ -90,12 +90,9 @@ class Mirror:
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the ranks that reset their cache after `before`, but have not published it.
+        """Clear the ranks that were reset but have not published it; `before` is `num_resets()` before the reset.
 
-        vLLM responds to a reset request before its next step publishes the reset.
-
-        Args:
-            before: result of `num_resets()` before the request.
+        vLLM responds to a reset before its next step publishes it.
         """
         for subscriber, num_resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.num_resets == num_resets:

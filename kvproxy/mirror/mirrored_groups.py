@@ -1,4 +1,4 @@
-"""KV cache groups of a mirrored engine, for `blocks.longest_prefix`."""
+"""KV cache groups of a mirrored engine, which `blocks.longest_prefix` searches."""
 
 from collections.abc import Sequence
 from math import gcd

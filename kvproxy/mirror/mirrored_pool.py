@@ -119,11 +119,7 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of one publisher.
-
-    Attributes:
-        unknown_removals: number of removals of unknown blocks, which indicate lost events.
-    """
+    """The pools of one publisher. Removals of unknown blocks indicate lost events."""
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}

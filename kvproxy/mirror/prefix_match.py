@@ -28,7 +28,7 @@ class MirrorMatch:
     """The cached prefix of a prompt in one rank.
 
     Attributes:
-        blocks: its blocks in the first KV cache group.
+        blocks: the prefix's blocks in the first KV cache group.
         hashes: block hashes that the proxy computes.
         hashes_match: the engine publishes the same hashes; None if no block matched.
         group: the first KV cache group.
@@ -50,11 +50,7 @@ class MirrorMatch:
 
 
 class CachedChains(NamedTuple):
-    """Cached tokens after the cached prefix of a prompt.
-
-    Attributes:
-        chains: token ids of each cached continuation; the most similar to the prompt comes first.
-    """
+    """Token ids of all cached chains after the cached prefix of a prompt; the most similar to the prompt comes first."""
 
     prefix_tokens: int
     chains: list[list[int]]

@@ -14,7 +14,7 @@ from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
-"""Hashed batches that are kept: as many as vLLM's replay buffer has by default."""
+"""Hashes of applied batches that are kept: as many as vLLM's replay buffer has batches by default."""
 MAX_REPLAY_ATTEMPTS = 3
 """Consecutive failed replays after which missing batches count as lost."""
 
@@ -43,7 +43,7 @@ class Sequencer:
 
     Attributes:
         next: number of the next batch.
-        replay_from: first batch of a necessary replay.
+        replay_from: number of the first batch to request in a replay; None if no replay is necessary.
         complete: all batches since the publisher's start or last reset were applied.
         is_unverified: after a reconnect, until the replay shows whether the publisher restarted.
     """
@@ -66,7 +66,7 @@ class Sequencer:
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Request a replay of all batches, or clear the state without one: the publisher may have restarted."""
+        """Request a replay of all batches, because the publisher may have restarted. Without a replay, clear the state."""
         if self._has_replay:
             self.is_unverified = self.next > 0
             self._request_replay(0)

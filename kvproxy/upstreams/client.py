@@ -57,7 +57,7 @@ class UpstreamClient:
 
         Args:
             seconds: timeout for the whole response.
-            queued: take a place in the queue of client requests.
+            queued: wait in the queue of client requests.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
@@ -82,7 +82,7 @@ class UpstreamClient:
         return await self.forward("POST", path, headers, request.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Send a client's request in its turn. Raises InvalidRequest, Overloaded, or UpstreamError."""
+        """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError."""
         if not path.startswith("/"):
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()

@@ -83,7 +83,7 @@ class Fleet:
         return await self._first().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API to the first available engine, where uploaded files are."""
+        """Forward a request of an uncached API, always to the first available engine, which has the uploaded files."""
         return await self._first().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:

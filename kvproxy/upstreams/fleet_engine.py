@@ -68,11 +68,7 @@ class EngineStatus:
 
 
 class FleetEngine:
-    """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid.
-
-    Attributes:
-        llama: detects llama.cpp; None if the engine publishes KV events.
-    """
+    """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid."""
 
     def __init__(
         self,
@@ -91,6 +87,7 @@ class FleetEngine:
         self._generated = None if self.mirror is None else GeneratedTokens(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
+        """None if the engine publishes KV events."""
         self._probe_timeout = routing.health_timeout
         self._outage_logged = False
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
@@ -185,7 +182,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the engine's cached prefix of the prompt, and its load. The block hashes must be computed."""
+        """Return the engine's cached prefix of a prompt, and its load. Call `compute_hashes` for the prompt first."""
         matched = None
         if self.mirror is not None and prompt is not None:
             match = self.mirror.match_prefix(prompt)

@@ -1,7 +1,7 @@
 """Restores the tokens that vLLM generated for earlier answers of a conversation.
 
 The tokenizer may split an answer into other tokens than the engine generated. The cached prefix ends there. The mirror
-has the generated tokens: if they decode to the same text, they replace the tokenizer's.
+has the generated tokens: if they decode to the same text, they replace the tokenizer's tokens.
 
 vLLM renders the prompt (`/render`, with `--enable-scale-out`). The request carries the restored prompt in
 `kv_transfer_params.prompt_token_ids`; vLLM still parses reasoning and tool calls.
@@ -119,7 +119,7 @@ class GeneratedTokens:
         return None
 
     async def _tokenize_rest(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
-        """Tokenize the text after its beginning. If this ends within a character, return all possible continuations."""
+        """Tokenize the text after its beginning; several results are possible if `beginning` ends within a character."""
         if text.startswith(beginning):
             return [await self._tokenize(text[len(beginning) :], request)]
         place = len(beginning.rstrip(_INCOMPLETE))

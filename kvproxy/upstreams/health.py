@@ -1,15 +1,11 @@
-"""Health of an engine: ejected after consecutive failures, restored by the first success."""
+"""Health of an engine: consecutive failures eject it, and the first success restores it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Health:
-    """Health of one engine.
-
-    Attributes:
-        eject_after: consecutive failures before ejection; 1 until the engine has responded once.
-    """
+    """Health of one engine. `eject_after` failures eject it; before its first response, one failure does."""
 
     eject_after: int = 3
     failures: int = 0

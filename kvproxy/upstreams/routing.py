@@ -14,9 +14,9 @@ _POINTS = 160
 DECODE_TOKENS = 128
 """Load of the decode phase of one request."""
 MISS_COST = 8.0
-"""Cost of an uncached prompt token relative to one of other requests in flight; see docs/routing.md."""
+"""Weight of a request's own uncached tokens against the engine's load; see docs/routing.md."""
 LOAD_SLACK = 1.25
-"""An engine with more than this multiple of its share of the load receives no new key: consistent hashing with bounded loads
+"""An engine above this multiple of its share of the load gets no new conversation: consistent hashing with bounded loads
 (Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
@@ -45,7 +45,7 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
-    """Load of one engine: uncached prompt tokens until the first chunk, and `DECODE_TOKENS` per request."""
+    """Load of one engine: uncached prompt tokens of requests before their first chunk, and `DECODE_TOKENS` per request."""
 
     tokens: float = 0.0
     requests: int = 0
@@ -91,11 +91,7 @@ class EngineCandidate:
 
 
 def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first.
-
-    Args:
-        order: names in the ring's order, which decides between equal costs.
-    """
+    """Return the names of the engines, the best first. At equal cost, the ring's `order` decides."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched_tokens for candidate in candidates):
 

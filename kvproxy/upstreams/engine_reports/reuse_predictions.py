@@ -12,7 +12,7 @@ class ReuseStats:
     """Reports of one engine for one model.
 
     Attributes:
-        exact, too_high, too_low: predictions by result.
+        exact, too_high, too_low: numbers of predictions by result.
         tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """
 

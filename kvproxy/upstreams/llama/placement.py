@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
 
 _MAX_BYTES = 4 * 2**20
-"""Longer responses are not captured; then only the prompt of the slot's tokens is known."""
+"""Longer responses are not captured; the generated tokens in the slot are then unknown."""
 _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 

@@ -147,7 +147,7 @@ class LlamaServer:
             prompt = await self.client.tokenize_request(request)
             await self.refresh()
             leased = await self.table.lease(
-                lambda free: self.choose(prompt, free), required_id, self.settings.queue_timeout
+                lambda free: self.choose_slot(prompt, free), required_id, self.settings.queue_timeout
             )
         except KvproxyError as error:
             _log.debug("%s chooses the slot itself: %s", self.url, error.message)
@@ -172,8 +172,8 @@ class LlamaServer:
             _log.info("%s restarted with empty slots", self.url)
             await self.identify()
 
-    def choose(self, prompt: Tokens, slots: list[Slot]) -> SlotChoice | None:
-        prefixes = self.saver.prefixes() if self.saver else []
+    def choose_slot(self, prompt: Tokens, slots: list[Slot]) -> SlotChoice | None:
+        prefixes = self.saver.saved_prefixes() if self.saver else []
         return choose_slot(prompt, slots, prefixes, self.settings.min_tokens)
 
     def release(self, slot: Slot) -> None:

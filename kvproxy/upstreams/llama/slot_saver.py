@@ -40,7 +40,7 @@ class SlotSaver:
     def is_enabled(self) -> bool:
         return self.failed < MAX_FAILURES
 
-    def prefixes(self) -> list[tuple[str, Tokens]]:
+    def saved_prefixes(self) -> list[tuple[str, Tokens]]:
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
@@ -140,7 +140,7 @@ class SlotSaver:
             for file in unused:
                 if self.files.total_bytes > self._max_bytes and self.files.reserve(file.name):
                     await self._overwrite(slot, file)
-            if name in dict(self.prefixes()):
+            if name in dict(self.saved_prefixes()):
                 restored = await self._client.restore(slot.id, name)
         except UpstreamError as error:
             _log.warning("%s: unused files of slots were not shrunk: %s", self._url, error.message)

@@ -99,7 +99,7 @@ class SlotView:
             prompt = await server.client.tokenize_request(request)
         except KvproxyError as error:
             return PrefixReport(reason=error.message)
-        choice = server.choose(prompt, list(server.table.slots.values()))
+        choice = server.choose_slot(prompt, list(server.table.slots.values()))
         if choice is None:
             return PrefixReport(reason="the server reported no slot")
         in_slot = reusable_tokens(choice.kept, prompt)

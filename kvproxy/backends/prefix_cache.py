@@ -132,7 +132,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset. `pinned` and `used` blocks prevent it; both are numbers."""
+    """The result of a reset. `pinned` and `used` are the numbers of blocks that prevent it."""
 
     reset: bool
     pinned: int | None = None
@@ -154,7 +154,7 @@ class PrefixCache:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """Return `limit` branches below the block `parent` (None: the roots), and the number of all."""
+        """Return `limit` branches from index `start` below the block `parent` (None: the roots), and the number of all."""
         raise no_events_error()
 
     async def chains(self) -> list[ChainRow]:

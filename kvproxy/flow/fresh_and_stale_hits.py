@@ -34,7 +34,7 @@ class CacheLookup:
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
         """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry`."""
-        with _failures_recorded(exchange):
+        with _failures_logged(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
             if entry is None:
@@ -73,7 +73,7 @@ class CacheLookup:
         return await self.find_semantic(exchange, failed=True)
 
     async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
-        with _failures_recorded(exchange):
+        with _failures_logged(exchange):
             return await self.replay(exchange, entry, stale=stale)
         return None
 
@@ -95,7 +95,7 @@ class CacheLookup:
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
-        with _failures_recorded(exchange):
+        with _failures_logged(exchange):
             if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
                 return None
             seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
@@ -158,7 +158,7 @@ class CacheLookup:
 
 
 @contextmanager
-def _failures_recorded(exchange: Exchange) -> Iterator[None]:
+def _failures_logged(exchange: Exchange) -> Iterator[None]:
     """Log an exception of a lookup, and set `lookup_failed`. The request continues without the cache."""
     try:
         yield

@@ -19,12 +19,14 @@ _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key
 _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
-async def send_charged(request: ApiRequest, account: Account, backend: Backend, max_bytes: int) -> BackendResponse:
+async def send_charged(
+    request: ApiRequest, account: Account, backend: Backend, max_response_bytes: int
+) -> BackendResponse:
     """Send a request to the backend, and charge the account. Errors of the backend are raised, and cost nothing."""
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     await account.reserve(estimated)
     try:
-        response = open_response(request, await backend.send(request), max_bytes)
+        response = open_response(request, await backend.send(request), max_response_bytes)
     except BaseException:
         account.settle(0)
         raise
@@ -35,7 +37,7 @@ async def send_charged(request: ApiRequest, account: Account, backend: Backend, 
         # An event has about one token.
         if not response.streams:
             generated += len(chunk) // BYTES_PER_TOKEN
-        elif len(events) <= max_bytes:
+        elif len(events) <= max_response_bytes:
             generated += len(events.push(chunk))
 
     _observe(response, count, lambda: account.settle(_cost(response, estimated, generated)))

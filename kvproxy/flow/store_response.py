@@ -150,7 +150,7 @@ class ResponseRecorder:
         return complete
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the response, after it is complete or has ended."""
+        """Begin to store the response after its end. Return None if it is incomplete, or must not be stored."""
         try:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None

@@ -73,7 +73,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of all ranks whose state is valid."""
+        """Return the pools of all ranks that have a valid state, see `EventSubscriber.has_valid_state`."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:

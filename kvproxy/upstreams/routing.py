@@ -33,7 +33,7 @@ class Ring:
         )
 
     def order(self, key: bytes) -> list[str]:
-        """Return all engines, the key's owner first."""
+        """Return all engines in the order in which they follow the key on the ring."""
         start = bisect.bisect(self._points, (xxhash.xxh3_64_intdigest(key), ""))
         found: dict[str, None] = {}
         for step in range(len(self._points)):

@@ -43,7 +43,7 @@ class SlotFile:
 
 
 class SlotFiles:
-    """The slot files of one server; the database is shared by all servers. Raises sqlite3.Error."""
+    """The slot files of one server, in a database for all servers. The constructor raises sqlite3.Error."""
 
     def __init__(
         self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None

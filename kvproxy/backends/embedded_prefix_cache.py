@@ -83,8 +83,8 @@ class EmbeddedPrefixCache(PrefixCache):
     async def pins(self) -> list[PinRow]:
         return await self._worker.pins(Pins.list)
 
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        chain = await self._chain(request, leaf)
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
+        chain = await self._chain(request, leaf_hash)
         size, block = len(chain.tokens) - 1, self._worker.block_size
         if request is not None and size < block:
             raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
@@ -97,14 +97,16 @@ class EmbeddedPrefixCache(PrefixCache):
 
         return await self._worker.pins(pin)
 
-    async def _chain(self, request: ApiRequest | None, leaf: str | None) -> CacheRequest:
+    async def _chain(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
         if request is not None:
             generation = await self._backend.generation_request(request)
             # A lookup never matches the last token, so add one.
             return self._backend.cache_request("pin", generation, 0)
-        found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf)) if leaf else None
+        found = None
+        if leaf_hash:
+            found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf_hash))
         if found is None:
-            raise NotFound(f"no cached block has a hash that begins with {leaf!r}: see blocks chains")
+            raise NotFound(f"no cached block has a hash that begins with {leaf_hash!r}: see blocks chains")
         return found
 
     async def unpin(self, name: str) -> bool:

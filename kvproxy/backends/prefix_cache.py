@@ -177,8 +177,8 @@ class PrefixCache:
         """List the pinned prompts, whose blocks are never evicted."""
         raise _no_blocks_error()
 
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf: str | None) -> int:
-        """Pin the prompt of a request, or the one whose last block has the hash `leaf`; return its tokens."""
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
+        """Pin the request's prompt, or the chain whose last hash begins with `leaf_hash`; return the number of tokens."""
         raise _no_blocks_error()
 
     async def unpin(self, name: str) -> bool:

@@ -53,7 +53,7 @@ class HistoryRepair:
         if not _has_whole_conversation(request):
             return request
         kinds: list[str] = []
-        body = self._with_tools(request, kinds)
+        body = self._restore_tool_order(request, kinds)
         name = "input" if request.api.name == "responses" else "messages"
         if isinstance(sent := body.get(name), list) and len(objects(sent)) < len(sent):
             return request
@@ -69,7 +69,7 @@ class HistoryRepair:
         tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(kinds)))
         return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
-    def _with_tools(self, request: ApiRequest, kinds: list[str]) -> JsonObject:
+    def _restore_tool_order(self, request: ApiRequest, kinds: list[str]) -> JsonObject:
         tools = objects(request.body.get("tools"))
         if len(tools) < 2:
             return request.body

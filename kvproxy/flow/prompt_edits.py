@@ -36,7 +36,7 @@ def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiReques
 def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
-        ordered: list[Json] = [*sorted(tools, key=_tool_name)]
+        ordered: list[Json] = [*sorted(tools, key=_tool_sort_key)]
         return {**body, "tools": ordered} if ordered != tools else None
     changed, spans = _without_spans(body, edit)
     if not spans:
@@ -95,6 +95,6 @@ def _append_text(content: Json, span: str) -> Json:
     return f"{content or ''}\n\n{span}"
 
 
-def _tool_name(tool: JsonObject) -> str:
+def _tool_sort_key(tool: JsonObject) -> str:
     name = field(tool.get("function"), "name") or tool.get("name")
     return f"{name} {dumps(tool).decode()}"

@@ -180,7 +180,7 @@ class Sequencer:
             self._replayed_all = True
         self._num_failures = 0
         self.is_unverified = self.is_unverified and self.replay_from is not None
-        self._resume()
+        self._apply_held_batches()
 
     def fail_replay(self) -> None:
         """Request a replay again after a timeout; after several, accept the loss."""
@@ -190,9 +190,9 @@ class Sequencer:
         elif self._held:
             self._num_failures = 0
             self._skip_to(min(self._held))
-        self._resume()
+        self._apply_held_batches()
 
-    def _resume(self) -> None:
+    def _apply_held_batches(self) -> None:
         self._replay = None
         held, self._held = self._held, {}
         for each in sorted(held.items()):

@@ -19,7 +19,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
-from kvproxy.upstreams.generated_tokens import GeneratedTokens
+from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.routing import EngineCandidate, Load
 
@@ -84,7 +84,7 @@ class FleetEngine:
         self.load = Load()
         self.sent = 0
         self.mirror = _make_mirror(server)
-        self._generated = None if self.mirror is None else GeneratedTokens(self.client, self.mirror)
+        self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
         """None if the engine publishes KV events."""

@@ -39,7 +39,7 @@ _INCOMPLETE = "\ufffd"
 _log = logging.getLogger("kvproxy")
 
 
-class GeneratedTokens:
+class TokenRestorer:
     def __init__(self, client: UpstreamClient, mirror: "Mirror") -> None:
         self._client = client
         self._mirror = mirror

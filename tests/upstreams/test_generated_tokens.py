@@ -18,7 +18,7 @@ from kvproxy.errors import UpstreamUnreachable
 from kvproxy.mirror.event_decoder import EventBatch, StoredEvent
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.mirror.mirrored_pool import MirrorState
-from kvproxy.upstreams.generated_tokens import GeneratedTokens
+from kvproxy.upstreams.generated_tokens import TokenRestorer
 
 SIZE = 8
 WORDS = "cache block prefix engine token queue chain evict hash pool ünïcode 漢字 model".split()
@@ -40,7 +40,7 @@ class Vllm:
         self.calls: list[str] = []
         self.url = "http://vllm"
         self.failure: Callable[[], tuple[int, Any]] | None = None
-        self.tokens = GeneratedTokens(self, self.mirror)  # type: ignore[arg-type]
+        self.tokens = TokenRestorer(self, self.mirror)  # type: ignore[arg-type]
 
     async def call(self, method: str, path: str, body: Any, headers: Any, seconds: float) -> tuple[int, Any]:
         self.calls.append(path)

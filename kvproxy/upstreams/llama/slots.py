@@ -151,7 +151,7 @@ class SlotTable:
                 self.slots[state.slot] = Slot(state.slot)
                 self.slots[state.slot].update(b"", state)
             elif self._is_current(state, versions):
-                self._compare(self.slots[state.slot], state)
+                self._update_unlocked(self.slots[state.slot], state)
         return restarted
 
     def _is_current(self, state: SlotState, versions: dict[int, int]) -> bool:
@@ -162,7 +162,7 @@ class SlotTable:
         known = self.slots[state.slot].task
         return known is not None and (state.task is None or state.task < known)
 
-    def _compare(self, slot: Slot, state: SlotState) -> None:
+    def _update_unlocked(self, slot: Slot, state: SlotState) -> None:
         if (state.task, state.tokens) == (slot.task, slot.tokens):
             slot.busy = state.busy
             return

@@ -144,22 +144,6 @@ def test_a_truncated_or_empty_list_prints_a_note(tmp_path: Path) -> None:
     assert empty.stderr == "no response is stored\n"
 
 
-def test_a_terminal_truncates_only_the_prompt(tmp_path: Path) -> None:
-    prompt = "What is a block\tand\nwhat is it good for? " * 5
-    entry = make_entry(
-        prompt, namespace="n" * 64, model="a-model/with-a-rather-long-name", created=time.time() - 3 * 86_400
-    )
-    path = stored(tmp_path / "a.db", entry)
-    header, row = kvproxy("cache", "ls", "--store", path).stdout.splitlines()
-    assert header.split("\t") == ["Id", "Age", "Hits", "Model", "Namespace", "Prompt"]
-    assert row.split("\t") == [entry.id, "3d", "0", entry.model, "n" * 64, " ".join(prompt.split())]
-    _, row = kvproxy("cache", "ls", "--store", path, FORCE_COLOR="1", COLUMNS="80").stdout.splitlines()
-    shown = row.split()
-    assert [entry.id[:12], "3d", "0", entry.model] == shown[:4]
-    assert row.rstrip().endswith("…")
-    assert len(row) == max(80, row.index("What") + 20)
-
-
 def test_an_entry_id_never_selects_another_route(tmp_path: Path) -> None:
     """With one entry, an export has the form of that entry."""
     with proxied(tmp_path) as url:

@@ -7,8 +7,7 @@ import pytest
 
 from kvproxy.charts import Chart, ChartLine, draw, save
 from kvproxy.settings import load_settings
-from tests.commands.run import ROOT, ask, command, kvproxy, variables
-from tests.commands.terminal import terminal
+from tests.commands.run import ROOT, ask, kvproxy
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 
@@ -70,18 +69,6 @@ def test_an_empty_chart_is_drawn() -> None:
 def test_charts_are_saved(tmp_path: Path, suffix: str) -> None:
     save(CHARTS, tmp_path / f"charts.{suffix}")
     assert (tmp_path / f"charts.{suffix}").stat().st_size > 5_000
-
-
-def test_a_simulation_draws_at_a_terminal_only(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    lines = [
-        f'{{"timestamp": {n}, "input_length": 1024, "output_length": 1, "hash_ids": [{n % 3}, {n % 7 + 3}]}}'
-        for n in range(50)
-    ]
-    trace.write_text("\n".join(lines) + "\n")
-    with terminal(command("simulate", str(trace)), (80, 60), variables("", {"TERM": "xterm-256color"})) as screen:
-        shown = screen.shows("tokens in the pool", "unlimited pool")
-    assert all(len(line) <= 80 for line in shown.splitlines())
 
 
 def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:

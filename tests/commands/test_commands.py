@@ -1,6 +1,5 @@
 """Commands with the demo proxy or a store on disk."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -57,22 +56,6 @@ def test_unknown_statistics_have_a_readable_label() -> None:
     assert dict(label_statistics(values, "cache")) == {
         "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.5",
     }  # fmt: skip
-
-
-def test_warm_fills_both_caches_and_can_be_continued(demo: Demo, tmp_path: Path) -> None:
-    url = demo[0]
-    plain = tmp_path / "prompts.txt"
-    plain.write_text("What is an idle block?\n\nWhat is usage?\n")
-    first, again = (result("warm", plain, "--system", "Warm me. " * 30, url=url) for _ in range(2))
-    assert (first["computed_and_stored"], first["failed"], again["exact_hits"]) == (2, 0, 2)
-    assert first["prompt_tokens"] > 0
-    batch = tmp_path / "batch.jsonl"
-    body = {"messages": [{"role": "user", "content": "What is a salt?"}]}
-    request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
-    batch.write_text("\n".join(json.dumps(request | {"body": body | more}) for more in ({}, {"max_tokens": -1})))
-    done = kvproxy("warm", batch, url=url)
-    assert (done.returncode, "line 2: max_tokens must be at least 1" in done.stderr) == (1, True)
-    assert 'detail="exact"' in ask(url, "What is a salt?").headers["cache-status"]
 
 
 @pytest.mark.parametrize(

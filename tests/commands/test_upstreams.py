@@ -184,13 +184,6 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
 
 
-def test_an_invalid_url_is_rejected_before_slow_imports() -> None:
-    for arguments in (("serve", "--port", 0), ("doctor",)):
-        done = kvproxy(*arguments, "--upstream", "127.0.0.1:8000")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "write http://127.0.0.1:8000" in done.stderr
-
-
 def test_serve_reads_the_settings_of_its_data_folder(demo: tuple[str, Services], tmp_path: Path) -> None:
     port = demo[0].rsplit(":", 1)[1]
     (tmp_path / "kvproxy.toml").write_text(f"port = {port}")

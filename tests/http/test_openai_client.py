@@ -167,15 +167,6 @@ async def test_equal_request_ids_do_not_meet_in_the_engine(demo: Demo) -> None:
     assert second.startswith("Decode produces")
 
 
-def test_scores_of_the_prompt_stand_beside_the_choices(client: openai.OpenAI) -> None:
-    answer = ask(client, "What is a hash?", temperature=0, max_tokens=2, extra_body={"prompt_logprobs": 1}).parse()
-    scores = answer.model_extra["prompt_logprobs"]
-    assert len(scores) == answer.usage.prompt_tokens
-    assert scores[0] is None
-    assert all(score for score in scores[1:])
-    assert "prompt_logprobs" not in ask(client, "What is a hash?", temperature=0, max_tokens=2).parse().model_extra
-
-
 @pytest.mark.parametrize(
     ("headers", "options", "status"),
     [

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -79,19 +78,6 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
         assert await cache.get("a") is not None
         now[0] += 45
         assert await cache.get("a") is None
-
-
-async def test_answers_survive_a_restart_and_can_be_exported(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-    async with open_async_cache(path, EXACT) as cache:
-        await cache.set("a \U0001f642 question", "an answer\u2028of two lines", namespace="n")
-    async with open_async_cache(path, EXACT) as cache:
-        hit = await cache.get("a \U0001f642 question", namespace="n")
-        assert hit is not None
-        assert hit.answer == "an answer\u2028of two lines"
-        document = next(cache._cache.store.entries()).document()
-        assert json.loads(json.dumps(document))["response"] == hit.answer
-        assert cache._cache.store.stats()["hits"] == 1
 
 
 def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:

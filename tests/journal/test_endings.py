@@ -226,13 +226,6 @@ def test_clients_that_are_turned_away(tmp_path: Path) -> None:
         assert (last(services, "who").reason, last(services, "who").client) == ("refused-key", None)
 
 
-def test_an_upstream_that_cannot_be_reached(tmp_path: Path) -> None:
-    with proxy(tmp_path, "http://127.0.0.1:9") as (address, services):
-        assert post(address, "away", ask("cold")).status_code == 502
-        record = last(services, "away")
-        assert (record.layer, record.reason, record.status) == ("error", "error-upstream", 502)
-
-
 def test_a_model_that_is_not_served_is_the_clients_error(demo: tuple[str, Services]) -> None:
     url, services = demo
     assert post(url, "no-model", ask("Which model?", model="nope")).status_code == 404

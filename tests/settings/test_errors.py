@@ -80,7 +80,8 @@ def test_an_error_names_its_flag(tmp_path: Path, flag: str, value: str) -> None:
     assert done.stderr.endswith(f"({flag})\n"), done.stderr
 
 
-def test_a_variable_without_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPROXY_ACCESS__ORIGINS", "https://a")
-    with pytest.raises(SettingsError, match=r"^KVPROXY_ACCESS__ORIGINS must contain JSON"):
+def test_a_variable_without_json_is_named_without_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROXY_UPSTREAMS", "http://SECRET@a")
+    with pytest.raises(SettingsError, match=r"^KVPROXY_UPSTREAMS must contain JSON") as caught:
         load_settings(data=tmp_path)
+    assert "SECRET" not in caught.value.message

@@ -1,11 +1,8 @@
-"""Breakpoints of requests to Anthropic: the rules of the provider, their gain, and the real client."""
+"""Breakpoints of requests to Anthropic: the rules of the provider, and equal prompts."""
 
 import json
-import sqlite3
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +11,8 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.apis.request_directives import Control
 from kvproxy.flow.breakpoints import with_breakpoints
-from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
-from tests.anthropic_upstream import AnthropicUpstream, _blocks, _broken_rule
-from tests.servers import run_proxy, run_upstream
+from tests.anthropic_upstream import _blocks, _broken_rule
 
 LONG = "word " * 2_000
 MODEL = "claude-test"
@@ -139,36 +134,3 @@ def test_every_request_obeys_the_rules_and_reads_the_same(
     if changed.body is not body:
         assert _broken_rule(list(_blocks(changed.body))) is None
     assert unmarked(changed.body) == unmarked(body)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_real_client_reads_its_history_from_the_cache(tmp_path: Path, stream: bool) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    upstream = AnthropicUpstream()
-    with run_upstream(upstream.answer) as url:
-        rules = ({"name": "claude", "path": "/v1/messages", "breakpoints": "5m"},)
-        settings = load_settings(data=tmp_path, upstream=url, rules=rules, cache={"semantic": False})
-        with run_proxy(settings) as (proxy, _), anthropic.Anthropic(api_key="k", base_url=proxy) as client:
-            messages: list[Any] = [{"role": "user", "content": "question " * 50}]
-            for number in range(5):
-                given = {"model": MODEL, "max_tokens": 99, "system": LONG, "messages": messages}
-                if stream:
-                    with client.messages.stream(**given) as events:
-                        answer = events.get_final_message()
-                else:
-                    answer = client.messages.create(**given)
-                assert answer.content[0].text == "Yes."
-                messages += [
-                    {"role": "assistant", "content": answer.content},
-                    {"role": "user", "content": f"{number} " * 50},
-                ]
-    assert not upstream.refused
-    for before, usage in zip(upstream.usages, upstream.usages[1:], strict=False):
-        assert (
-            usage["cache_read_input_tokens"]
-            == before["cache_read_input_tokens"] + before["cache_creation_input_tokens"]
-        )
-        assert usage["cache_creation_input_tokens"] < 200
-    with sqlite3.connect(tmp_path / "journal.db") as journal:
-        tags = {row[0] for row in journal.execute("select tags from requests")}
-    assert tags == {"breakpoints:1 system + 1 messages", "breakpoints:1 system + 2 messages"}

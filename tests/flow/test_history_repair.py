@@ -1,4 +1,4 @@
-"""Restored answers: each change of a client, the changes that stay, and both real clients."""
+"""Restored answers: each change of a client, the changes that stay, and the real client of Anthropic."""
 
 import json
 import random
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
@@ -266,49 +264,3 @@ def test_the_anthropic_client_that_drops_reasoning_reads_its_whole_history(tmp_p
     with sqlite3.connect(tmp_path / "journal.db") as journal:
         tags = [row[0] for row in journal.execute("select tags from requests order by number")]
     assert "repaired:reasoning" in tags[1]
-
-
-async def _reasoning_upstream(request: Request) -> Response:
-    """A server with reasoning, such as vLLM."""
-    if request.method == "GET":
-        return JSONResponse({"object": "list", "data": []})
-    body = json.loads(await request.body())
-    BODIES.append(body)
-    message = {"role": "assistant", "content": "Yes.\n", "reasoning_content": f"Thoughts {len(BODIES)}."}
-    head = {"id": "1", "created": 1, "model": "m"}
-    if not body.get("stream"):
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        return JSONResponse({**head, "object": "chat.completion", "choices": choices})
-    deltas = [{"role": "assistant"}, {"reasoning_content": message["reasoning_content"]}, {"content": "Yes.\n"}]
-    chunks = [
-        {**head, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]} for delta in deltas
-    ]
-    chunks[-1]["choices"][0]["finish_reason"] = "stop"
-    return StreamingResponse(
-        iter([*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]),
-        media_type="text/event-stream",
-    )
-
-
-BODIES: list[Any] = []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_openai_client_that_drops_reasoning_continues_the_original(tmp_path: Path, stream: bool) -> None:
-    openai = pytest.importorskip("openai")
-    BODIES.clear()
-    with run_upstream(_reasoning_upstream) as url:
-        settings = load_settings(data=tmp_path, upstream=url, rules=(RULE,), cache={"semantic": False})
-        with run_proxy(settings) as (proxy, _), openai.OpenAI(api_key="k", base_url=f"{proxy}/v1") as client:
-            messages: list[Any] = [{"role": "user", "content": "Hi"}]
-            for number in range(3):
-                answer = client.chat.completions.create(model="m", messages=messages, stream=stream)
-                text = (
-                    "".join(c.choices[0].delta.content or "" for c in answer)
-                    if stream
-                    else answer.choices[0].message.content
-                )
-                messages += [{"role": "assistant", "content": text.strip()}, {"role": "user", "content": f"{number}"}]
-    for number, body in enumerate(BODIES[1:], 1):
-        last = {"role": "assistant", "content": "Yes.\n", "reasoning_content": f"Thoughts {number}."}
-        assert body["messages"][:-1] == [*BODIES[number - 1]["messages"], last]

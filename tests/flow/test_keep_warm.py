@@ -99,26 +99,22 @@ def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule
     assert pings(upstream) == []
 
 
-def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path) -> None:
-    upstream = AnthropicUpstream()
-    with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=600) as (client, services):
-        services.answerer.keep_warm.interval = 0.1
-        for number in range(4):
-            ask(client, f"{number}")
-        time.sleep(0.6)
-    assert len(pings(upstream)) == 1
+PRICES = {"prices": {"claude*": {"input": 3, "cached": 0.3}}}
 
 
 @pytest.mark.parametrize(
-    ("money", "prices", "sent"), [(0.0005, True, 1), (100, True, 4), (100, False, 0), (0, True, 0)]
+    ("budget", "journal", "sent"),
+    [
+        ({"keep_warm_tokens": 600}, {}, 1),
+        ({"keep_warm_money": 0.0005}, PRICES, 1),
+        ({"keep_warm_money": 100}, PRICES, 4),
+        ({"keep_warm_money": 100}, {}, 0),
+        ({"keep_warm_money": 0}, PRICES, 0),
+    ],
 )
-def test_the_budget_may_be_money(tmp_path: Path, money: float, prices: bool, sent: int) -> None:
+def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path, budget: Any, journal: Any, sent: int) -> None:
     upstream = AnthropicUpstream()
-    journal = {"prices": {"claude*": {"input": 3, "cached": 0.3}} if prices else {}}
-    with proxied(tmp_path, upstream, 400, journal=journal, breakpoints="5m", keep_warm_money=money) as (
-        client,
-        services,
-    ):
+    with proxied(tmp_path, upstream, 400, journal=journal, breakpoints="5m", **budget) as (client, services):
         services.answerer.keep_warm.interval = 0.1
         for number in range(4):
             ask(client, f"{number}")

@@ -1,6 +1,5 @@
 """What our publisher sends, read by a consumer that knows only vLLM's description of the wire."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -116,31 +115,3 @@ def test_an_address_in_use_is_refused() -> None:
             KVEventPublisher(first.endpoint)
     finally:
         first.close()
-
-
-def test_several_late_subscribers_cause_one_snapshot(context: "zmq.Context[Any]") -> None:
-    asked = threading.Semaphore(0)
-    publisher = KVEventPublisher(LOCAL, LOCAL, buffer=2, request_snapshot=asked.release)
-    try:
-        assert publisher.replay is not None
-        for number in range(4):
-            publisher.publish([BlockStored((bytes([number]) * 32,), None, (1, number), 2)])
-        # The publisher's thread takes the batches one by one, and may be asked in between.
-        for _ in range(1_000):
-            if replay(context, publisher.replay, 0)[0][2] == (2).to_bytes(8, "big"):
-                break
-        for _ in range(2):
-            replay(context, publisher.replay, 0)
-        assert asked.acquire(timeout=60)
-        assert not asked.acquire(timeout=0.2)
-        publisher.publish_snapshot([STORED])
-        for number in range(4):
-            publisher.publish([BlockRemoved((bytes([number]) * 32,))])
-        # It is out of the buffer again as soon as these are sent.
-        for _ in range(50):
-            replay(context, publisher.replay, 0)
-            if asked.acquire(timeout=0.1):
-                return
-        pytest.fail("no further snapshot was requested")
-    finally:
-        publisher.close()

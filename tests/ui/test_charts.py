@@ -89,26 +89,6 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
     assert len({told(label).split(": ")[0] for label in CHARTS}) == 1
 
 
-def test_marks_of_time_are_round_and_times_have_one_unit_and_three_figures(
-    page: Page, hour: tuple[str, Services]
-) -> None:
-    page.open(hour[0])
-    page.until(lambda: page.all(f"{chart(CHARTS[0])} canvas"))
-    script = """
-    const texts = []; const write = CanvasRenderingContext2D.prototype.fillText;
-    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { texts.push(text); write.call(this, text, ...rest); };
-    window.dispatchEvent(new Event("theme"));
-    const done = arguments[0];
-    requestAnimationFrame(() => setTimeout(() => { CanvasRenderingContext2D.prototype.fillText = write; done(texts); }, 50));
-    """
-    marks = [text for text in page.driver.execute_async_script(script) if ":" in text]
-    assert len(marks) >= 6
-    assert all(mark[-1] in "05" for mark in marks), marks
-    script = "const done = arguments[1]; import(new URL('format.js', document.baseURI)).then((m) => done(arguments[0].map(m.ms)))"
-    written = page.driver.execute_async_script(script, [0.5, 12, 123, 1_000, 9_990, 12_000])
-    assert written == ["0.50 ms", "12.0 ms", "123 ms", "1.00 s", "9.99 s", "12.0 s"]
-
-
 def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
     guide = (DOCS / "dashboard.md").read_text()
     for (name, _, _), (size, (width, height)), scheme in itertools.product(PICTURES, WIDTHS.items(), SCHEMES):

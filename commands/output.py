@@ -38,7 +38,6 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one pair per line."""
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:

@@ -22,8 +22,6 @@ _UPSTREAM_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The section `engine` of the settings."""
-
     num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None
     block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None
     kv_memory: Annotated[
@@ -38,8 +36,6 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The section `cache` of the settings."""
-
     policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None
     max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None
     max_bytes: Annotated[int | None, size_option(help="Maximum size of stored responses, such as 2GiB.")] = None

@@ -1,7 +1,4 @@
-"""Prints tables: fitted to a terminal, or separated by tabs in a pipe.
-
-At a terminal, optional columns that do not fit are left out, and text columns are truncated.
-"""
+"""Prints tables: fitted to a terminal, or separated by tabs in a pipe."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -113,7 +110,6 @@ def print_table(
 def table_output(
     document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED
 ) -> Output:
-    """Return an output for `print_table`."""
     return Output(document, lambda: print_table(rows, empty=empty, layout=layout))
 
 

@@ -1,5 +1,3 @@
-"""The session report, which kvproxy lint and kvproxy estimate print."""
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -153,7 +153,7 @@ def _compare_routing(
     trace: Path, workload: "Workload", fleet: FleetOptions, blocks: str | None, prefill_rate: float
 ) -> Output:
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
+    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
 
     if blocks is not None and not blocks.isdigit():
         raise typer.BadParameter("for routing, --blocks takes one number: the pool of each engine")
@@ -167,7 +167,7 @@ def _compare_routing(
             if fleet.ttft is None:
                 results.append(simulate_routing(workload.arrivals, shape, policy))
             else:
-                results.append(engines_for(workload.arrivals, shape, policy, fleet.ttft))
+                results.append(smallest_fleet(workload.arrivals, shape, policy, fleet.ttft))
             progress(number / len(POLICIES))
     rows: list[Row] = [
         {

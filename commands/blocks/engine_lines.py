@@ -20,7 +20,6 @@ def group_name(group: dict[str, Any]) -> str:
 
 
 def engine_line(engine: dict[str, Any]) -> str:
-    """Format the statistics that an upstream reports."""
     parts = []
     if engine["usage"] is not None:
         of = "" if engine["num_blocks"] is None else f" of {engine['num_blocks']:,} blocks"

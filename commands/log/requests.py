@@ -35,7 +35,6 @@ class QueryOptions:
     ] = None
 
     def query(self, limit: int | None = None) -> "Query":
-        """Return the filters of these options. Raises InvalidRequest."""
         from kvproxy.proxy_client.journal import journal_query
 
         return journal_query(**asdict(self), limit=limit)

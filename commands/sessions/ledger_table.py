@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
-    """Yield a row for each result of prompt tokens, with its meaning."""
     from kvproxy.journal.sessions.ledger import CAUSES
 
     for row in report.rows:

@@ -1,5 +1,3 @@
-"""Opens the configured response store without a proxy."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,7 +19,7 @@ def store_exists(settings: Settings) -> bool:
 
 @contextmanager
 def open_configured_store(settings: Settings) -> "Iterator[Store]":
-    """Open the store. Raises KvproxyError if it is damaged or unreachable."""
+    """Open the store without a proxy. Raises KvproxyError if it is damaged or unreachable."""
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store
 

@@ -1,5 +1,3 @@
-"""Checks of encryption and of the packaged weights."""
-
 from pathlib import Path
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists

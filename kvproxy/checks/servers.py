@@ -1,5 +1,3 @@
-"""Checks of the upstreams and of the running proxy."""
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 

@@ -18,10 +18,9 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """A response was stored.
+    """An event: a response was stored.
 
     Attributes:
-        id, expires: of the entry.
         time: of the commit, in seconds since the epoch.
         request: id of the request for which it was computed.
     """
@@ -88,7 +87,7 @@ class CacheHistory:
         return None if row is None or row[0] is None else self._strings.regions(*row)
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number. `stored_text` returns `text` and `contents`."""
+        """Insert a prompt with the results of `stored_text`, and return its number."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
         digests, shape = b"".join(regions.digests), self._strings.shape(regions)
         row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, contents])
@@ -107,7 +106,7 @@ class CacheHistory:
         self._connection.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the number of each prompt's last record; `records` has them by prompt number."""
+        """Set the last record of each prompt; `records` has record numbers by prompt number."""
         sql = "update prompts set last = ? where number = ?"
         self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -116,7 +115,7 @@ class CacheHistory:
         self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Return the reason and the time (if known) of the removal of a key's response; None without one."""
+        """Return the reason and the time (if known) of the removal of a key's response; None without a removal."""
         stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
         if stone is not None and stone[1] <= now + _SLACK:
             why, since = stone
@@ -131,7 +130,7 @@ class CacheHistory:
         return ("expired", known.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
-        """Return the smallest change from an earlier request with the same question; None if all differ more."""
+        """Return the change from the most similar request with the same question; None if over two regions differ."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

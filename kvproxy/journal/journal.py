@@ -133,7 +133,7 @@ class FileJournal(Journal):
         return self._writer.questions.get(number)
 
     def flush(self, pause: float = 0.0) -> None:
-        """Write the events that are queued now."""
+        """Write the queued events, with a pause in seconds between transactions."""
         with self._writing:
             left = len(self._queue)
             while left > 0:

@@ -18,7 +18,7 @@ _MAX_SHOWN = 60
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 """Regions of a prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
-"""Returns the contents of the regions of a prompt (a number) by name; None if they are not stored."""
+"""Function from the number of a prompt to the contents of its regions by name; None if they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ CACHES = ("exact", "semantic", "shared")
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Lengths in seconds of a time span of `JournalReader.counts`."""
+"""Lengths in seconds from which `JournalReader.counts` selects its time span."""
 _MOST_SPANS = 60
 
 
@@ -106,7 +106,7 @@ class Series:
         step: length of a time span in seconds.
         prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
         first_ms: median time to the first byte, by layer or reason.
-        cached_ms, backend_ms: median and 95th percentile of the time to the first byte, from a sample.
+        cached_ms, backend_ms: median and 95th percentile of this time in each time span, from a sample.
     """
 
     start: float
@@ -262,7 +262,7 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests that were not refused by group; `since` is the first day that counts, as 2026-11-21."""
+        """Sum the requests by group, except refused ones; `since` is the first day that counts, as 2026-11-21."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"

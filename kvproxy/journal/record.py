@@ -34,7 +34,7 @@ class Record:
         reused_tokens: reuse as the backend reported it.
         exact_ms, semantic_ms: duration of each lookup.
         backend_ms: from the end of the lookups until the backend's response began.
-        first_ms, total_ms: until the response to the client began and ended.
+        first_ms, total_ms: from arrival until the response to the client began and ended.
         prompt: number of the prompt; equal requests have the same.
         against: number of the prompt that `changed` refers to.
         text: the beginning of the question, if the settings keep it.

@@ -7,7 +7,6 @@ import orjson
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
 DIGEST_BYTES = 8
-"""Bytes of a digest."""
 _LISTS = ("messages", "input")
 """Fields whose items are regions of their own."""
 QUESTIONS = ("messages", "input", "prompt")

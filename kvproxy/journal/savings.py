@@ -131,7 +131,7 @@ def savings(
 def _subtract_writes(
     reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
-    """Subtract the prices of writes to a provider's cache and of its storage, by layer from `prefix`; tags have none."""
+    """Subtract the price of writes and storage in a provider's cache: by layer from `prefix`, by tag nothing."""
     if by == "tag":
         return
     rows = SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since)

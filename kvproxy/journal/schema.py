@@ -39,15 +39,12 @@ _TABLES = (
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
     " reused_tokens integer not null, saved_seconds float not null,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
-)
-# Older files of version 1 lack them.
-_LATER_TABLES = (
-    "create table if not exists turns (number integer primary key, session integer not null, turn integer not null,"
+    "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
     f" {', '.join(f'{cause} integer' for cause in CAUSES)})",
-    "create index if not exists turns_session on turns (session)",
-    "create table if not exists prompt_sizes (prompt integer primary key, sizes blob not null)",
-    "create table if not exists prompt_tokens (day text not null, tenant text not null, model text not null,"
+    "create index turns_session on turns (session)",
+    "create table prompt_sizes (prompt integer primary key, sizes blob not null)",
+    "create table prompt_tokens (day text not null, tenant text not null, model text not null,"
     " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
 )
 _STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags")
@@ -123,9 +120,6 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection.execute("pragma synchronous=normal")
     try:
         create_schema(connection, f"the journal {path}", VERSION, (*_TABLES, _VIEW))
-        with connection:
-            for statement in _LATER_TABLES:
-                connection.execute(statement)
         for table in ("records", "prompts", "totals"):
             connection.execute(f"select * from {table} limit 1").fetchone()
     except BaseException:

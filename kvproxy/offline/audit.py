@@ -83,7 +83,7 @@ class Auditor:
 
     Args:
         flush: empty the prefix cache before each cold request, for servers without salts.
-        histories: compare the next turn after the original answer, and after an answer with the usual changes of clients.
+        histories: compare the next turn after the original answer, and after one without reasoning and with other white space.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:

@@ -21,7 +21,7 @@ from kvproxy.settings import LEAST_SIMILARITY, Settings
 def calibrate_pairs(
     file: Path, settings: Settings, target_error: float, progress: Callable[[float], None]
 ) -> Calibration:
-    """Measure each policy on labelled pairs. Raises NotFound or SettingsError."""
+    """Measure each semantic policy on labelled pairs. Raises NotFound or SettingsError."""
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
@@ -50,12 +50,12 @@ def calibrate_stream(
     orders: int,
     progress: Callable[[float], None],
 ) -> StreamReport:
-    """Replay questions through each policy. Raises NotFound or SettingsError.
+    """Replay questions through each semantic policy. Raises NotFound or SettingsError.
 
     Args:
         max_error: highest share of wrong hits for the policy `learned`.
         judge: `equality` or `similarity` of responses.
-        judge_error: share of wrong comparisons.
+        judge_error: simulated share of wrong comparisons.
         orders: additional replays in random orders.
     """
     if judge not in ("equality", "similarity"):
@@ -94,7 +94,6 @@ def calibration_charts(result: Calibration) -> list[Chart]:
 
 
 def stream_charts(report: StreamReport) -> list[Chart]:
-    """Return charts of hit rates and of wrong hits by number of requests."""
     hits, wrong = [], []
     for name, outcome in report.outcomes.items():
         points = curve(outcome)

@@ -14,7 +14,7 @@ Kind = Literal["date", "time", "id", "number", "billing header", "order of tools
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
 _EQUAL_WORDS = 16
-"""Equal words in a row after a span: about one block."""
+"""Equal words in a row that end a span: about one block."""
 _CONTEXT = 24
 _MOST_CHARACTERS = 400
 """Texts with a longer difference are unrelated."""

@@ -86,7 +86,6 @@ async def estimate(
     """Replay a log and count the hits. Raises SettingsError.
 
     Args:
-        tokenizer: the tokenizer of the engine.
         block_size: in tokens.
         sizes: pool sizes in blocks; None selects a range for the log.
         draws: number of replays of a log with responses; the one with the median of semantic hits counts.

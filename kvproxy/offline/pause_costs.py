@@ -32,13 +32,13 @@ class Step:
 
 
 Session = list[Step]
-Requests = Callable[[int, int], float]
+KeepWarmCount = Callable[[int, int], float]
 """Number of keep-warm requests in a pause, from the tokens of the prompt and those kept for one hour."""
 LongWrite = Callable[[int, int], bool]
 """Whether to write for one hour, from the number of new tokens and the number of tokens without a one-hour write."""
 
 
-def price(session: Session, requests: Requests, long_write: LongWrite, prices: CachePrices) -> float:
+def price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
     """Return the price of a session's input, in units of an uncached token's price."""
     total, kept, before = 0.0, 0, 0
     for step in session:

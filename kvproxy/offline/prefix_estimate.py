@@ -94,7 +94,7 @@ def estimate_prefix_reuse(
     """Compute the reuse of pools of several sizes.
 
     Args:
-        sizes: in blocks; None selects eight sizes up to the distinct blocks.
+        sizes: in blocks; None selects eight sizes up to the number of distinct blocks.
     """
     chains = block_chains(requests, block_size)
     # One block is the null block, as in vLLM. Another one is for an incomplete block.

@@ -24,7 +24,7 @@ class Region:
 
 
 def prompt_regions(form: PromptInput) -> list[Region]:
-    """Return the parts of a prompt: all tools, then each message. A text is one part; token ids have none."""
+    """Return the parts of a prompt: all tools, then each message. A text is one part; a prompt of token ids has no part."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]
     if not isinstance(form, Conversation):

@@ -60,8 +60,7 @@ class RequestLog:
     """The content of a log, in file order.
 
     Attributes:
-        skipped: comments, other routes, and lines of other programs.
-        errors: malformed requests.
+        skipped: number of comments, requests to other routes, and lines of other programs.
     """
 
     requests: list[LoggedRequest] = field(default_factory=list)

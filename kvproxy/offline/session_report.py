@@ -1,4 +1,4 @@
-"""Reports where sessions of a log lost their cache, and what other pause policies would have cost."""
+"""Reports where sessions of a log lost cached tokens, and the costs of other treatments of pauses."""
 
 import tempfile
 from collections import Counter

@@ -21,7 +21,7 @@ from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.trace_reader import (
     DEFAULT_BLOCK_SIZE,
-    ChainIds,
+    BlockNumbers,
     TraceError,
     Workload,
     read_text,
@@ -49,7 +49,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
     Raises:
         TraceError: a file is invalid; the message has its line.
     """
-    ids = ChainIds()
+    ids = BlockNumbers()
     if not path.is_dir():
         return _read_file(path, block_size, ids)
     files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
@@ -75,7 +75,7 @@ def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
         heapq.heappush(free, (start + trace.arrivals[-1].seconds - first, user))
 
 
-def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
+def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workload:
     head = read_text(path, 4096)
     if head.startswith("SQLite format 3"):
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
@@ -92,7 +92,7 @@ def _read_file(path: Path, block_size: int | None, ids: ChainIds) -> Workload:
 
 
 def _region_trace(
-    prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: ChainIds, notes: tuple[str, ...]
+    prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
     """Divide prompts into blocks of equal length in bytes.
 
@@ -120,7 +120,7 @@ def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int
             place += 1
 
 
-def _read_events(path: Path, ids: ChainIds) -> Workload:
+def _read_events(path: Path, ids: BlockNumbers) -> Workload:
     """Restore prompts from the blocks that they stored and the cached blocks before these."""
     parents: dict[Hash, Hash | None] = {}
     prompts: list[tuple[float, Hash]] = []
@@ -181,7 +181,7 @@ def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
                 raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
 
 
-def _read_journal(path: Path, size: int, ids: ChainIds) -> Workload:
+def _read_journal(path: Path, size: int, ids: BlockNumbers) -> Workload:
     with contextlib.closing(JournalReader(path)) as reader:
         prompts = [
             (seconds, chain_of(regions, tenant), tokens, output)

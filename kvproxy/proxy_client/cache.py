@@ -37,7 +37,6 @@ class RemoteCache:
         return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
 
     def eviction_queue(self, limit: int) -> Rows:
-        """List the entries that are evicted next."""
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
 
     def usage(self, by: "UsageKey") -> Rows:

@@ -48,15 +48,14 @@ class JournalFile:
 
     def __init__(self, data: Path) -> None:
         self._settings = load_settings(data=data)
-        self._reader = JournalReader(data / FILE)
+        self.reader = JournalReader(data / FILE)
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
-        """List matching records, newest first."""
-        records = self._reader.records(query)
+        records = self.reader.records(query)
         return with_questions(records, self._prompts(entry_ids(records)))
 
     def record(self, request: str) -> Record:
-        return self._reader.find(request)
+        return self.reader.find(request)
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         """Explain a cache miss; `format_time` formats seconds since the epoch."""
@@ -67,21 +66,21 @@ class JournalFile:
 
         record = self.record(request)
         with self._open_store() as store:
-            found = explain_record(self._reader, record, prompt_contents(self._reader, store))
+            found = explain_record(self.reader, record, prompt_contents(self.reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
         """List groups, largest first; prompts are named by their question."""
-        rows = self._reader.groups(query, by, order=order, limit=limit)
+        rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
 
     def counts(self, query: Query) -> LayerCounts:
-        return self._reader.counts(query)
+        return self.reader.counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         """Return the savings from the day (UTC) `since` seconds ago until today."""
@@ -91,7 +90,7 @@ class JournalFile:
         if self._settings.cache.semantic and store_exists(self._settings):
             with contextlib.closing(open_observations(self._settings.store_where)) as observations:
                 counts = observations.summary()
-        return savings_report(self._reader, by, self._settings.journal, counts, self._settings.cache, since)
+        return savings_report(self.reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
         """List sessions of the last `since` seconds, newest first."""
@@ -107,17 +106,13 @@ class JournalFile:
         return self._sessions().ledger(self._settings.journal.currency, first_day(since))
 
     def _sessions(self) -> SessionReader:
-        return SessionReader(self._reader, self._settings.journal.prices)
-
-    def prompt_counts(self) -> list[PromptCount]:
-        """List the prompts of each tenant, the most frequent first."""
-        return self._reader.prompt_counts()
+        return SessionReader(self.reader, self._settings.journal.prices)
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield each prompt's request body, from the store or the journal; None if neither has it."""
         with self._open_store() as store:
             for prompt in prompts:
-                id, contents = self._reader.entry_id(prompt.number), self._reader.contents(prompt.number)
+                id, contents = self.reader.entry_id(prompt.number), self.reader.contents(prompt.number)
                 entry = None if store is None or id is None else store.get(id)
                 # Tenants may share responses, but not the ignored fields of their requests.
                 if entry is not None and entry.tenant == prompt.tenant:

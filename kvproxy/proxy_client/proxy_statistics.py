@@ -16,7 +16,7 @@ _COUNTS = {
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
-"""Key in `Snapshot.totals`, and the label that its counts differ in, by metric."""
+"""By metric: its key in `Snapshot.totals`, and the label that distinguishes its counts."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,6 @@ class WarmSource:
     Attributes:
         requests: distinct requests, the most frequent first.
         skipped: number of lines without a request, responses of other tenants, and prompts without a stored text.
-        errors: malformed requests.
     """
 
     requests: list[WarmRequest] = field(default_factory=list)
@@ -100,7 +99,7 @@ def logged_requests(
     journal = open_journal(client.url, admin_token, None)
     if not isinstance(journal, JournalFile):
         raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
-    prompts = [(prompt, prompt.api) for prompt in journal.prompt_counts() if prompt.api in PATHS]
+    prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
     tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
     own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]
     if not own:

@@ -1,5 +1,3 @@
-"""The spans of a finished exchange."""
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from kvproxy.blocks.divergence import common_prefix
-from kvproxy.offline.pause_costs import LongWrite, Requests, Session, Step, live_tokens, policy_price, price
+from kvproxy.offline.pause_costs import KeepWarmCount, LongWrite, Session, Step, live_tokens, policy_price, price
 from kvproxy.offline.transcripts import read_transcripts
 from kvproxy.pause_policy import CachePrices, PauseTimes, Survival, keep_warm_requests
 
@@ -115,7 +115,7 @@ def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices
     """Compare policies. Each fold has sessions, and the survival function of the pauses of other sessions."""
     tested = [session for _, sessions in folds for session in sessions]
 
-    def total(requests: Requests, long_write: LongWrite = lambda new, unprotected: False) -> float:
+    def total(requests: KeepWarmCount, long_write: LongWrite = lambda new, unprotected: False) -> float:
         return sum(price(session, requests, long_write, prices) for session in tested)
 
     def learned(price_of: Callable[[Session, Survival, CachePrices], float]) -> float:

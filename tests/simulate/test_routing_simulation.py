@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
-from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, engines_for, simulate_routing
+from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
 from kvproxy.offline.simulate.trace_reader import read_trace
 
 DATA = Path(__file__).parent / "data"
@@ -65,7 +65,7 @@ def test_late_and_lost_events_cost_hits() -> None:
 def test_the_smallest_fleet_for_a_time_to_the_first_token() -> None:
     trace = read_trace(DATA / "mooncake-300.jsonl")
     shape = FleetShape(1, 2000, trace.block_tokens, 10_000)
-    found = engines_for(trace.arrivals, shape, "consistent hashing", 20.0)
+    found = smallest_fleet(trace.arrivals, shape, "consistent hashing", 20.0)
     one_less = simulate_routing(
         trace.arrivals, FleetShape(found.engines - 1, 2000, trace.block_tokens, 10_000), "consistent hashing"
     )

@@ -1,4 +1,4 @@
-"""Assigns each prompt token to its reuse, or to the one cause of its loss."""
+"""Classifies each prompt token as reused, or as lost to one cause."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class EarlierPrefix:
         tokens: length of the longest prefix that was sent before.
         is_exact: `tokens` is measured, not estimated.
         answer: tokens of the engine's answer after this prefix, which the prompt continues; 0 if answers are not cached.
-        answer_changed: the client returned another answer.
+        answer_changed: the client sent this answer back with changes.
         stored: tokens that the provider had stored; None if it does not report them.
         moved: the prefix was sent to another upstream.
         expired: the provider's lifetime of an unused prefix had passed.
         diverges: the prompt changed before the next breakpoint, and the provider stores prefixes at breakpoints only.
         minimum: fewest tokens that the provider stores; 0 for an engine.
-        repeated: tokens after the first difference whose text the earlier prompt had.
+        repeated: tokens after the first difference whose text the earlier prompt also had.
         block: tokens in a block of the engine; 0 if unknown.
     """
 

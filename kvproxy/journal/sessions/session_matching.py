@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True, eq=False)
 class KnownTurn:
-    """A request of a session.
+    """A request of a session, as `SessionIndex` keeps it.
 
     Attributes:
         parent: number of the turn that it continues.
@@ -50,7 +50,7 @@ class KnownPrefix:
     """The longest prefix of a prompt that an earlier request sent.
 
     Attributes:
-        tokens: measured if `is_exact`, else estimated.
+        tokens: its length, measured if `is_exact`, else estimated.
         turn: the last request that sent the prefix.
     """
 

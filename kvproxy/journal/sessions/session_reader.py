@@ -203,7 +203,7 @@ class SessionReader:
         return ledger_of(models, self._prices, currency)
 
     def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
-        """Return group, model, tokens written for five minutes and for one hour, and stored tokens times hours."""
+        """Return group, model, tokens written to a provider's cache for 5 minutes and 1 hour, and stored token hours."""
         results = ("written_5m", "written_1h", STORED)
         sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"

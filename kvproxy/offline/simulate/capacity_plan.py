@@ -31,14 +31,14 @@ class CapacityPlan:
 
     Attributes:
         costs: of each pool size with LRU and the tiers; empty without a speed.
-        alone: of each pool size with LRU and without tiers.
+        costs_without_tiers: of each pool size with LRU and without tiers.
         speed: None if the bytes of a token are unknown.
     """
 
     name: str
     sweep: Sweep
     costs: Sequence[PoolCost]
-    alone: Sequence[PoolCost]
+    costs_without_tiers: Sequence[PoolCost]
     tiers: Sequence[Tier]
     speed: EngineSpeed | None
     notes: tuple[str, ...]
@@ -67,7 +67,7 @@ class CapacityPlan:
 
     def _next_step(self, at: int, lru: Sequence[float]) -> str:
         if self.tiers:
-            with_tiers, without = self.costs[at], self.alone[at]
+            with_tiers, without = self.costs[at], self.costs_without_tiers[at]
             added = sum(share for name, share in with_tiers.hits.items() if name != "pool")
             names = " and ".join(f"{tier.gib:g} GiB of {tier.name}" for tier in self.tiers)
             return (
@@ -113,7 +113,7 @@ class CapacityPlan:
         if not self.costs:
             return sweep_charts(self.sweep)
         sizes = [size * self.sweep.block_tokens for size in self.sweep.sizes]
-        lines = [ChartLine("lru", sizes, [cost.ttft for cost in self.alone])]
+        lines = [ChartLine("lru", sizes, [cost.ttft for cost in self.costs_without_tiers])]
         if self.tiers:
             lines.append(ChartLine("lru with tiers", sizes, [cost.ttft for cost in self.costs]))
         ttft = Chart("tokens in the pool", "mean TTFT in seconds", lines, log_x=True)

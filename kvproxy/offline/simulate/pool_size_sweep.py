@@ -12,7 +12,7 @@ from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, sim
 _SUFFICIENT_SHARE = 0.9
 _SAMPLING = 21
 _LEAST_SAMPLED = 100_000
-"""Blocks of a trace; a smaller one is simulated as a whole."""
+"""Least blocks of a trace that is sampled; smaller traces are simulated as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,7 @@ def sweep(
     Args:
         sizes: in blocks.
         policies: some of `eviction_policies.POLICY_NAMES`.
-        progress: receives the completed share, up to 1.
         exact: simulate all blocks of a large trace, too.
-        tokens: number of prompt tokens.
     """
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(len(request.blocks) + request.partial for request in requests)

@@ -62,8 +62,6 @@ class RoutingResult:
 
 
 class SimulatedEngine:
-    """An engine with a cache, a queue, and a clock."""
-
     def __init__(self, name: str, shape: FleetShape) -> None:
         self.name = name
         self.load = Load()
@@ -170,7 +168,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
     )
 
 
-def engines_for(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
+def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
     """Return the result of the smallest fleet, up to 256 engines, with a p99 wait of at most `seconds`."""
 
     def result(engines: int) -> RoutingResult:

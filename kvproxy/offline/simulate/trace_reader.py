@@ -24,7 +24,7 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
 """Block size of traces without one."""
-_SIZES = (512, 16, 64, 32, 128, 256, 1024)
+_HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 """Sizes of hash ids' blocks, the most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
@@ -61,7 +61,7 @@ class Workload:
         return not any(math.isnan(arrival.seconds) for arrival in self.arrivals)
 
 
-class ChainIds:
+class BlockNumbers:
     """Numbers the blocks of prompts. Equal numbers mean equal prefixes up to the end of the block."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRe
     return trace.chains, trace.block_tokens
 
 
-def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None = None) -> Workload:
+def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | None = None) -> Workload:
     """Read a trace file, which may be gzipped.
 
     Args:
@@ -114,7 +114,7 @@ def read_trace(path: Path, block_size: int | None = None, ids: ChainIds | None =
             " BurstGPT or Azure, or an agent trace of WEKA"
         )
     size = _block_size(path, lines, block_size) if kind == "hash_ids" else block_size or DEFAULT_BLOCK_SIZE
-    parse = _PARSERS[kind](size, ids or ChainIds())
+    parse = _PARSERS[kind](size, ids or BlockNumbers())
     arrivals = [_convert_line(path, line, parse) for line in lines]
     untimed = [line for line, arrival in zip(lines, arrivals, strict=True) if math.isnan(arrival.seconds)]
     if not untimed:
@@ -207,7 +207,7 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
     named: set[int] = {line.fields["block_size"] for line in lines if isinstance(line.fields.get("block_size"), int)}
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
-    sizes = (requested,) if requested is not None else tuple(named) or _SIZES
+    sizes = (requested,) if requested is not None else tuple(named) or _HASHED_BLOCK_SIZES
     for size in sizes:
         fits = [_convert_line(path, line, partial(_fits, size)) for line in lines]
         if all(fits):
@@ -231,7 +231,7 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _hash_ids(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+def _hash_ids(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope = ids.new_scope()
 
     def read(fields: dict[str, Any]) -> Arrival:
@@ -244,7 +244,7 @@ def _hash_ids(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
     return read
 
 
-def _tokens(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+def _tokens(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
     def read(fields: dict[str, Any]) -> Arrival:
@@ -256,7 +256,7 @@ def _tokens(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
     return read
 
 
-def _lengths(size: int, ids: ChainIds) -> Callable[[dict[str, Any]], Arrival]:
+def _lengths(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     def read(fields: dict[str, Any]) -> Arrival:
         length = _count(fields["input_length"])
         return _arrival(fields, _whole_prompt(ids.unique(length // size), length, size), length)

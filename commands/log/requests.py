@@ -87,7 +87,7 @@ def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
 
     is_file = str(file) != "-"
     check_writable(file if is_file else None, PLOT_SUFFIXES)
-    found = journal.counts(query)
+    found = journal.layer_counts(query)
     lines = [
         ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)
         for layer in get_args(Layer)

@@ -54,7 +54,7 @@ def show(
     """
     from kvproxy.journal.sessions.session_reader import session_of
 
-    rows = source.open().tree(session)
+    rows = source.open().session_tree(session)
 
     def show() -> None:
         found = session_of([row.turn for row in rows if row.turn.session == rows[0].turn.session])

@@ -23,15 +23,15 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     if settings.servers:
         engine = [("upstream", partial(check_upstream, each, settings)) for each in settings.servers]
     else:
-        engine = [("torch", _torch), ("model", lambda: _model(settings)), *_tiers(settings)]
+        engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
     return [
         ("python", lambda: sys.version.split()[0]),
-        ("faiss", _faiss),
-        ("data", lambda: _data(settings)),
-        ("store", lambda: _store(settings)),
+        ("faiss", _check_faiss),
+        ("data", lambda: _check_data(settings)),
+        ("store", lambda: _check_store(settings)),
         ("encryption", lambda: check_encryption(settings)),
         ("weights", lambda: check_weights(settings.embedder)),
-        ("languages", lambda: _languages(settings)),
+        ("languages", lambda: _check_languages(settings)),
         *engine,
         ("proxy", lambda: check_proxy(url, token)),
     ]
@@ -56,14 +56,14 @@ def check_files(settings: Settings) -> None:
         raise SettingsError("\n".join(problems))
 
 
-def _torch() -> str:
+def _check_torch() -> str:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     return f"{torch.__version__} on {device}"
 
 
-def _faiss() -> str:
+def _check_faiss() -> str:
     found = {}
     for name in ("faiss-cpu", "faiss-gpu-cu12"):
         try:
@@ -77,7 +77,7 @@ def _faiss() -> str:
     return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
 
 
-def _data(settings: Settings) -> str:
+def _check_data(settings: Settings) -> str:
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = settings.data / ".doctor"
@@ -91,7 +91,7 @@ def _data(settings: Settings) -> str:
     return f"{settings.data}, private"
 
 
-def _store(settings: Settings) -> str:
+def _check_store(settings: Settings) -> str:
     if not store_exists(settings):
         return f"{settings.store_path} (does not exist yet)"
     if is_accessible_to_others(settings.store_path):
@@ -100,7 +100,7 @@ def _store(settings: Settings) -> str:
         return f"{store.name}, {plural(store.check(), 'response')}"
 
 
-def _languages(settings: Settings) -> str:
+def _check_languages(settings: Settings) -> str:
     from kvproxy.index.models.content_words import EMPTY
     from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
 
@@ -115,7 +115,7 @@ def _languages(settings: Settings) -> str:
     return "; ".join([*known, rest])
 
 
-def _model(settings: Settings) -> str:
+def _check_model(settings: Settings) -> str:
     from kvproxy.demo import DEMO, verified_model_path
 
     if settings.model == DEMO:
@@ -127,7 +127,7 @@ def _model(settings: Settings) -> str:
     return f"{settings.model}, up to {loaded.max_model_len} tokens"
 
 
-def _tiers(settings: Settings) -> list[tuple[str, Check]]:
+def _tier_checks(settings: Settings) -> list[tuple[str, Check]]:
     from kvproxy.tiers import checks
 
     tiers, engine = settings.tiers, settings.engine

@@ -48,7 +48,7 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
         return UpstreamCheck(server.url, requires_key=True)
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
-    return UpstreamCheck(server.url, _models(response))
+    return UpstreamCheck(server.url, _model_names(response))
 
 
 def check_proxy(url: str, token: str | None) -> str:
@@ -72,9 +72,9 @@ def check_proxy(url: str, token: str | None) -> str:
         raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
-        raise KvproxyError(f"{version} answers at {url}, but is not ready: {_reason(ready)}")
+        raise KvproxyError(f"{version} answers at {url}, but is not ready: {_unready_reason(ready)}")
     upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
-    wrong, advice = _lines(upstreams, "notes"), _lines(upstreams, "advice")
+    wrong, advice = _upstream_notes(upstreams, "notes"), _upstream_notes(upstreams, "advice")
     if wrong or advice:
         message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
         raise KvproxyError(message) if wrong else CheckAdvice(message)
@@ -96,21 +96,21 @@ def _credentials(server: "UpstreamServer") -> dict[str, str]:
     return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
 
 
-def _models(response: "Response") -> tuple[str, ...]:
+def _model_names(response: "Response") -> tuple[str, ...]:
     try:
         return tuple(str(model["id"]) for model in response.json()["data"])
     except (ValueError, KeyError, TypeError):
         return ()
 
 
-def _reason(response: "Response") -> str:
+def _unready_reason(response: "Response") -> str:
     try:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return "only operators see the cause: give --token"
 
 
-def _lines(response: "Response | None", kind: str) -> list[str]:
+def _upstream_notes(response: "Response | None", kind: str) -> list[str]:
     if response is None or response.status_code != 200:
         return []
     try:

@@ -79,7 +79,7 @@ class Services:
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
         """Forecast each engine's prefix hit rate with other pool sizes; see `pool_forecast.forecast`."""
-        curves = self.answerer.journal.curves()
+        curves = self.answerer.journal.reuse_curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
             with suppress(KvproxyError):

@@ -89,7 +89,7 @@ class CacheHistory:
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
         """Insert a prompt with the results of `stored_text`, and return its number."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
-        digests, shape = b"".join(regions.digests), self._strings.shape(regions)
+        digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, contents])
         assert row.lastrowid is not None
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()

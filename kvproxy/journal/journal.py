@@ -54,11 +54,11 @@ class Journal:
         """Return the result of `work` with the open file; `default` if the journal is disabled."""
         return default
 
-    def curves(self) -> dict[str, LiveCurve]:
+    def reuse_curves(self) -> dict[str, LiveCurve]:
         """Return prefix cache hits by pool size since the start, for each upstream; "" is the embedded engine."""
         return {}
 
-    def question(self, number: int) -> str | None:
+    def recent_question(self, number: int) -> str | None:
         """Return the question of a recent record by its number; None if it is not in memory."""
         return None
 
@@ -126,10 +126,10 @@ class FileJournal(Journal):
         with contextlib.closing(JournalReader(self.path)) as reader:
             return work(reader)
 
-    def curves(self) -> dict[str, LiveCurve]:
-        return dict(self._writer.curves)
+    def reuse_curves(self) -> dict[str, LiveCurve]:
+        return dict(self._writer.reuse_curves)
 
-    def question(self, number: int) -> str | None:
+    def recent_question(self, number: int) -> str | None:
         return self._writer.questions.get(number)
 
     def flush(self, pause: float = 0.0) -> None:

@@ -28,7 +28,7 @@ CACHES = ("exact", "semantic", "shared")
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Lengths in seconds from which `JournalReader.counts` selects its time span."""
+"""Lengths in seconds from which `JournalReader.layer_counts` selects its time span."""
 _MOST_SPANS = 60
 
 
@@ -194,7 +194,7 @@ class JournalReader:
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
-    def counts(self, query: Query) -> LayerCounts:
+    def layer_counts(self, query: Query) -> LayerCounts:
         """Count the requests by layer in at most 60 equal spans of time."""
         condition, values = _where(query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
@@ -257,7 +257,7 @@ class JournalReader:
             low, high = (low, middle) if self.rows(sql, [middle])[0][0] >= time else (middle + 1, high)
         return int(low)
 
-    def newest(self) -> int:
+    def newest_number(self) -> int:
         """Return the number of the last record; 0 if the journal is empty."""
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 

@@ -62,7 +62,7 @@ class RecordWriter:
         self._strings = StringIds(connection)
         self._history = CacheHistory(connection, self._strings)
         self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
-        self.curves = self._turns.curves
+        self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
         self._storages: dict[str, _Storage] = {}
         # Numbers of records by key and request id. Their entries may be stored later.
@@ -95,12 +95,12 @@ class RecordWriter:
                 self.questions.add(event, record)
                 number += 1
             else:
-                self._change(event, records)
+                self._write_change(event, records)
         self._history.set_last_records({record.prompt: number for number, record in records.items()})
         self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
         self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
-    def _change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
+    def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         self._prompts.pop(change.key, None)
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)

@@ -31,10 +31,10 @@ class Regions:
 
     def differing_regions(self, other: "Regions") -> list[str]:
         """Return the names of the regions that differ, in order, including regions of one request only."""
-        own, others = self.by_name(), other.by_name()
+        own, others = self.digests_by_name(), other.digests_by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
-    def by_name(self) -> dict[str, bytes]:
+    def digests_by_name(self) -> dict[str, bytes]:
         return dict(zip(self.names, self.digests, strict=True))
 
     @property
@@ -52,10 +52,10 @@ def region_items(key_parts: JsonObject) -> Iterator[tuple[str, Json]]:
     yield "api", key_parts.get("endpoint")
     body = key_parts.get("body")
     if isinstance(body, dict):
-        yield from _body(body)
+        yield from _body_items(body)
 
 
-def _body(body: JsonObject) -> Iterator[tuple[str, Json]]:
+def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
     last = ("tools", "system", "instructions", *QUESTIONS)
     for name in sorted(body.keys() - set(last)):
         yield name[:_LONGEST_NAME], body[name]

@@ -134,7 +134,7 @@ def _subtract_writes(
     """Subtract the price of writes and storage in a provider's cache: by layer from `prefix`, by tag nothing."""
     if by == "tag":
         return
-    rows = SessionReader(reader, prices).written("'prefix'" if by == "layer" else by, since)
+    rows = SessionReader(reader, prices).provider_writes("'prefix'" if by == "layer" else by, since)
     for name, model, short, long, hours in rows:
         price = price_of(model, prices)
         if price is not None:

@@ -58,7 +58,7 @@ def _stored_name(field: str) -> str:
     return {"request_id": "request"}.get(field, f"{field.removesuffix('_ms')}_us" if field.endswith("_ms") else field)
 
 
-def _column(name: str) -> str:
+def _column_sql(name: str) -> str:
     source = f"p.{name}" if name in _OF_PROMPT else f"r.{_stored_name(name)}"
     if name in _STRINGS:
         return f"(select name from names where number = {source}) as {name}"
@@ -72,20 +72,20 @@ COLUMNS = tuple(field.name for field in fields(Record))
 _STORED = tuple(name for name in COLUMNS if name not in _OF_PROMPT)
 INSERT = f"insert into records ({', '.join(map(_stored_name, _STORED))}) values ({', '.join('?' * len(_STORED))})"
 _VIEW = (
-    f"create view requests as select {', '.join(map(_column, COLUMNS))}"
+    f"create view requests as select {', '.join(map(_column_sql, COLUMNS))}"
     " from records r left join prompts p on p.number = r.prompt"
 )
 
 
 def row_of(record: Record, strings: StringIds) -> list[object]:
-    return [_stored(name, getattr(record, name), strings) for name in _STORED]
+    return [_stored_value(name, getattr(record, name), strings) for name in _STORED]
 
 
-def _stored(name: str, value: Any, strings: StringIds) -> object:
+def _stored_value(name: str, value: Any, strings: StringIds) -> object:
     if value is None or (name == "tags" and not value):
         return None
     if name in _STRINGS:
-        return strings.number(value)
+        return strings.id_of(value)
     if name in _DIGESTS:
         return entry_blob(value)
     return round(value * 1000) if name.endswith("_ms") else value
@@ -120,7 +120,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     connection.execute("pragma synchronous=normal")
     try:
         create_schema(connection, f"the journal {path}", VERSION, (*_TABLES, _VIEW))
-        for table in ("records", "prompts", "totals"):
+        for table in ("records", "prompts", "totals", "turns"):
             connection.execute(f"select * from {table} limit 1").fetchone()
     except BaseException:
         connection.close()

@@ -15,15 +15,15 @@ class StringIds:
         self._numbers: dict[str, int] = {}
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
-    def number(self, text: str) -> int:
+    def id_of(self, text: str) -> int:
         """Return the id of a string; a new string is inserted."""
-        return self._number(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
+        return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
-    def shape(self, regions: Regions) -> int:
+    def shape_id(self, regions: Regions) -> int:
         """Return the id of a JSON list of the question's index and the region names."""
-        return self._number(json.dumps([regions.question, *regions.names]))
+        return self._id(json.dumps([regions.question, *regions.names]))
 
-    def _number(self, text: str) -> int:
+    def _id(self, text: str) -> int:
         if text not in self._numbers:
             if len(self._numbers) >= _MAX_CACHED:
                 self._numbers.clear()
@@ -38,7 +38,7 @@ class StringIds:
         self._shapes.clear()
 
     def regions(self, digests: bytes, shape: int) -> Regions:
-        """Decode regions from their concatenated digests, and the result of `shape`."""
+        """Decode regions from their concatenated digests, and the result of `shape_id`."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()

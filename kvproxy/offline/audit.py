@@ -108,13 +108,13 @@ class Auditor:
 
         async def one(number: int, body: JsonObject) -> None:
             async with limit:
-                done.append(await self._pair(number, body, path))
+                done.append(await self._audit_request(number, body, path))
                 progress(len(done) / len(bodies))
 
         await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies, 1)))
         return sorted(done, key=lambda pair: pair.number)
 
-    async def _pair(self, number: int, body: JsonObject, path: str) -> AuditedPair:
+    async def _audit_request(self, number: int, body: JsonObject, path: str) -> AuditedPair:
         if self._flush:
             await self._post("/reset_prefix_cache", {})
         salted: JsonObject = {**body, "temperature": 0, "stream": False, "cache_salt": uuid.uuid4().hex}

@@ -64,7 +64,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
-            lost = len(_pieces("\n".join(lines[1]))) + sum(len(_pieces(each.text)) for each in prompt_regions(new)[1:])
+            lost = len(_split("\n".join(lines[1]))) + sum(len(_split(each.text)) for each in prompt_regions(new)[1:])
             return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
     old_regions, new_regions = prompt_regions(old), prompt_regions(new)
     same = common_prefix(old_regions, new_regions)
@@ -74,7 +74,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
 
 
 def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
-    one, other = _pieces(old[0].text), _pieces(new[0].text)
+    one, other = _split(old[0].text), _split(new[0].text)
     same = common_prefix(one, other)
     resumed = _next_equal_text(one[same:], other[same:])
     if resumed is None:
@@ -114,7 +114,7 @@ def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    return sum((len(_pieces(region.text)) + 1) // 2 for region in new[: common_prefix(old, new)])
+    return sum((len(_split(region.text)) + 1) // 2 for region in new[: common_prefix(old, new)])
 
 
 def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
@@ -137,7 +137,7 @@ def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Ma
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
 
-def _pieces(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 

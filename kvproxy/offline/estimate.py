@@ -177,13 +177,13 @@ def _savings(
 
 def _wrong_share(replayed: Sequence[ReplayedRequest]) -> WrongShare:
     hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
-    risks = [risk for hit in hits if hit.match is not None and (risk := _risk(hit.match)) is not None]
+    risks = [risk for hit in hits if hit.match is not None and (risk := _expected_error(hit.match)) is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
     expected = sum(risks) / len(risks) if risks else None
     return WrongShare(len(compared), compared.count(False), expected)
 
 
-def _risk(match: Match) -> float | None:
+def _expected_error(match: Match) -> float | None:
     if match.error is not None:
         return match.error
     return None if match.score is None else 1.0 - match.score

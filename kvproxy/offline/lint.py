@@ -149,10 +149,10 @@ class _Prompts:
             if not spans:
                 break
             edit = strip_edit(spans[0])
-            stripped, edited_requests = await self._edited(members, requests, edit)
+            stripped, edited_requests = await self._reuse_after_edit(members, requests, edit)
             moved = stripped
             if edit.action == "strip":
-                moved, _ = await self._edited(members, requests, move_edit(edit))
+                moved, _ = await self._reuse_after_edit(members, requests, move_edit(edit))
             if max(stripped, moved) - best < max(_LEAST_SAVING * tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
@@ -160,7 +160,7 @@ class _Prompts:
         later = sorted(blocks[1:])
         return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
 
-    async def _edited(
+    async def _reuse_after_edit(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
     ) -> tuple[int, list[ApiRequest]]:
         changed = [apply_edits(request, [edit]) for request in requests]

@@ -68,7 +68,7 @@ class RequestLog:
     errors: list[LineError] = field(default_factory=list)
 
 
-class _Skip(Exception):
+class _SkipLine(Exception):
     """The line is not a successful request to a cached API."""
 
 
@@ -129,7 +129,7 @@ def _read_records(lines: list[tuple[int, str]], model: str, log: RequestLog) -> 
     for number, line in lines:
         try:
             log.requests.append(_read_record(number, line, model))
-        except _Skip:
+        except _SkipLine:
             log.skipped += 1
         except InvalidRequest as error:
             log.errors.append(LineError(number, error.message))
@@ -137,21 +137,21 @@ def _read_records(lines: list[tuple[int, str]], model: str, log: RequestLog) -> 
 
 def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     if not line.lstrip().startswith("{"):
-        raise _Skip
+        raise _SkipLine
     value = _json_object(line)
     if value is None:
         raise InvalidRequest("this is not a JSON object")
     if not (_PROMPTS | {*_BODIES}) & set(value) and _LOG_FIELDS & set(value):
-        raise _Skip
+        raise _SkipLine
     if str(value.get("method", "POST")).upper() != "POST" or not _has_succeeded(value):
-        raise _Skip
+        raise _SkipLine
     name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
     # The fields of a log may stand beside those of its requests.
     body: Json = {key: field for key, field in value.items() if key not in _OWN} if name is None else value[name]
     if isinstance(body, str):
         body = _json_object(body)
         if body is None:
-            raise _Skip
+            raise _SkipLine
     route = next((str(value[name]) for name in _ROUTES if value.get(name)), None)
     api, request = _api_and_body(route, as_object(body), model)
     return LoggedRequest(number, api, request, _headers(value), _time(value), _response(value))
@@ -170,7 +170,7 @@ def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api,
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     if api is None:
-        raise _Skip
+        raise _SkipLine
     # Streaming does not change the cache key, and one object is simpler to check.
     return api, {"model": model} | body | {"stream": False}
 

@@ -83,7 +83,7 @@ def report_sessions(
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)
     prices = RELATIVE_PRICES if is_relative else settings.prices
-    turns, unread = _turns(requests, prices, progress)
+    turns, unread = _turns_of_requests(requests, prices, progress)
     for trace in traces:
         turns += _trace_turns(trace, _TRACE_NUMBERS + len(turns), prices)
     by_session: dict[int, list[Turn]] = {}
@@ -110,7 +110,7 @@ def report_sessions(
     )
 
 
-def _turns(
+def _turns_of_requests(
     requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
     unread = 0
@@ -120,7 +120,7 @@ def _turns(
         settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
         with closing(FileJournal(path, settings)) as journal:
             for number, request in enumerate(requests, 1):
-                exchange = _exchange(request, number)
+                exchange = _finished_exchange(request, number)
                 if exchange is None:
                     unread += 1
                 else:
@@ -133,7 +133,7 @@ def _turns(
                 return SessionReader(reader, prices).all_turns(), unread
 
 
-def _exchange(request: LoggedRequest, number: int) -> Exchange | None:
+def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     """Return a finished exchange with a provider; None if the response has no usage."""
     response = request.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None

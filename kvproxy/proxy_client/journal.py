@@ -15,7 +15,15 @@ from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_id
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.session_reader import LedgerReport, LedgerRow, Session, SessionReader, TreeRow, Turn, tree
+from kvproxy.journal.sessions.session_reader import (
+    LedgerReport,
+    LedgerRow,
+    Session,
+    SessionReader,
+    TreeRow,
+    Turn,
+    turn_tree,
+)
 from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
 from kvproxy.settings import load_settings
 
@@ -79,8 +87,8 @@ class JournalFile:
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
         return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
 
-    def counts(self, query: Query) -> LayerCounts:
-        return self.reader.counts(query)
+    def layer_counts(self, query: Query) -> LayerCounts:
+        return self.reader.layer_counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         """Return the savings from the day (UTC) `since` seconds ago until today."""
@@ -97,9 +105,9 @@ class JournalFile:
         start = None if since is None else time.time() - since
         return self._sessions().sessions(limit, start, least_turns)
 
-    def tree(self, session: str) -> list[TreeRow]:
+    def session_tree(self, session: str) -> list[TreeRow]:
         """List the turns of a session, named by its id, its name, or a request."""
-        return tree(self._sessions().turns(session))
+        return turn_tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
         """Return the ledger from the day (UTC) `since` seconds ago until today."""
@@ -165,7 +173,7 @@ class RemoteJournal:
     ) -> list[RequestGroup]:
         raise self._unsupported("log top")
 
-    def counts(self, query: Query) -> LayerCounts:
+    def layer_counts(self, query: Query) -> LayerCounts:
         raise self._unsupported("--plot")
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
@@ -182,7 +190,7 @@ class RemoteJournal:
         rows = self._client.get("/admin/sessions", limit=limit, since=since, turns=least_turns)
         return [Session(**row) for row in rows]
 
-    def tree(self, session: str) -> list[TreeRow]:
+    def session_tree(self, session: str) -> list[TreeRow]:
         rows = self._client.get(f"/admin/sessions/{path_segment(session)}")
         return [TreeRow(row["depth"], Turn(**row["turn"])) for row in rows]
 

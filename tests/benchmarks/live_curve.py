@@ -56,7 +56,7 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveCurve, d
             sessions.journal.flush()
         messages.append(assistant(text(generator.randrange(5, 60))))
     sessions.journal.flush()
-    curve = sessions.journal.curves()[""]
+    curve = sessions.journal.reuse_curves()[""]
     sessions.close()
     workload = read_workload(folder / "journal.db")
     hits = lru_hits(workload.chains, [size // workload.block_tokens for size in SIZES])

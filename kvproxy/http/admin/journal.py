@@ -27,7 +27,7 @@ from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.savings import first_day, savings_report
-from kvproxy.journal.sessions.session_reader import SessionReader, tree
+from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
 _MOST = 1_000
 _MAX_LIVE = 200
@@ -77,7 +77,7 @@ def _rows(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
         prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
-    return with_questions(records, prompts, app.answerer.journal.question)
+    return with_questions(records, prompts, app.answerer.journal.recent_question)
 
 
 def _flat(row: RecordWithQuestions) -> dict[str, object]:
@@ -97,7 +97,7 @@ async def live(request: Request) -> Response:
     The first event, `hello`, has the number of the newest record; `records` events follow until the proxy stops.
     """
     app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
-    newest = await _read(app, lambda reader: reader.newest())
+    newest = await _read(app, lambda reader: reader.newest_number())
     last = newest if query.after is None else min(query.after, newest)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
@@ -109,7 +109,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
     while not app.deadlines.stopping:
 
         def new(reader: JournalReader, last: int = last) -> tuple[list[RecordWithQuestions], int]:
-            newest = reader.newest()
+            newest = reader.newest_number()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
             return _rows(app, fresh), newest
 
@@ -187,7 +187,7 @@ async def sessions(request: Request) -> Response:
 async def turns(request: Request) -> Response:
     """List the turns of a session and its sub-agents as a tree, given its id, its name, or the id of a request."""
     name = request.path_params["id"]
-    return reply(await _read_sessions(request, lambda found: tree(found.turns(name))))
+    return reply(await _read_sessions(request, lambda found: turn_tree(found.turns(name))))
 
 
 async def ledger(request: Request) -> Response:

@@ -60,39 +60,39 @@ def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix
     """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:
-        return _rest({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
+        return _changed_or_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
     reused = min(reused_tokens, prompt_tokens)
     lost: dict[str, int] = {}
     covered = reused
-    slack = _slack(reused, known, earlier)
+    tolerance = _tolerance(reused, known, earlier)
     end = min(prompt_tokens, known + earlier.answer)
-    if known - reused > slack:
-        lost = _lost_prefix(reused, known if earlier.answer_changed else end, slack, earlier)
+    if known - reused > tolerance:
+        lost = _lost_prefix(reused, known if earlier.answer_changed else end, tolerance, earlier)
         covered = reused + sum(lost.values())
-    if earlier.answer and end - covered > slack:
+    if earlier.answer and end - covered > tolerance:
         cause = "changed" if earlier.answer_changed else "retokenised"
         lost[cause] = lost.get(cause, 0) + end - covered
         covered = end
-    return _rest(lost, prompt_tokens - covered, earlier.repeated)
+    return _changed_or_new(lost, prompt_tokens - covered, earlier.repeated)
 
 
-def _slack(reused: int, known: int, earlier: EarlierPrefix) -> int:
+def _tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
     block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(_BLOCK, earlier.block)
     return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
 
 
-def _lost_prefix(reused: int, known: int, slack: int, earlier: EarlierPrefix) -> dict[str, int]:
+def _lost_prefix(reused: int, known: int, tolerance: int, earlier: EarlierPrefix) -> dict[str, int]:
     cause = "expired" if earlier.expired else "moved" if earlier.moved else "evicted"
     if cause == "evicted" and earlier.diverges and reused:
         cause = "changed"
     if known < earlier.minimum and reused == 0 and not earlier.stored:
         return {"minimum": known}
     stored = known if earlier.stored is None else min(known, max(reused, earlier.stored))
-    found = {cause: stored - reused, "unmarked": known - stored if known - stored > slack else 0}
+    found = {cause: stored - reused, "unmarked": known - stored if known - stored > tolerance else 0}
     return {name: tokens for name, tokens in found.items() if tokens}
 
 
-def _rest(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
+def _changed_or_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
     changed = min(tokens, repeated)
     found = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
     return lost | {name: count for name, count in found.items() if count}

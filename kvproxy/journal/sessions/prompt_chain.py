@@ -39,7 +39,7 @@ class PromptChain:
         before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
-    def answers(self) -> list[int]:
+    def answer_indexes(self) -> list[int]:
         """Return the indexes of the assistant's messages."""
         return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
 

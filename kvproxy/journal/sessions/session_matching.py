@@ -101,13 +101,13 @@ class SessionIndex:
             name: the client's name of the session, which excludes turns of other sessions.
         """
         named = None if name is None else self._names.get(f"{scope} {name}")
-        found = self._continued(chain)
+        found = self._continued_turn(chain)
         if found is not None and (name is None or (named is not None and found.session == named.session)):
             return found, found.session
         return None, None if named is None else named.session
 
-    def _continued(self, chain: PromptChain) -> KnownTurn | None:
-        answers = chain.answers()
+    def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:
+        answers = chain.answer_indexes()
         if not answers:
             return None
         # A repeated request has the same parent as before, so the last region is left out. After several answers, the first turn
@@ -125,7 +125,7 @@ class SessionIndex:
         first = chain.conversation[chain.first] if chain.first < len(chain.conversation) else None
         return None if first is None else self._latest.get(first)
 
-    def first_turn(self, scope: str) -> KnownTurn | None:
+    def latest_first_turn(self, scope: str) -> KnownTurn | None:
         """Return the latest turn that began a session or a sub-agent."""
         return self._first_turns.get(scope)
 
@@ -139,7 +139,7 @@ class SessionIndex:
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:
                 self._conversations[end], self._latest[start] = turn, turn
-        if answers := chain.answers():
+        if answers := chain.answer_indexes():
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
             self._first_turns[scope] = turn

@@ -202,7 +202,7 @@ class SessionReader:
             models.setdefault(model, Counter())[result] = tokens
         return ledger_of(models, self._prices, currency)
 
-    def written(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
+    def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
         """Return group, model, tokens written to a provider's cache for 5 minutes and 1 hour, and stored token hours."""
         results = ("written_5m", "written_1h", STORED)
         sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in results)
@@ -220,7 +220,7 @@ class SessionReader:
         return Turn(*(*values, lost, None)).with_cost(self._prices)
 
 
-def tree(turns: Sequence[Turn]) -> list[TreeRow]:
+def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
     """Order turns as a tree, each branch before the turns that follow on the main line.
 
     The continuation with the latest turn keeps its parent's depth; other branches are one level deeper.

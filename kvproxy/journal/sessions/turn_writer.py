@@ -83,7 +83,7 @@ class TurnWriter:
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
-        self.curves: dict[str, LiveCurve] = {}
+        self.reuse_curves: dict[str, LiveCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._is_restored = False
 
@@ -104,7 +104,7 @@ class TurnWriter:
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_alike = known is not None and known.regions > chain.first
-        closest = known.turn if known is not None and is_alike else parent or self._index.first_turn(tenant)
+        closest = known.turn if known is not None and is_alike else parent or self._index.latest_first_turn(tenant)
         change = self._prompt_change(chain, closest, record)
         earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
         if region is not None:
@@ -128,10 +128,10 @@ class TurnWriter:
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
-        self._insert(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
+        self._insert_turn(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
         written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
-        self._sum(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
+        self._add_tokens(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
         if record.tags == KEEP_WARM_TAG and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time
@@ -141,18 +141,18 @@ class TurnWriter:
 
     def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
         name = record.upstream or ""
-        if name not in self.curves and len(self.curves) < _MAX_CURVES:
-            self.curves[name] = LiveCurve()
-        if name in self.curves:
-            self.curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
+        if name not in self.reuse_curves and len(self.reuse_curves) < _MAX_CURVES:
+            self.reuse_curves[name] = LiveCurve()
+        if name in self.reuse_curves:
+            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 
-    def _insert(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
+    def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause."""
-        stored = [self._strings.number(value) if isinstance(value, str) else value for value in values]
+        stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
         self._connection.execute(_INSERT, row)
 
-    def _sum(self, record: Record, tokens: Mapping[str, int | None]) -> None:
+    def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         rows = [(day, record.tenant, record.model, result, count) for result, count in tokens.items() if count]
         self._connection.executemany(_ADD_TOKENS, rows)
@@ -172,7 +172,7 @@ class TurnWriter:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
         turn, answer, region = known.turn, 0, None
         is_whole_turn = turn.end == chain.prefixes[known.regions - 1]
-        follows = is_whole_turn and known.regions in chain.answers()
+        follows = is_whole_turn and known.regions in chain.answer_indexes()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens
             returned = part_digests(self._content(chain.digests[known.regions]))
@@ -238,7 +238,7 @@ class TurnWriter:
                     self._roots.popitem(last=False)
             return
         start = 0 if known is None else known.regions
-        for index in chain.answers():
+        for index in chain.answer_indexes():
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(text.strip(), None)
                 if root is not None and root != turn.session:

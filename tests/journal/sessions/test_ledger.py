@@ -8,11 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
-from kvproxy.settings.journal import JournalSettings, PriceSettings
+from kvproxy.settings.journal import PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
 COUNTS = st.integers(0, 20_000)
@@ -191,15 +190,3 @@ def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> Non
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
     sessions.close()
-
-
-def test_a_journal_without_turns_is_extended(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
-    journal._connection.execute("drop table turns")
-    journal._connection.execute("drop table prompt_tokens")
-    journal._connection.commit()
-    journal.close()
-    opened = Sessions(tmp_path)
-    opened.add(request(FIRST, 100, 0, 0))
-    assert len(opened.list()) == 1
-    opened.close()

@@ -39,7 +39,7 @@ def backup(
         print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
     if settings.encryption.enabled:
         print_note("the keys of encryption are not included: save them separately")
-    return _output(found, archive)
+    return _archive_output(found, archive)
 
 
 @command
@@ -58,10 +58,10 @@ def restore(
     from kvproxy.backup import restore_backup
     from kvproxy.settings import load_settings
 
-    return _output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
+    return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 
 
-def _output(found: "Backup", archive: Path) -> Output:
+def _archive_output(found: "Backup", archive: Path) -> Output:
     files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in found.files.items())
     line = f"{archive}: {files}; kvproxy {found.version}, {local_time(found.created)}"
     return text_output({"archive": str(archive), **asdict(found)}, line)

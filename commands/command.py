@@ -21,7 +21,7 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}
-    parameters = [option for each in given.values() for option in _options(each)]
+    parameters = [option for each in given.values() for option in _options_of(each)]
     prints_json = "as_json" not in given
     if prints_json:
         parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
@@ -50,7 +50,7 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
     return run
 
 
-def _options(parameter: Parameter) -> list[Parameter]:
+def _options_of(parameter: Parameter) -> list[Parameter]:
     group = parameter.annotation
     if not is_dataclass(group):
         return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]

@@ -111,7 +111,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
-            *([("policy", _policy(semantic))] if semantic.get("policy") else []),
+            *([("policy", _policy_with_limits(semantic))] if semantic.get("policy") else []),
         ]
     )
     if semantic.get("learned"):
@@ -130,7 +130,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
         _print_prefix(prefix)
 
 
-def _policy(semantic: dict[str, Any]) -> str:
+def _policy_with_limits(semantic: dict[str, Any]) -> str:
     names = {
         "min_similarity": "similarity at least",
         "min_probability": "probability at least",

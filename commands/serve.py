@@ -94,7 +94,7 @@ def serve(
     """
     from kvproxy.settings import load_settings
 
-    embedded = settings_section(**asdict(engine), lora=_adapters(lora or []) or None)
+    embedded = settings_section(**asdict(engine), lora=_parse_adapters(lora or []) or None)
     if upstream and (model is not None or embedded is not None):
         flag = "model" if model is not None else min(embedded or {})
         raise typer.BadParameter(
@@ -104,7 +104,7 @@ def serve(
         host=host,
         port=port,
         model=model,
-        upstreams=_servers(upstream or [], kv_events or [], kv_replay or []),
+        upstreams=_upstream_settings(upstream or [], kv_events or [], kv_replay or []),
         embedder=embedder,
         store=store,
         data=data,
@@ -120,7 +120,7 @@ def serve(
     run(settings, _print_json if as_json or settings.log.format == "json" else _banner)
 
 
-def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
+def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
     for flag, values in (("--kv-events", events), ("--kv-replay", replays)):
         if values and len(values) != len(urls):
             raise typer.BadParameter(
@@ -133,7 +133,7 @@ def _servers(urls: list[str], events: list[str], replays: list[str]) -> list[dic
     return servers or None
 
 
-def _adapters(folders: list[str]) -> dict[str, Path]:
+def _parse_adapters(folders: list[str]) -> dict[str, Path]:
     pairs = [each.partition("=") for each in folders]
     if any(not (name and folder) for name, _, folder in pairs):
         raise typer.BadParameter("use NAME=FOLDER", param_hint="--lora")
@@ -151,7 +151,7 @@ def _print_json(services: "Services", url: str) -> None:
     typer.echo(json.dumps(ready))
 
 
-def _checked(settings: "Settings") -> "list[UpstreamCheck | str]":
+def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
     from concurrent.futures import ThreadPoolExecutor
 
     from kvproxy.checks.servers import check_upstream
@@ -172,7 +172,7 @@ def _banner(services: "Services", url: str) -> None:
     lines: list[tuple[str, object]] = []
     if worker is None:
         typer.echo(f"kvproxy {__version__} in front of {', '.join(server.url for server in settings.servers)}")
-        checks = _checked(settings)
+        checks = _check_upstreams(settings)
         lines += [("upstream", check) for check in checks]
         up = [check for check in checks if not isinstance(check, str)]
         models = [name for check in up for name in check.models]
@@ -190,10 +190,10 @@ def _banner(services: "Services", url: str) -> None:
     for name, value in lines:
         typer.echo(f"  {name:<9}  {value}")
     typer.echo("Try it twice: the second response comes from the cache.")
-    typer.echo(f"  {_request(url, next(iter(models), None), needs_key)}")
+    typer.echo(f"  {_example_request(url, next(iter(models), None), needs_key)}")
 
 
-def _request(url: str, model: str | None, needs_key: bool) -> str:
+def _example_request(url: str, model: str | None, needs_key: bool) -> str:
     body = {"model": model or "MODEL", "messages": [{"role": "user", "content": "What is a block?"}]}
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     return f"curl -i {url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}"

@@ -132,17 +132,17 @@ def _column(name: str) -> Column:
 def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
     if layout.columns is None:
         return columns, cells
-    places = {_normal(column.name): index for index, column in enumerate(columns)}
-    chosen = [_normal(name) for name in layout.columns.split(",") if name.strip()]
+    places = {_normalize(column.name): index for index, column in enumerate(columns)}
+    chosen = [_normalize(name) for name in layout.columns.split(",") if name.strip()]
     unknown = next((name for name in chosen if name not in places), None)
     if unknown is not None or not chosen:
-        names = ", ".join(_normal(column.name) for column in columns)
+        names = ", ".join(_normalize(column.name) for column in columns)
         raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
     indexes = [places[name] for name in chosen]
     return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 

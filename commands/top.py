@@ -156,25 +156,25 @@ def _layer_table(figures: Mapping[str, Any]) -> "Table":
 def _facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     learned = policy_sentences(figures["learned"]) if figures["learned"] else []
     return [
-        *_counts("Lookups", figures["lookups"]),
-        *_counts("Compared", figures["compared"]),
-        *_counts("Limited", figures["limited"]),
+        *_count_facts("Lookups", figures["lookups"]),
+        *_count_facts("Compared", figures["compared"]),
+        *_count_facts("Limited", figures["limited"]),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
-        *_pool(figures["blocks"]),
+        *_pool_facts(figures["blocks"]),
         *(("Tier", tier_line(tier)) for tier in figures["tiers"]),
     ]
 
 
-def _counts(name: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+def _count_facts(name: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
     line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
     return [(name, line)] if line else []
 
 
-def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _pool_facts(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
     if blocks is None:
         return [("Prefix cache", "unknown: the upstream manages it")]
     if blocks["engines"]:
-        return _upstream_pools(blocks)
+        return _upstream_facts(blocks)
     total = blocks["num_blocks"] - 1
     used, cached = round(_BAR_WIDTH * blocks["used"] / total), round(_BAR_WIDTH * blocks["cached"] / total)
     bar = "█" * used + "▒" * cached
@@ -186,7 +186,7 @@ def _pool(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
-def _upstream_pools(blocks: dict[str, Any]) -> list[tuple[str, str]]:
+def _upstream_facts(blocks: dict[str, Any]) -> list[tuple[str, str]]:
     engines = [("Engine", engine_line(engine)) for engine in blocks["reported"]]
     if blocks["cached"] is None:
         return engines

@@ -21,7 +21,7 @@ def ls(layout: Layout, proxy: ProxyOptions) -> Output:
 
     Example: kvproxy upstreams
     """
-    return _output(proxy.client().get("/admin/upstreams"), layout)
+    return _upstreams_output(proxy.client().get("/admin/upstreams"), layout)
 
 
 @app.command("drain")
@@ -33,7 +33,7 @@ def drain(name: Name, proxy: ProxyOptions) -> Output:
 
     Example: kvproxy upstreams drain 2
     """
-    return _output([proxy.client().post("/admin/upstreams/drain", name=name)])
+    return _upstreams_output([proxy.client().post("/admin/upstreams/drain", name=name)])
 
 
 @app.command("undrain")
@@ -43,10 +43,10 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
 
     Example: kvproxy upstreams undrain 2
     """
-    return _output([proxy.client().post("/admin/upstreams/undrain", name=name)])
+    return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 
-def _output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
+def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
     def show() -> None:
         columns = _columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
@@ -73,7 +73,7 @@ def _columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
         columns["Ejected#"] = [each["ejections"] for each in upstreams]
     if any(each["streams"] for each in upstreams):
         columns["Blocks#?"] = [each["cached_blocks"] for each in upstreams]
-        columns["Mirror"] = [_mirror(each) for each in upstreams]
+        columns["Mirror"] = [_mirror_state(each) for each in upstreams]
     figures = [each["metrics"] or {} for each in upstreams]
     if any(figures):
         columns["Pool used#?"] = [_percent(each.get("usage")) for each in figures]
@@ -88,7 +88,7 @@ def _columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
     return columns
 
 
-def _mirror(upstream: dict[str, Any]) -> str:
+def _mirror_state(upstream: dict[str, Any]) -> str:
     if not upstream["streams"]:
         return "none"
     if not all(stream["connected"] for stream in upstream["streams"]):

@@ -101,8 +101,8 @@ def _print(
             {
                 "Request#": pair.number,
                 "At token#": at,
-                names[0].capitalize(): _tokens(pair.cold.tokens, at),
-                names[1].capitalize(): _tokens(pair.warm.tokens, at),
+                names[0].capitalize(): _tokens_from(pair.cold.tokens, at),
+                names[1].capitalize(): _tokens_from(pair.warm.tokens, at),
             }
             for pair in different[:_LISTED_PAIRS]
             if (at := pair.differs_at) is not None
@@ -119,7 +119,7 @@ def _print(
         f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
     )
     if history:
-        shares = (_reused([pair.cold for pair in pairs]), _reused([pair.warm for pair in pairs]))
+        shares = (_reused_share([pair.cold for pair in pairs]), _reused_share([pair.warm for pair in pairs]))
         typer.echo(
             f"{shares[0]} of the prompt tokens reused after the original answer, {shares[1]} after the changed one"
         )
@@ -127,12 +127,12 @@ def _print(
         typer.echo(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
 
 
-def _reused(responses: "list[AuditedResponse]") -> str:
+def _reused_share(responses: "list[AuditedResponse]") -> str:
     prompt_tokens = sum(each.prompt_tokens or 0 for each in responses)
     return percent(sum(each.cached_tokens or 0 for each in responses) / prompt_tokens) if prompt_tokens else "none"
 
 
-def _tokens(tokens: tuple[str, ...], at: int) -> str:
+def _tokens_from(tokens: tuple[str, ...], at: int) -> str:
     return "".join(tokens[at : at + 5]) or "(ended)"
 
 

@@ -9,9 +9,9 @@ from kvproxy.commands.analyse.options import (
     Log,
     LogModel,
     Tokenizer,
+    format_pool_size,
     load_tokenizer,
     parse_sizes,
-    pool_size,
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_report
@@ -70,7 +70,7 @@ def estimate(
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
     check_writable(plot, PLOT_SUFFIXES)
-    settings = load_settings(data=data, journal=_prices(price))
+    settings = load_settings(data=data, journal=_price_settings(price))
     loaded, sizes = load_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_log(log, read_text(log), model)
     with progress_bar("estimating") as progress:
@@ -90,7 +90,7 @@ def estimate(
     return Output(_document(found, rates) | more, show)
 
 
-def _prices(price: str | None) -> dict[str, Any] | None:
+def _price_settings(price: str | None) -> dict[str, Any] | None:
     if price is None:
         return None
     try:
@@ -100,7 +100,7 @@ def _prices(price: str | None) -> dict[str, Any] | None:
     return {"prices": {"*": {"input": given, "output": computed}}}
 
 
-def _seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
+def _saved_seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
     return hits.prompt_tokens / rates[0] + hits.response_tokens / rates[1]
 
 
@@ -116,7 +116,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
                 "Requests#": requests,
                 "Share#": percent(requests / total),
                 "Saved tokens#": None if hits is None else hits.prompt_tokens + hits.response_tokens,
-                "Saved seconds#": None if hits is None else f"{_seconds(hits, rates):,.1f}",
+                "Saved seconds#": None if hits is None else f"{_saved_seconds(hits, rates):,.1f}",
                 f"Saved {currency}#": None if hits is None else money(hits.money),
             }
         )
@@ -127,7 +127,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
     typer.echo(_error_sentence(found))
     prefix, alone = found.prefix, found.prefix_alone
     pools = [
-        (pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
+        (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
     ]
     reuse: list[Row] = [
@@ -171,5 +171,5 @@ def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
             point["share"] = prefix.share(point["reused"])
             point["seconds"] = point["reused"] / rates[0]
     for name, hits in (("exact_savings", found.exact_savings), ("similar_savings", found.similar_savings)):
-        document[name]["seconds"] = _seconds(hits, rates)
+        document[name]["seconds"] = _saved_seconds(hits, rates)
     return document

@@ -10,8 +10,8 @@ from kvproxy.commands.analyse.options import (
     Log,
     LogModel,
     Tokenizer,
+    format_pool_size,
     load_tokenizer,
-    pool_size,
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_report
@@ -103,7 +103,7 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
     typer.echo(f'{members:,} requests to {report.family.model} that begin with "{head}"')
     typer.echo(
         f"  {report.prompt_tokens:,} prompt tokens, {percent(report.share)} reused;"
-        f" {pool_size(report.shared_blocks, block_size)} shared at the beginning (median)"
+        f" {format_pool_size(report.shared_blocks, block_size)} shared at the beginning (median)"
     )
     for saving in report.savings:
         _print_saving(report, saving)

@@ -40,7 +40,7 @@ def print_unread_lines(log: "RequestLog") -> None:
         print_note(f"skipped {plural(log.skipped, 'line')} without a successful request to a cached API")
 
 
-def pool_size(blocks: int, block_size: int) -> str:
+def format_pool_size(blocks: int, block_size: int) -> str:
     """Format a number of blocks, such as `1,024 tokens (64 blocks)`."""
     return f"{blocks * block_size:,} tokens ({blocks:,} blocks)"
 

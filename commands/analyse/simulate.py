@@ -77,7 +77,7 @@ def simulate(
     from kvproxy.errors import NotFound
     from kvproxy.offline.simulate.capacity_plan import plan_capacity, write_report
     from kvproxy.offline.simulate.pool_size_sweep import default_sizes
-    from kvproxy.offline.trace_sources import read_workload
+    from kvproxy.offline.workload_reader import read_workload
 
     if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")

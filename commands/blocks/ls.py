@@ -76,7 +76,7 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
         }
         for chain in shown
     ]
-    return _limited(table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
+    return _with_rest_note(table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
 
 
 @command
@@ -102,10 +102,10 @@ def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: La
     blocks = found[: limit or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
     output = table_output(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
-    return _limited(output, found, "blocks")
+    return _with_rest_note(output, found, "blocks")
 
 
-def _limited(output: Output, found: Sequence[object], noun: str) -> Output:
+def _with_rest_note(output: Output, found: Sequence[object], noun: str) -> Output:
     def show() -> None:
         output.show()
         print_rest(len(output.document), len(found), noun)

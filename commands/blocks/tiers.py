@@ -24,7 +24,7 @@ def tiers(proxy: ProxyOptions) -> Output:
     """
     found = proxy.client().get("/admin/blocks/tiers")
     # One column per tier: there are at most three, and ten figures in a row would not fit a terminal.
-    figures = {f"{tier['name']}#": _figures(tier) for tier in found}
+    figures = {f"{tier['name']}#": _tier_figures(tier) for tier in found}
     rows: list[Row] = [{"Tier": name, **{tier: own[name] for tier, own in figures.items()}} for name in _ROWS]
     empty = "there is no tier: start the proxy with --tier-host, --tier-disk or --tier-redis"
     return table_output(found, rows if found else (), empty=empty)
@@ -59,18 +59,18 @@ def reset(proxy: ProxyOptions) -> Output:
     Example: kvproxy blocks reset
     """
     done = proxy.client().post("/admin/blocks/reset")
-    lines = [_reset_line(engine) for engine in done.get("engines") or ()] or [_pool_line(done)]
+    lines = [_engine_reset_line(engine) for engine in done.get("engines") or ()] or [_pool_reset_line(done)]
     return Output(done, lambda: typer.echo("\n".join(lines)), exit_code=0 if done["reset"] else 1)
 
 
-def _figures(tier: dict[str, Any]) -> dict[str, object]:
+def _tier_figures(tier: dict[str, Any]) -> dict[str, object]:
     limit = "none" if tier["limit"] is None else format_bytes(tier["limit"])
     state = "in use" if tier["available"] else "paused"
     counts = (tier[name] for name in _COUNTS)
     return dict(zip(_ROWS, (tier["chunks"], format_bytes(tier["bytes"]), limit, *counts, state), strict=True))
 
 
-def _pool_line(done: dict[str, Any]) -> str:
+def _pool_reset_line(done: dict[str, Any]) -> str:
     if done["reset"]:
         return "the prefix cache is empty"
     if done["pinned"]:
@@ -78,6 +78,6 @@ def _pool_line(done: dict[str, Any]) -> str:
     return "refused: a request uses blocks; try again when it has finished"
 
 
-def _reset_line(engine: dict[str, Any]) -> str:
+def _engine_reset_line(engine: dict[str, Any]) -> str:
     state = "the prefix cache is empty" if engine["reset"] else "not reset"
     return f"{engine['engine']}: {state}" + (f" ({engine['message']})" if engine["message"] else "")

@@ -64,7 +64,7 @@ def show(id: Id, responses: StoreOptions) -> Output:
 
     def show() -> None:
         texts = ("request", "response")
-        print_facts((name, _readable(name, value)) for name, value in entry.items() if name not in texts)
+        print_facts((name, _readable_value(name, value)) for name, value in entry.items() if name not in texts)
         for name in texts:
             typer.echo(f"{name}\n{json_text(entry[name])}")
 
@@ -119,7 +119,7 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
     print_table(rows, empty=empty, layout=layout)
 
 
-def _readable(name: str, value: Any) -> Any:
+def _readable_value(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
         return local_time(value)
     return ", ".join(value) if isinstance(value, list) else value

@@ -39,7 +39,7 @@ def rm(
         )
     if dry_run:
         with responses.open() as cache:
-            selected = _selected(cache, ids, where.values)
+            selected = _select_entries(cache, ids, where.values)
         document = {"would_remove": selected.total, "ids": [entry["id"] for entry in selected.entries]}
         return Output(document, lambda: _print_selected(selected))
     if is_bulk and not yes:
@@ -51,7 +51,7 @@ def rm(
     return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
-def _selected(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> EntryList:
+def _select_entries(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> EntryList:
     if not ids:
         return cache.entries(where, limit=_LISTED)
     entries = {entry["id"]: entry for entry in map(cache.entry, ids)}

@@ -73,7 +73,7 @@ def log(
     if as_json:
         _print_lines(rows)
     else:
-        has_stored = any(_stored(row) for row in rows)
+        has_stored = any(_matched_question(row) for row in rows)
         print_table((_row(row, has_stored=has_stored) for row in rows), empty=EMPTY, layout=layout)
     if follow:
         _follow(journal, query, rows, as_json)
@@ -138,10 +138,12 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQues
 
 def _print_lines(rows: "list[RecordWithQuestions]") -> None:
     for row in rows:
-        typer.echo(json.dumps({**asdict(row.record), "question": row.question, "stored_question": _stored(row)}))
+        typer.echo(
+            json.dumps({**asdict(row.record), "question": row.question, "stored_question": _matched_question(row)})
+        )
 
 
-def _stored(row: "RecordWithQuestions") -> str | None:
+def _matched_question(row: "RecordWithQuestions") -> str | None:
     is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
     return row.stored_question if is_match else None
 
@@ -159,5 +161,5 @@ def _row(row: "RecordWithQuestions", *, has_stored: bool = True) -> Row:
         "ms#": milliseconds(record.total_ms),
         digest_column("Request", 8): record.request_id,
         text_column("Question"): row.question,
-        **({text_column("Stored question"): _stored(row)} if has_stored else {}),
+        **({text_column("Stored question"): _matched_question(row)} if has_stored else {}),
     }

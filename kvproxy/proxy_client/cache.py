@@ -9,7 +9,7 @@ from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segmen
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
-    from kvproxy.proxy_client.cache_file import DirectCache
+    from kvproxy.proxy_client.direct_cache import DirectCache
 
 Document = dict[str, Any]
 Rows = list[Document]
@@ -104,7 +104,7 @@ def open_cache(
             raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read the store's file")
     from kvproxy.checks.configured_store import open_configured_store, store_exists
     from kvproxy.pattern_redaction import load_redactor
-    from kvproxy.proxy_client.cache_file import DirectCache
+    from kvproxy.proxy_client.direct_cache import DirectCache
     from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.reuse_distance import LiveCurve
 from kvproxy.offline.simulate.pool_simulation import lru_hits
-from kvproxy.offline.trace_sources import read_workload
+from kvproxy.offline.workload_reader import read_workload
 from tests.journal.sessions.requests import START, Sessions, assistant, request, user
 
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()

@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.simulate.trace_reader import TraceError
-from kvproxy.offline.trace_sources import read_workload
+from kvproxy.offline.workload_reader import read_workload
 from tests.offline.test_transcripts import conversation
 
 

@@ -125,7 +125,7 @@ def rotate(
 ) -> Output:
     """Replace the API key of a client, and print the new one.
 
-    The old key stays valid for a day, so that applications can change at any time; --grace 0 revokes it at once. The
+    The old key stays valid during --grace, so that applications can change at any time; 0 revokes it immediately. The
     client keeps its stored responses, quotas, and journal.
 
     Example: kvproxy keys rotate search-team --grace 7d

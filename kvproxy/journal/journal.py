@@ -44,8 +44,6 @@ class Journal:
 
     def record_stored(self, entry: Entry) -> None: ...
 
-    def record_removed(self, entries: Iterable[ResponseRemoved]) -> None: ...
-
     def reader(self) -> JournalReader:
         """Open the file. Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read."""
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")

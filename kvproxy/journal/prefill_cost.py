@@ -1,7 +1,7 @@
 """Prefill time per token, estimated from requests with different numbers of computed tokens.
 
-The time of a prefill is an overhead plus a time per token. The slope over many requests excludes the overhead (Theil 1950,
-Sen 1968), which a quotient would include.
+The time of a prefill is an overhead plus a time per token. The slope over many requests (Theil 1950, Sen 1968) excludes the
+overhead; seconds divided by tokens would include it.
 """
 
 from collections.abc import Sequence

@@ -152,23 +152,20 @@ class JournalReader:
         """Return records, newest first."""
         condition, values = _where(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
-        sql = f"select {', '.join(COLUMNS)} from requests{condition} order by number desc{limit}"
-        return [Record(*row) for row in self.rows(sql, values)]
+        return self._select(f"{condition} order by number desc{limit}", values)
 
     def find(self, name: str) -> Record:
         """Return the last record whose request id equals or starts with a name, or the record with this number.
 
         Raises NotFound.
         """
-        columns = ", ".join(COLUMNS)
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
             tries.append(("number = ?", int(name)))
         tries.append(("substr(request_id, 1, length(?1)) = ?1", name))
         for condition, value in tries:
-            rows = self.rows(f"select {columns} from requests where {condition} order by number desc limit 1", [value])
-            if rows:
-                return Record(*rows[0])
+            if found := self._select(f" where {condition} order by number desc limit 1", [value]):
+                return found[0]
         raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
 
     def groups(
@@ -320,9 +317,11 @@ class JournalReader:
 
     def last_before(self, number: int, prompt: int) -> Record | None:
         """Return the last record of a prompt before the record with this number."""
-        sql = f"select {', '.join(COLUMNS)} from requests where number < ? and prompt = ? order by number desc limit 1"
-        rows = self.rows(sql, [number, prompt])
-        return Record(*rows[0]) if rows else None
+        found = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
+        return found[0] if found else None
+
+    def _select(self, clauses: str, values: Sequence[object]) -> list[Record]:
+        return [Record(*row) for row in self.rows(f"select {', '.join(COLUMNS)} from requests{clauses}", values)]
 
     def entry_id(self, prompt: int) -> str | None:
         id: str | None = self._value("entry", prompt)

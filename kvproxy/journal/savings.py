@@ -131,7 +131,7 @@ def savings(
 def _subtract_writes(
     reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
-    """Subtract the price of writes and storage in a provider's cache: by layer from `prefix`, by tag nothing."""
+    """Subtract the price of writes and storage in a provider's cache. The layer is `prefix`; tags are unknown."""
     if by == "tag":
         return
     rows = SessionReader(reader, prices).provider_writes("'prefix'" if by == "layer" else by, since)

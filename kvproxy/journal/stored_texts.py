@@ -42,7 +42,7 @@ class RecentQuestions:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def add(self, exchange: Exchange, record: Record) -> None:
-        """Keep a question if a neighbour decided its lookup."""
+        """Keep a question that was compared with a stored one, so that both can be shown."""
         if record.near is None or exchange.request is None:
             return
         text = exchange.request.api.display_text(exchange.request.body)

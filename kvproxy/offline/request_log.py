@@ -30,7 +30,7 @@ class LoggedRequest:
     """A request of a log.
 
     Attributes:
-        line: from 1.
+        line: number of its line, from 1.
         body: always names a model; `stream` is false.
         headers: lower-case names.
         time: seconds since the epoch, if logged.

@@ -2,10 +2,10 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock
-from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy
+from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy, Key
 
 GroupHash = tuple[int | None, bytes]
 
@@ -33,7 +33,7 @@ class PolicyQueue:
             if self._unordered:
                 popped.append(self._unordered.popitem(last=False)[1])
             else:
-                popped.append(self._forget(_pop_leaf(self.policy, self._num_children)))
+                popped.append(self._forget(pop_leaf(self.policy, self._num_children)))
         self.num_free_blocks -= count
         return popped
 
@@ -75,7 +75,7 @@ class PolicyQueue:
 
     def _forget(self, key: GroupHash) -> KVCacheBlock:
         block = self._cached.pop(key)
-        _remove_child(self._num_children, _parent_key(block))
+        remove_child(self._num_children, _parent_key(block))
         return block
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
@@ -83,12 +83,12 @@ class PolicyQueue:
         yield from list(self._unordered.values())
         policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):
-            block = cached[_pop_leaf(policy, num_children)]
-            _remove_child(num_children, _parent_key(block))
+            block = cached[pop_leaf(policy, num_children)]
+            remove_child(num_children, _parent_key(block))
             yield block
 
 
-def _pop_leaf(policy: EvictionPolicy[GroupHash], num_children: dict[GroupHash, int]) -> GroupHash:
+def pop_leaf(policy: EvictionPolicy[Key], num_children: Mapping[Key, int]) -> Key:
     skipped = []
     key = policy.pop()
     while key in num_children:
@@ -99,7 +99,7 @@ def _pop_leaf(policy: EvictionPolicy[GroupHash], num_children: dict[GroupHash, i
     return key
 
 
-def _remove_child(num_children: dict[GroupHash, int], parent: GroupHash | None) -> None:
+def remove_child(num_children: dict[Key, int], parent: Key | None) -> None:
     if parent is None:
         return
     num_children[parent] -= 1

@@ -216,7 +216,7 @@ class TurnWriter:
         return _PromptChange(chain.names[shared], place, tokens)
 
     def _first_difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
-        """Return the index of the first different character, and the share of equal text at the end."""
+        """Return the first different character of two regions (digests), and the share of equal text at the end."""
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0

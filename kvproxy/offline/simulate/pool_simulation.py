@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
 from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.policy_queue import pop_leaf, remove_child
 from kvproxy.blocks.eviction.session_policy import SessionPolicy
 from kvproxy.blocks.reuse_distance import LRUCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, POLICY_NAMES, Belady
@@ -103,18 +104,9 @@ class ChainCache:
         return min(num_cached, request.reusable)
 
     def _evict(self) -> None:
-        skipped = []
-        victim = self._policy.pop()
-        while self._num_children.get(victim):
-            skipped.append(victim)
-            victim = self._policy.pop()
-        for block in reversed(skipped):
-            self._policy.restore(block)
-        self.removed.append(victim)
-        parent = self._parents.pop(victim)
-        self._num_children.pop(victim, None)
-        if parent is not None:
-            self._num_children[parent] -= 1
+        block = pop_leaf(self._policy, self._num_children)
+        self.removed.append(block)
+        remove_child(self._num_children, self._parents.pop(block))
 
 
 def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:

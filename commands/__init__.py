@@ -29,7 +29,7 @@ from kvproxy.commands import (
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
-from kvproxy.optional_packages import missing_extra
+from kvproxy.optional_packages import missing_extra_error
 
 app = typer.Typer(
     name="kvproxy",
@@ -100,7 +100,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise
-        missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+        missing = missing_extra_error(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             typer.echo(f"kvproxy: {missing.message}", err=True)
             sys.exit(missing.exit_code)

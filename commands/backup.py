@@ -35,7 +35,7 @@ def backup(
 
     settings = load_settings(data=data, store=store)
     found = write_backup(settings, archive, print_note, replace=force)
-    if "://" in settings.store_where:
+    if "://" in settings.store_location:
         print_note("the responses are in PostgreSQL: save its schema kvproxy with pg_dump")
     if settings.encryption.enabled:
         print_note("the keys of encryption are not included: save them separately")

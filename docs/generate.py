@@ -209,7 +209,7 @@ def metrics() -> str:
         "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters end in `_total` and start",
         "at 0 with the proxy. A group has several metrics with the same labels. `kvproxy_savings` covers the whole journal.",
     ]
-    for metric in Metrics().described:
+    for metric in Metrics().descriptions:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "no labels"
         lines += ["", f"## {metric.name}", "", f"{metric.text} {metric.kind.capitalize()}; {labels}."]
         if metric.members:
@@ -221,7 +221,7 @@ def _metric_of(name: str) -> str | None:
     """The metric that a query's name begins with."""
     from kvproxy.http.metrics import Metrics
 
-    names = [metric.name for metric in Metrics().described if name.startswith(metric.name)]
+    names = [metric.name for metric in Metrics().descriptions if name.startswith(metric.name)]
     return max(names, key=len, default=None)
 
 

@@ -121,7 +121,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
 
 def _source_files(settings: Settings) -> dict[str, Path]:
     found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
-    if "://" in settings.store_where:
+    if "://" in settings.store_location:
         del found[_RESPONSES]
     else:
         found[_RESPONSES] = settings.store_path

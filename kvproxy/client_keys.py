@@ -125,11 +125,11 @@ def _put(settings: Settings, client: ClientSettings, change: str) -> None:
 @contextmanager
 def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
     """Open the state that proxies share in PostgreSQL; None if the store is a file."""
-    if not is_url(settings.store_where):
+    if not is_url(settings.store_location):
         yield None
         return
     try:
-        with closing(open_postgres(settings.store_where)) as database:
+        with closing(open_postgres(settings.store_location)) as database:
             yield SharedState(database)
     except CacheStoreError as error:
         raise SettingsError(str(error)) from None

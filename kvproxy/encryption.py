@@ -36,27 +36,27 @@ class Cipher:
         self.name = self._first.hex()
         self.names = frozenset(name.hex() for name in self._ciphers)
 
-    def seal(self, clear: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """Encrypt. `open` requires the same `about`, so that ciphertexts cannot be exchanged."""
+    def encrypt(self, clear: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
+        """Encrypt. `decrypt` requires the same `associated_data`, so that ciphertexts cannot be exchanged."""
         nonce = os.urandom(_NONCE)
-        return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, about)))
+        return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, associated_data)))
 
-    def open(self, sealed: bytes | bytearray | memoryview, about: bytes) -> bytes:
-        """Decrypt. Raises ValueError if the key is unknown, or if the bytes or `about` differ."""
-        if not is_sealed(sealed):
+    def decrypt(self, encrypted: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
+        """Decrypt. Raises ValueError if the key is unknown, or if the bytes or `associated_data` differ."""
+        if not is_encrypted(encrypted):
             raise ValueError("it is not encrypted")
-        view = memoryview(sealed)
+        view = memoryview(encrypted)
         name = bytes(view[len(_MAGIC) : len(_MAGIC) + _NAME])
         cipher = self._ciphers.get(name)
         if cipher is None:
             raise ValueError(f"it was encrypted with the key {name.hex()}, which is not among the keys")
         try:
-            return cipher.decrypt(view[_BODY - _NONCE : _BODY], view[_BODY:], about)
+            return cipher.decrypt(view[_BODY - _NONCE : _BODY], view[_BODY:], associated_data)
         except self._invalid:
             raise ValueError("it was changed after it was encrypted") from None
 
 
-def is_sealed(data: bytes | bytearray | memoryview) -> bool:
+def is_encrypted(data: bytes | bytearray | memoryview) -> bool:
     return len(data) >= _BODY and data[: len(_MAGIC)] == _MAGIC
 
 

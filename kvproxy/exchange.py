@@ -11,7 +11,7 @@ from typing import Literal
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
@@ -153,7 +153,7 @@ class Exchange:
     stored: bool = False
     entry_id: str | None = None
     upstream: str | None = None
-    prefix: PrefixUse | None = None
+    prefix: PrefixReuse | None = None
     predicted_tokens: int | None = None
     is_engine: bool = True
     block_size: int = 0

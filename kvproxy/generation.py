@@ -52,7 +52,7 @@ class GenerationRequest:
         priority: KV blocks of a higher priority are evicted later.
         tenant: tenants with equal queue priority share the engine equally; empty if unknown.
         queue_priority: requests with a lower value run first, across all tenants.
-        own_priority: requests with a lower value run first, within the tenant.
+        tenant_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
     """
 
@@ -63,7 +63,7 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
     queue_priority: int = 0
-    own_priority: int = 0
+    tenant_priority: int = 0
     grammar: Grammar | None = None
     adapter: str | None = None
 

@@ -20,7 +20,7 @@ from kvproxy.index.search.lookup_queue import model_threads
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
-from kvproxy.optional_packages import missing_extra
+from kvproxy.optional_packages import missing_extra_error
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
@@ -63,7 +63,7 @@ def open_response_cache(
     except (CacheStoreError, EmbedderError, VerifierError) as error:
         raise SettingsError(str(error)) from None
     except ModuleNotFoundError as error:
-        raise missing_extra(error) or error from None
+        raise missing_extra_error(error) or error from None
     return ResponseCache(store, semantic, clock=clock, redact=redact)
 
 

@@ -19,7 +19,7 @@ _EXTRAS = {
 }
 
 
-def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
+def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
     """Return an error that names the extra to install; None if no extra installs the missing module."""
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
@@ -32,4 +32,4 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError | None:
 def require(package: str) -> None:
     """Raise a SettingsError if a package is missing. Call it before long work."""
     if find_spec(package) is None:
-        raise missing_extra(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)
+        raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

@@ -13,12 +13,12 @@ KEEP_WARM_SECONDS = 290.0
 """Interval of keep-warm requests for a prefix that expires after five minutes."""
 HOUR = 3_600.0
 _MOST_REQUESTS = 12
-# Bounds of the counted durations: a pause in (EDGES[i - 1], EDGES[i]] belongs to number i, the first begins at 0.
-EDGES = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
+# Upper bounds of the classes of pauses, in seconds.
+PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _PRIOR_PAUSES = 500.0
 """Weight of the more general distribution, as a number of pauses."""
-TYPICAL: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Numbers of pauses by `EDGES` in 60 Claude Code sessions (callanjfox/kv-cache-tester); the end of a session is endless."""
+TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
+"""Pauses per class in 60 Claude Code sessions (callanjfox/kv-cache-tester); the pause after the last request is endless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class CachePrices:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The probability that a pause is longer than each of `EDGES`."""
+    """The probability that a pause is longer than each of `PAUSE_BOUNDS`."""
 
     probabilities: tuple[float, ...]
 
     def between(self, start: float, end: float) -> float:
-        """Return the probability that a pause is longer than `start` and at most `end`, both from `EDGES`."""
-        return self.probabilities[EDGES.index(start)] - self.probabilities[EDGES.index(end)]
+        """Return the probability that a pause is longer than `start` and at most `end`, both from `PAUSE_BOUNDS`."""
+        return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
-    def returns(self) -> list[float]:
+    def end_probabilities(self) -> list[float]:
         """Return, for each interval of keep-warm requests, the probability that a pause that reaches it ends in it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
@@ -52,14 +52,14 @@ class PauseTimes:
     With few pauses in an hour, its distribution approaches the client's; with few of the client, that approaches all clients'.
     """
 
-    def __init__(self, typical: Sequence[int] = TYPICAL) -> None:
-        self._typical = _shares(typical, ()) or [0.0] * len(EDGES)
+    def __init__(self, typical: Sequence[int] = TYPICAL_PAUSES) -> None:
+        self._typical = _shares(typical, ()) or [0.0] * len(PAUSE_BOUNDS)
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
         """Count a pause. A session that ended has an endless pause (`math.inf`)."""
         for key in ((), (client,), (client, hour)):
-            self._counts.setdefault(key, [0] * len(EDGES))[bisect_left(EDGES, seconds)] += 1
+            self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 
     def survival(self, client: str = "", hour: int = 0) -> Survival:
         shares = self._typical
@@ -88,9 +88,9 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
-    for count, returns in enumerate(survival.returns(), 1):
-        expected += left * (returns * saved - prices.read)
-        left *= 1.0 - returns
+    for count, ends in enumerate(survival.end_probabilities(), 1):
+        expected += left * (ends * saved - prices.read)
+        left *= 1.0 - ends
         if expected > best:
             best, chosen = expected, count
     return chosen

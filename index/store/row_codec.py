@@ -26,10 +26,10 @@ class EntryCipher(Protocol):
     name: str
     names: frozenset[str]
 
-    def seal(self, clear: bytes, associated_data: bytes) -> bytes:
-        """Encrypt. `open` requires the same associated data."""
+    def encrypt(self, clear: bytes, associated_data: bytes) -> bytes:
+        """Encrypt. `decrypt` requires the same associated data."""
 
-    def open(self, sealed: bytes, associated_data: bytes) -> bytes:
+    def decrypt(self, encrypted: bytes, associated_data: bytes) -> bytes:
         """Decrypt; raises a ValueError if the key is unknown, or if the bytes or the associated data were changed."""
 
 
@@ -52,9 +52,9 @@ class RowCodec:
     def _encrypt(self, row: Row) -> Row:
         if self.cipher is None:
             return row | {"sealed": ""}
-        prompt = self.cipher.seal(row["prompt"].encode("utf-8", "surrogatepass"), _associated_data(row, "prompt"))
+        prompt = self.cipher.encrypt(row["prompt"].encode("utf-8", "surrogatepass"), _associated_data(row, "prompt"))
         sealed = {
-            name: self.cipher.seal(bytes(row[name]), _associated_data(row, name)) for name in ("request", "response")
+            name: self.cipher.encrypt(bytes(row[name]), _associated_data(row, name)) for name in ("request", "response")
         }
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
@@ -72,7 +72,7 @@ class RowCodec:
             if self.cipher is None:
                 raise ValueError(f"it was encrypted with the key {row['sealed']}, and no key is set")
             sealed = _from_base64(row[name]) if name == "prompt" else bytes(row[name])
-            return self.cipher.open(sealed, _associated_data(row, name))
+            return self.cipher.decrypt(sealed, _associated_data(row, name))
         except (ValueError, TypeError) as error:
             raise CacheStoreError(
                 f"the stored response {row['id']} cannot be decrypted ({error}): set encryption.key_file, or remove it with"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvproxy.apis.json import JsonMap, JsonObject, as_count, field, objects, text_of, to_text
+from kvproxy.apis.json import JsonMap, JsonObject, as_token_count, field, objects, text_of, to_text
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -65,19 +65,19 @@ class Api:
         """Return the text that listings show for a request: its last message."""
         return last_item_text(body, "messages")
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
         """Whether a response without `stream` is complete and successful."""
         raise NotImplementedError
 
-    def output_text(self, whole: JsonMap) -> str | None:
+    def output_text(self, response: JsonMap) -> str | None:
         """Return the text of a response; None if it contains other output, such as a tool call."""
         return None
 
-    def usage(self, whole: JsonMap) -> tuple[int, int]:
+    def usage(self, response: JsonMap) -> tuple[int, int]:
         """Return the numbers of prompt and completion tokens; 0 if they are not reported."""
-        return token_counts(whole, "prompt_tokens", "completion_tokens")
+        return token_counts(response, "prompt_tokens", "completion_tokens")
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
+    def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
         """Encode a stored response as a stream of events."""
         raise NotImplementedError(f"{self.name} are not streamed")
 
@@ -85,7 +85,7 @@ class Api:
         return openai_error(error)
 
 
-def last_turn(
+def last_turn_question(
     body: JsonObject, name: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool
 ) -> Question | None:
     """Return the question of a request; None unless its last turn is text of the user.
@@ -107,7 +107,7 @@ def last_turn(
     return Question(text, rest, allows_semantic and None not in texts, name, earlier)
 
 
-def turn_content(turn: JsonObject) -> str | None:
+def content_text(turn: JsonObject) -> str | None:
     return text_of(turn.get("content"))
 
 
@@ -117,9 +117,9 @@ def last_item_text(body: JsonMap, name: str) -> str:
     return to_text(last.get("content", last) if isinstance(last, dict) else last)
 
 
-def token_counts(whole: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
-    usage = whole.get("usage")
-    return as_count(field(usage, prompt)) or 0, as_count(field(usage, completion)) or 0
+def token_counts(response: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
+    usage = response.get("usage")
+    return as_token_count(field(usage, prompt)) or 0, as_token_count(field(usage, completion)) or 0
 
 
 def openai_error(error: KvproxyError) -> JsonObject:

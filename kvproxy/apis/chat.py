@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from kvproxy.apis.api import ApiName, Question, last_turn, turn_content
+from kvproxy.apis.api import ApiName, Question, content_text, last_turn_question
 from kvproxy.apis.choices import ChoicesApi, only_choice
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, text_of
@@ -28,10 +28,10 @@ class Chat(ChoicesApi):
     def question(self, body: JsonObject) -> Question | None:
         # `prompt_logprobs: 0` requests the scores of this prompt too.
         semantic = body.get("prompt_logprobs") is None and allows_semantic(body)
-        return last_turn(body, "messages", turn_content, allows_semantic=semantic)
+        return last_turn_question(body, "messages", content_text, allows_semantic=semantic)
 
-    def output_text(self, whole: JsonMap) -> str | None:
-        return text_of(field(field(only_choice(whole), "message"), "content"))
+    def output_text(self, response: JsonMap) -> str | None:
+        return text_of(field(field(only_choice(response), "message"), "content"))
 
     def has_output(self, choice: JsonObject) -> bool:
         return any(field(choice.get("message"), name) for name in _OUTPUT_FIELDS)

@@ -36,27 +36,27 @@ class ChoiceAssembler:
 
     def _merge(self, choice: JsonObject) -> None:
         index = as_index(choice.get("index", 0))
-        whole = self._choices.setdefault(index, {"index": index, "finish_reason": None})
-        before, reason = whole["finish_reason"], choice.get("finish_reason")
+        merged = self._choices.setdefault(index, {"index": index, "finish_reason": None})
+        before, reason = merged["finish_reason"], choice.get("finish_reason")
         if before and (_has_content(choice) or reason not in (None, before)):
             raise ValueError("a choice continues after its finish_reason")
-        whole["finish_reason"] = reason or before
+        merged["finish_reason"] = reason or before
         if "text" in choice:
-            whole["text"] = as_text(whole.get("text", "")) + as_text(choice["text"] or "")
+            merged["text"] = as_text(merged.get("text", "")) + as_text(choice["text"] or "")
         if "delta" in choice:
-            _merge_delta(as_object(whole.setdefault("message", {})), as_object(choice["delta"] or {}))
+            _merge_delta(as_object(merged.setdefault("message", {})), as_object(choice["delta"] or {}))
         if choice.get("logprobs"):
-            merge_logprobs(as_object(whole.setdefault("logprobs", {})), as_object(choice["logprobs"]))
+            merge_logprobs(as_object(merged.setdefault("logprobs", {})), as_object(choice["logprobs"]))
         if choice.get("prompt_logprobs"):
-            whole["prompt_logprobs"] = choice["prompt_logprobs"]
+            merged["prompt_logprobs"] = choice["prompt_logprobs"]
 
     def result(self) -> JsonObject | None:
         if not self.done:
             return None
         kind = str(self._head.get("object", "")).removesuffix(".chunk")
         choices: list[Json] = [self._choices[index] for index in sorted(self._choices)]
-        whole: JsonObject = {**self._head, "object": kind, "choices": choices}
-        return {**whole, "usage": self._usage} if self._usage else whole
+        response: JsonObject = {**self._head, "object": kind, "choices": choices}
+        return {**response, "usage": self._usage} if self._usage else response
 
 
 class ChoicesApi(Api):
@@ -82,12 +82,12 @@ class ChoicesApi(Api):
         """Split a choice into the choices of successive chunks."""
         raise NotImplementedError
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
         """Whether every choice is complete, or reached the token limit that the request sets."""
-        choices = whole.get("choices")
-        if not isinstance(choices, list) or not choices or whole.get("error") is not None:
+        choices = response.get("choices")
+        if not isinstance(choices, list) or not choices or response.get("error") is not None:
             return False
-        if not isinstance(whole.get("usage"), dict | None):
+        if not isinstance(response.get("usage"), dict | None):
             return False
         has_limit = any(body.get(name) is not None for name in _LIMITS)
         for choice in choices:
@@ -98,19 +98,19 @@ class ChoicesApi(Api):
                 return False
         return True
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
+    def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
         """Encode a stored response as chunks and [DONE]. Each chunk repeats its `id`, `model`, and similar fields."""
-        head: JsonObject = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
+        head: JsonObject = {name: value for name, value in response.items() if name not in ("choices", "usage")}
         head |= self.chunk_fields
         has_usage = includes_usage(body)
         extra: JsonObject = {"usage": None} if has_usage else {}
-        for place, each in enumerate(as_list(whole["choices"])):
+        for place, each in enumerate(as_list(response["choices"])):
             choice = as_object(each)
             index = choice.get("index")
             for part in self.chunk_choices(index if isinstance(index, int) else place, choice):
                 yield event({**head, "choices": [part], **extra})
-        if has_usage and whole.get("usage"):
-            yield event({**head, "choices": [], "usage": whole["usage"]})
+        if has_usage and response.get("usage"):
+            yield event({**head, "choices": [], "usage": response["usage"]})
         yield event(DONE)
 
 
@@ -160,6 +160,6 @@ def includes_usage(body: JsonMap) -> bool:
     return bool(field(body.get("stream_options"), "include_usage"))
 
 
-def only_choice(whole: JsonMap) -> Json:
-    choices = whole.get("choices")
+def only_choice(response: JsonMap) -> Json:
+    choices = response.get("choices")
     return choices[0] if isinstance(choices, list) and len(choices) == 1 else None

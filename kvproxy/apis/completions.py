@@ -25,8 +25,8 @@ class Completions(ChoicesApi):
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("prompt"))
 
-    def output_text(self, whole: JsonMap) -> str | None:
-        return text_of(field(only_choice(whole), "text"))
+    def output_text(self, response: JsonMap) -> str | None:
+        return text_of(field(only_choice(response), "text"))
 
     def has_output(self, choice: JsonObject) -> bool:
         return bool(choice.get("text"))

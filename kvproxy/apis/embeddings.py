@@ -24,8 +24,8 @@ class Embeddings(Api):
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        data = whole.get("data")
-        if not isinstance(data, list) or not data or whole.get("error") is not None:
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+        data = response.get("data")
+        if not isinstance(data, list) or not data or response.get("error") is not None:
             return False
         return all(bool(field(item, "embedding")) for item in data)

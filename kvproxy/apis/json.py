@@ -61,7 +61,7 @@ def as_index(value: Json) -> int:
     return value
 
 
-def as_count(value: Json) -> int | None:
+def as_token_count(value: Json) -> int | None:
     """Return a number of tokens; None if the value is not a valid number."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 

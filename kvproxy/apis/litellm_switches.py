@@ -8,7 +8,7 @@ from kvproxy.apis.request_directives import Control, check_namespace
 from kvproxy.errors import InvalidRequest
 from kvproxy.units import parse_seconds
 
-FIELD = "cache"
+CACHE_FIELD = "cache"
 _FLAGS = {"no-cache": ("no_cache",), "no-store": ("no_store",), "use-cache": ("no_cache", "no_store")}
 _DURATIONS = {"ttl": "ttl", "s-maxage": "max_age", "s-max-age": "max_age"}
 _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
@@ -16,7 +16,7 @@ _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Control]:
     """Move the switches from the body to the directives. Directives in headers take precedence."""
-    given = body.get(FIELD)
+    given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
         return body, control
     found: dict[str, Any] = {}
@@ -26,7 +26,7 @@ def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Cont
         if getattr(control, name) not in (None, ""):
             found.pop(name, None)
     kept = {name: value for name, value in found.items() if value is not False}
-    return {name: value for name, value in body.items() if name != FIELD}, replace(control, **kept)
+    return {name: value for name, value in body.items() if name != CACHE_FIELD}, replace(control, **kept)
 
 
 def _read_switch(name: str, value: Json) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def _read_switch(name: str, value: Json) -> dict[str, Any]:
             if (seconds := parse_seconds(value)) >= 0:
                 return {_DURATIONS[name]: seconds}
         except ValueError as error:
-            raise InvalidRequest(f"{FIELD}.{name}: {error}", param=FIELD) from None
+            raise InvalidRequest(f"{CACHE_FIELD}.{name}: {error}", param=CACHE_FIELD) from None
     if name == "namespace" and isinstance(value, str):
-        return {name: check_namespace(value, FIELD)}
+        return {name: check_namespace(value, CACHE_FIELD)}
     if name not in _SWITCHES:
-        raise InvalidRequest(f"unknown switch {name[:40]!r} in cache: use {', '.join(_SWITCHES)}", param=FIELD)
+        raise InvalidRequest(f"unknown switch {name[:40]!r} in cache: use {', '.join(_SWITCHES)}", param=CACHE_FIELD)
     form = "true or false" if name in _FLAGS else "at least 0" if name in _DURATIONS else "a text"
-    raise InvalidRequest(f"{FIELD}.{name} must be {form}", param=FIELD)
+    raise InvalidRequest(f"{CACHE_FIELD}.{name} must be {form}", param=CACHE_FIELD)

@@ -39,18 +39,18 @@ def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
     return tuple((kind, hashlib.blake2b(content, digest_size=_SIZE).digest()) for kind, content in parts)
 
 
-def answer_message(whole: JsonMap) -> JsonObject | None:
+def answer_message(response: JsonMap) -> JsonObject | None:
     """Return the message of a response; None unless it has exactly one."""
-    if whole.get("type") == "message":
-        return {"role": "assistant", "content": whole.get("content")}
-    choices = objects(whole.get("choices"))
+    if response.get("type") == "message":
+        return {"role": "assistant", "content": response.get("content")}
+    choices = objects(response.get("choices"))
     message = choices[0].get("message") if len(choices) == 1 else None
     return message if isinstance(message, dict) else None
 
 
-def answer_digests(whole: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
+def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
     """Return `part_digests` of the response's `answer_message`."""
-    message = answer_message(whole)
+    message = answer_message(response)
     return None if message is None else part_digests(message)
 
 

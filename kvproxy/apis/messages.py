@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.api import Api, ApiName, Question, last_turn, token_counts, turn_content
+from kvproxy.apis.api import Api, ApiName, Question, content_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common,
@@ -116,37 +116,37 @@ class Messages(Api):
         return not body.get("container")
 
     def question(self, body: JsonObject) -> Question | None:
-        return last_turn(body, "messages", turn_content, allows_semantic=allows_semantic(body))
+        return last_turn_question(body, "messages", content_text, allows_semantic=allows_semantic(body))
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        blocks = whole.get("content")
-        if whole.get("type") != "message" or not isinstance(blocks, list) or not blocks:
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+        blocks = response.get("content")
+        if response.get("type") != "message" or not isinstance(blocks, list) or not blocks:
             return False
-        return whole.get("error") is None and whole.get("stop_reason") in _COMPLETE
+        return response.get("error") is None and response.get("stop_reason") in _COMPLETE
 
-    def output_text(self, whole: JsonMap) -> str | None:
-        return text_of(whole.get("content"))
+    def output_text(self, response: JsonMap) -> str | None:
+        return text_of(response.get("content"))
 
-    def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return token_counts(whole, "input_tokens", "output_tokens")
+    def usage(self, response: JsonMap) -> tuple[int, int]:
+        return token_counts(response, "input_tokens", "output_tokens")
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        usage = as_object(whole.get("usage") or {})
+    def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
+        usage = as_object(response.get("usage") or {})
         start: JsonObject = {
-            **whole,
+            **response,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": {**usage, "output_tokens": 0},
         }
         yield typed_event({"type": "message_start", "message": start})
-        for index, block in enumerate(as_list(whole["content"])):
+        for index, block in enumerate(as_list(response["content"])):
             empty, deltas = _split_block(as_object(block))
             yield typed_event({"type": "content_block_start", "index": index, "content_block": empty})
             for delta in deltas:
                 yield typed_event({"type": "content_block_delta", "index": index, "delta": delta})
             yield typed_event({"type": "content_block_stop", "index": index})
-        end: JsonObject = {name: whole.get(name) for name in ("stop_reason", "stop_sequence")}
+        end: JsonObject = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
         yield typed_event({"type": "message_delta", "delta": end, "usage": usage})
         yield typed_event({"type": "message_stop"})
 

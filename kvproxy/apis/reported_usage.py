@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_count, field, loads
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_token_count, field, loads
 from kvproxy.apis.sse import Event
 
 _MARKS = (b'"usage"', b'"timings"')
 
 
-class PrefixUse(NamedTuple):
+class PrefixReuse(NamedTuple):
     """How much of a prompt came from a prefix cache.
 
     Attributes:
@@ -24,7 +24,7 @@ class PrefixUse(NamedTuple):
     tier_tokens: int = 0
 
 
-def reported_reuse(response: JsonMap) -> PrefixUse | None:
+def reported_reuse(response: JsonMap) -> PrefixReuse | None:
     """Return the reuse that a complete response reports; None if it reports no reuse.
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
@@ -32,23 +32,23 @@ def reported_reuse(response: JsonMap) -> PrefixUse | None:
     `cache_creation_input_tokens` beside `input_tokens`.
     """
     usage, timings = response.get("usage"), response.get("timings")
-    prompt, read = as_count(field(usage, "input_tokens")), as_count(field(usage, "cache_read_input_tokens"))
+    prompt, read = as_token_count(field(usage, "input_tokens")), as_token_count(field(usage, "cache_read_input_tokens"))
     if prompt is not None and read is not None:
-        written = as_count(field(usage, "cache_creation_input_tokens")) or 0
-        hour = as_count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
-        return PrefixUse(prompt + read + written, read, max(0, written - hour), min(hour, written))
-    prompt = as_count(field(usage, "prompt_tokens")) if prompt is None else prompt
+        written = as_token_count(field(usage, "cache_creation_input_tokens")) or 0
+        hour = as_token_count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
+        return PrefixReuse(prompt + read + written, read, max(0, written - hour), min(hour, written))
+    prompt = as_token_count(field(usage, "prompt_tokens")) if prompt is None else prompt
     fields = (
         field(field(usage, "prompt_tokens_details"), "cached_tokens"),
         field(field(usage, "input_tokens_details"), "cached_tokens"),
         field(usage, "prompt_cache_hit_tokens"),
         field(timings, "cache_n"),
     )
-    cached = next((count for each in fields if (count := as_count(each)) is not None), None)
-    if prompt is None and cached is not None and (computed := as_count(field(timings, "prompt_n"))) is not None:
+    cached = next((count for each in fields if (count := as_token_count(each)) is not None), None)
+    if prompt is None and cached is not None and (computed := as_token_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
         prompt = cached + computed
-    return None if prompt is None or cached is None else PrefixUse(prompt, min(cached, prompt))
+    return None if prompt is None or cached is None else PrefixReuse(prompt, min(cached, prompt))
 
 
 class ReuseReader:
@@ -59,7 +59,7 @@ class ReuseReader:
     """
 
     def __init__(self) -> None:
-        self.reuse: PrefixUse | None = None
+        self.reuse: PrefixReuse | None = None
         self.prefill_seconds: float | None = None
         self._usage: JsonObject = {}
         self._timings: JsonObject = {}

@@ -12,12 +12,12 @@ from kvproxy.units import parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 _CACHE_CONTROL = "Cache-Control"
-TAGS, TTL, PRIORITY = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
-TIMEOUT, NAMESPACE = (HEADER_PREFIX + name for name in ("timeout", "namespace"))
-ADMIN_TOKEN = HEADER_PREFIX + "admin-token"
+TAGS_HEADER, TTL_HEADER, PRIORITY_HEADER = (HEADER_PREFIX + name for name in ("tags", "ttl", "priority"))
+TIMEOUT_HEADER, NAMESPACE_HEADER = (HEADER_PREFIX + name for name in ("timeout", "namespace"))
+ADMIN_TOKEN_HEADER = HEADER_PREFIX + "admin-token"
 """Header for the admin token if `Authorization` has the client's key."""
-DIRECTIVE_HEADERS = (NAMESPACE, PRIORITY, TAGS, TIMEOUT, TTL)
-_KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN, HEADER_PREFIX + "request-id"})
+DIRECTIVE_HEADERS = (NAMESPACE_HEADER, PRIORITY_HEADER, TAGS_HEADER, TIMEOUT_HEADER, TTL_HEADER)
+_KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN_HEADER, HEADER_PREFIX + "request-id"})
 """Valid headers. A client may repeat the request id of a response, without effect."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
@@ -68,11 +68,11 @@ def read_control(headers: Mapping[str, str]) -> Control:
         max_age=_seconds(directives, "max-age", _CACHE_CONTROL),
         stale_if_error=_seconds(directives, "stale-if-error", _CACHE_CONTROL),
         limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
-        tags=_tags(headers.get(TAGS, "")),
-        ttl=_seconds(headers, TTL),
-        priority=_priority(headers.get(PRIORITY, "0")),
-        timeout=_seconds(headers, TIMEOUT),
-        namespace=check_namespace(headers.get(NAMESPACE, ""), NAMESPACE),
+        tags=_tags(headers.get(TAGS_HEADER, "")),
+        ttl=_seconds(headers, TTL_HEADER),
+        priority=_priority(headers.get(PRIORITY_HEADER, "0")),
+        timeout=_seconds(headers, TIMEOUT_HEADER),
+        namespace=check_namespace(headers.get(NAMESPACE_HEADER, ""), NAMESPACE_HEADER),
     )
 
 
@@ -126,12 +126,16 @@ def check_namespace(text: str, param: str) -> str:
 def _tags(text: str) -> tuple[str, ...]:
     tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
     if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
-        raise InvalidRequest(f"{TAGS} takes up to {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters", param=TAGS)
+        raise InvalidRequest(
+            f"{TAGS_HEADER} takes up to {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters", param=TAGS_HEADER
+        )
     return tags
 
 
 def _priority(text: str) -> int:
     digit = text.strip()
     if len(digit) != 1 or digit not in "0123456789":
-        raise InvalidRequest(f"{PRIORITY} must be a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY)
+        raise InvalidRequest(
+            f"{PRIORITY_HEADER} must be a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY_HEADER
+        )
     return int(digit)

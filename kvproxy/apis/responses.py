@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, loads, objects, text_of
 from kvproxy.apis.sse import DONE, Event, event, split_words
@@ -16,7 +16,7 @@ class ResponseAssembler:
     """Takes the complete response from the last event of the stream."""
 
     def __init__(self) -> None:
-        self._whole: JsonObject | None = None
+        self._response: JsonObject | None = None
         self.done = False
 
     def push(self, event: Event) -> None:
@@ -28,11 +28,11 @@ class ResponseAssembler:
         if self.done:
             raise ValueError("an event after the end of the stream")
         if part["type"] in _LAST:
-            self._whole = dict(as_object(part["response"]))
+            self._response = dict(as_object(part["response"]))
             self.done = True
 
     def result(self) -> JsonObject | None:
-        return self._whole
+        return self._response
 
 
 class Responses(Api):
@@ -65,42 +65,48 @@ class Responses(Api):
         semantic = allows_semantic(rest) and is_plain_text(body)
         if isinstance(source, str):
             return Question(source, {**body, "input": None}, semantic) if source.strip() else None
-        return last_turn(body, "input", _item_text, allows_semantic=semantic)
+        return last_turn_question(body, "input", _item_text, allows_semantic=semantic)
 
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "input")
 
-    def is_storable(self, whole: JsonObject, body: JsonMap) -> bool:
-        output = whole.get("output")
-        if whole.get("object") != "response" or whole.get("error") is not None:
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+        output = response.get("output")
+        if response.get("object") != "response" or response.get("error") is not None:
             return False
         if not isinstance(output, list) or not output:
             return False
-        if whole.get("status") == "completed":
+        if response.get("status") == "completed":
             return True
-        reason = field(whole.get("incomplete_details"), "reason")
-        reached_limit = whole.get("status") == "incomplete" and reason == "max_output_tokens"
+        reason = field(response.get("incomplete_details"), "reason")
+        reached_limit = response.get("status") == "incomplete" and reason == "max_output_tokens"
         return reached_limit and body.get("max_output_tokens") is not None
 
-    def output_text(self, whole: JsonMap) -> str | None:
-        output = whole.get("output")
+    def output_text(self, response: JsonMap) -> str | None:
+        output = response.get("output")
         if not isinstance(output, list) or len(output) != 1:
             return None
         return text_of(field(output[0], "content"), "output_text")
 
-    def usage(self, whole: JsonMap) -> tuple[int, int]:
-        return token_counts(whole, "input_tokens", "output_tokens")
+    def usage(self, response: JsonMap) -> tuple[int, int]:
+        return token_counts(response, "input_tokens", "output_tokens")
 
-    def replay(self, whole: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        last = "response.completed" if whole.get("status") == "completed" else "response.incomplete"
-        start: JsonObject = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
+        last = "response.completed" if response.get("status") == "completed" else "response.incomplete"
+        start: JsonObject = {
+            **response,
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+            "incomplete_details": None,
+        }
         first: list[JsonObject] = [
             {"type": f"response.{name}", "response": start} for name in ("created", "in_progress")
         ]
         items = chain.from_iterable(
-            item_events(index, as_object(item)) for index, item in enumerate(as_list(whole["output"]))
+            item_events(index, as_object(item)) for index, item in enumerate(as_list(response["output"]))
         )
-        end: list[JsonObject] = [{"type": last, "response": whole}]
+        end: list[JsonObject] = [{"type": last, "response": response}]
         for number, part in enumerate(chain(first, items, end)):
             yield event({**part, "sequence_number": number}, as_text(part["type"]))
 

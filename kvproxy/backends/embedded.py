@@ -134,7 +134,7 @@ class EmbeddedBackend:
             priority=request.control.priority if self._global_priorities else 0,
             tenant="" if request.tenant == PUBLIC_TENANT else request.tenant,
             queue_priority=decoded.queue_priority if self._global_priorities else 0,
-            own_priority=0 if self._global_priorities else decoded.queue_priority,
+            tenant_priority=0 if self._global_priorities else decoded.queue_priority,
             grammar=await self._grammar(decoded),
             adapter=request.model if request.model in self.worker.adapters else None,
         )

@@ -14,7 +14,7 @@ def store_exists(settings: Settings) -> bool:
     """Whether the configured store exists; a database server counts as existing."""
     from kvproxy.index.store.open_store import is_url
 
-    return is_url(settings.store_where) or settings.store_path.is_file()
+    return is_url(settings.store_location) or settings.store_path.is_file()
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def open_configured_store(settings: Settings) -> "Iterator[Store]":
     from kvproxy.index.store import open_store
 
     try:
-        store = open_store(settings.store_where, cipher=load_cipher(settings.encryption))
+        store = open_store(settings.store_location, cipher=load_cipher(settings.encryption))
         try:
             yield store
         finally:

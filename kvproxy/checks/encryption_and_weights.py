@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists
-from kvproxy.encryption import is_sealed, load_cipher
+from kvproxy.encryption import is_encrypted, load_cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
@@ -37,7 +37,7 @@ def _count_unencrypted_chunks(folder: Path | None) -> int:
     count = 0
     for path in folder.glob("*/*.chunk") if folder is not None else ():
         with path.open("rb") as file:
-            count += not is_sealed(file.read(_NUM_HEADER_BYTES))
+            count += not is_encrypted(file.read(_NUM_HEADER_BYTES))
     return count
 
 

@@ -11,7 +11,7 @@ from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
-from kvproxy.apis.reported_usage import PrefixUse, ReuseReader
+from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
 from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
@@ -32,7 +32,7 @@ class ResponseReader(Protocol):
         """Read the next chunk; return whether it completes the response."""
 
     @property
-    def prefix(self) -> PrefixUse | None:
+    def prefix(self) -> PrefixReuse | None:
         """Return the reported prefix reuse; None until the stream reports it."""
 
     @property
@@ -68,7 +68,7 @@ class BackendResponse:
     single_chunk: bool = False
     streams: bool = False
     is_private: bool = False
-    prefix: PrefixUse | None = None
+    prefix: PrefixReuse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
@@ -132,7 +132,7 @@ async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> J
 def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
-    prefix = PrefixUse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
+    prefix = PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     return BackendResponse(
         200,
         [EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON],
@@ -167,7 +167,7 @@ class _GeneratedReader:
         async for piece in reply.pieces:
             self._write(piece)
         self._ended = True
-        yield await asyncio.to_thread(lambda: dumps(self._encoder.whole()))
+        yield await asyncio.to_thread(lambda: dumps(self._encoder.response()))
 
     def _write(self, piece: Delta) -> bytes:
         if piece.timing is not None and self.prefill_seconds is None:
@@ -179,7 +179,7 @@ class _GeneratedReader:
         return self._ended
 
     async def result(self) -> JsonObject | None:
-        return self._encoder.whole() if self._ended and self._size <= self._limit else None
+        return self._encoder.response() if self._ended and self._size <= self._limit else None
 
 
 class UpstreamReader:
@@ -197,7 +197,7 @@ class UpstreamReader:
         return self._reuse.prefill_seconds
 
     @property
-    def prefix(self) -> PrefixUse | None:
+    def prefix(self) -> PrefixReuse | None:
         return self._reuse.reuse
 
     def push(self, chunk: bytes) -> bool:

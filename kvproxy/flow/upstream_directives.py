@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS, parse_directives
+from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_directives
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"
@@ -26,7 +26,7 @@ def read_directives(headers: Headers) -> Directives:
     directives = parse_directives(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
-        if name == TAGS:
+        if name == TAGS_HEADER:
             tags |= {tag.strip() for tag in value.split(",")}
         elif name == _SURROGATE_KEY:
             tags |= set(value.split())

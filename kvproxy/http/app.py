@@ -39,7 +39,7 @@ def create_app(services: Services) -> Starlette:
     guard = Middleware(AdminGuard, access=services.access, writes=services.answerer.cache.pending_writes)
     guarded = Mount("/admin", routes=admin.ROUTES, middleware=[guard])
     app = Starlette(
-        routes=[*routes.ROUTES, guarded, *ui.routes(), routes.OTHER],
+        routes=[*routes.ROUTES, guarded, *ui.routes(), routes.CATCH_ALL],
         lifespan=lifespan,
         middleware=[
             Middleware(

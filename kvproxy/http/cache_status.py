@@ -2,7 +2,7 @@
 
 import math
 
-from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.exchange import CacheHit, Exchange, Match
 
 CACHE = "kvproxy"
@@ -54,6 +54,6 @@ def _forwarded(exchange: Exchange) -> str:
     return "; ".join(parts)
 
 
-def _prefix(prefix: PrefixUse) -> str:
+def _prefix(prefix: PrefixReuse) -> str:
     tiers = f" tiers={prefix.tier_tokens}" if prefix.tier_tokens else ""
     return f"prefix {prefix.cached_tokens}/{prefix.prompt_tokens}{tiers}"

@@ -27,7 +27,7 @@ _OTHERS = "(others)"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class MetricDescription:
     """A metric, or a group of metrics with a common prefix. `members` describes those by name without the prefix."""
 
     name: str
@@ -41,14 +41,14 @@ class Described:
         return [f"{self.name}_{member}" for member in self.members] or [self.name]
 
 
-class _Group(Collector):
+class _MetricGroup(Collector):
     """Metrics with a common prefix and labels, whose values are set before each scrape.
 
     Metrics named `*_total` are counters. The member of a group of one metric is "".
     """
 
-    def __init__(self, described: Described) -> None:
-        self._described = described
+    def __init__(self, description: MetricDescription) -> None:
+        self._description = description
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
@@ -56,11 +56,11 @@ class _Group(Collector):
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:
-        described = self._described
-        members = described.members or {"": described.text}
-        for (member, text), name in zip(members.items(), described.names, strict=True):
+        description = self._description
+        members = description.members or {"": description.text}
+        for (member, text), name in zip(members.items(), description.names, strict=True):
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(name, text, labels=described.labels)
+            family = kind(name, text, labels=description.labels)
             for labels, values in self._values.items():
                 value = values.get(member.removesuffix("_total"))
                 if value is not None:
@@ -69,11 +69,11 @@ class _Group(Collector):
 
 
 class Metrics:
-    """The metrics of a proxy, with their descriptions in `described`."""
+    """The metrics of a proxy, with their descriptions in `descriptions`."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.described: list[Described] = []
+        self.descriptions: list[MetricDescription] = []
         self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         self._blocks = self._values("blocks", "Blocks of the pool by state.", "state")
@@ -194,28 +194,28 @@ class Metrics:
             money="Price of the tokens.",
         )
 
-    def _describe(self, described: Described) -> Described:
-        self.described.append(described)
-        return described
+    def _describe(self, description: MetricDescription) -> MetricDescription:
+        self.descriptions.append(description)
+        return description
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        self._describe(Described(f"kvproxy_{name}_total", "counter", text, labels))
+        self._describe(MetricDescription(f"kvproxy_{name}_total", "counter", text, labels))
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        self._describe(Described(f"kvproxy_{name}_seconds", "histogram", text, labels))
+        self._describe(MetricDescription(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
-    def _values(self, name: str, text: str, *labels: str) -> _Group:
+    def _values(self, name: str, text: str, *labels: str) -> _MetricGroup:
         kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-        return self._register(Described(f"kvproxy_{name}", kind, text, labels))
+        return self._register(MetricDescription(f"kvproxy_{name}", kind, text, labels))
 
-    def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _Group:
+    def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _MetricGroup:
         labels = (labels,) if isinstance(labels, str) else labels
-        return self._register(Described(f"kvproxy_{name}", "group", text, labels, members))
+        return self._register(MetricDescription(f"kvproxy_{name}", "group", text, labels, members))
 
-    def _register(self, described: Described) -> _Group:
-        group = _Group(self._describe(described))
+    def _register(self, description: MetricDescription) -> _MetricGroup:
+        group = _MetricGroup(self._describe(description))
         self._registry.register(group)
         return group
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
-from kvproxy.apis.litellm_switches import FIELD, apply_switches
+from kvproxy.apis.litellm_switches import CACHE_FIELD, apply_switches
 from kvproxy.apis.request_directives import read_control
 from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
@@ -61,7 +61,7 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     client = exchange.client
     tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
     control = read_control(headers)
-    if FIELD in body:
+    if CACHE_FIELD in body:
         given = body
         body, control = apply_switches(given, control)
         raw = raw if body is given else dumps(body)

@@ -95,7 +95,7 @@ async def models(request: Request) -> Response:
     """List the models of the upstream, or of the embedded engine."""
     backend = services(request).answerer.backend
     if backend.forwarder is not None:
-        return await other(request)
+        return await forward_unparsed(request)
     return JSONResponse(await backend.models())
 
 
@@ -161,7 +161,7 @@ async def metrics(request: Request) -> Response:
     return Response(app.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def other(request: Request) -> Response:
+async def forward_unparsed(request: Request) -> Response:
     """Forward any other request to the upstream without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     return await _forward(request, None if has_body else b"")
@@ -228,4 +228,4 @@ ROUTES = [
     Route("/openapi.json", openapi, methods=["GET"]),
 ]
 EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-OTHER = Route("/{path:path}", other, methods=EVERY_METHOD, include_in_schema=False)
+CATCH_ALL = Route("/{path:path}", forward_unparsed, methods=EVERY_METHOD, include_in_schema=False)

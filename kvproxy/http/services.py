@@ -20,7 +20,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.finish import finish
-from kvproxy.http.access.access_rules import Access
+from kvproxy.http.access.access_rules import AccessRules
 from kvproxy.http.access.client_guard import Clients
 from kvproxy.http.body_budget import BodyBudget
 from kvproxy.http.connections.request_deadlines import Deadlines
@@ -73,7 +73,7 @@ class Services:
         self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
         self.bodies = BodyBudget(settings.limits)
         self.rules = Rules(settings)
-        self.access = Access(settings)
+        self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -191,7 +191,7 @@ def build(settings: Settings) -> Services:
     if built.worker is not None:
         built.worker.on_finished = metrics.record_generation
     cache = open_response_cache(
-        settings.store_where,
+        settings.store_location,
         settings.cache,
         embedder=settings.embedder,
         data=settings.data,

@@ -117,7 +117,7 @@ def savings(
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
         if price is not None:
-            reuse = row.reused_tokens * (price.input - price.of_reuse) / MILLION
+            reuse = row.reused_tokens * (price.input - price.price_of_reuse) / MILLION
             answers = is_hit * (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
             wrong = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
             saving.add_money(reuse + answers, reuse + answers * (1 - wrong))
@@ -138,7 +138,9 @@ def _subtract_writes(
     for name, model, short, long, hours in rows:
         price = price_of(model, prices)
         if price is not None:
-            paid = (short * (price.of_5m - price.input) + long * (price.of_1h - price.input)) / MILLION
+            paid = (
+                short * (price.price_of_5m_write - price.input) + long * (price.price_of_1h_write - price.input)
+            ) / MILLION
             paid += storage_price(price, hours)
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 

@@ -220,7 +220,11 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
         found = price_of(turns[0].model, prices)
         if found is None or not found.input:
             continue
-        relative = CachePrices(found.of_reuse / found.input, found.of_5m / found.input, found.of_1h / found.input)
+        relative = CachePrices(
+            found.price_of_reuse / found.input,
+            found.price_of_5m_write / found.input,
+            found.price_of_1h_write / found.input,
+        )
         steps = [
             Step(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause) for turn in turns
         ]

@@ -96,7 +96,7 @@ class JournalFile:
 
         counts = None
         if self._settings.cache.semantic and store_exists(self._settings):
-            with contextlib.closing(open_observations(self._settings.store_where)) as observations:
+            with contextlib.closing(open_observations(self._settings.store_location)) as observations:
                 counts = observations.summary()
         return savings_report(self.reader, by, self._settings.journal, counts, self._settings.cache, since)
 

@@ -28,15 +28,15 @@ class PriceSettings(Section):
     ttl: Seconds = Field(300.0, gt=0, description="Time after which the provider drops an unused prefix.")
 
     @property
-    def of_reuse(self) -> float:
+    def price_of_reuse(self) -> float:
         return self.input if self.cached is None else self.cached
 
     @property
-    def of_5m(self) -> float:
+    def price_of_5m_write(self) -> float:
         return self.input if self.write_5m is None else self.write_5m
 
     @property
-    def of_1h(self) -> float:
+    def price_of_1h_write(self) -> float:
         return self.input if self.write_1h is None else self.write_1h
 
 

@@ -168,13 +168,13 @@ class Settings(BaseSettings):
             )
 
     @property
-    def store_where(self) -> str:
+    def store_location(self) -> str:
         return self.store or str(self.data / "responses.db")
 
     @property
     def store_path(self) -> Path:
         """Return the file of the stored responses, if they are in a file."""
-        return Path(self.store_where)
+        return Path(self.store_location)
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import TypeVar
 
-from kvproxy.encryption import Cipher, is_sealed
+from kvproxy.encryption import Cipher, is_encrypted
 from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError, TierStats
 from kvproxy.tiers.host import HostStore
 
@@ -75,13 +75,13 @@ class TierChain:
 
     def _decrypt(self, key: str, data: Data) -> Data:
         try:
-            return bytearray(self._cipher.open(data, key.encode())) if self._cipher and is_sealed(data) else data
+            return bytearray(self._cipher.decrypt(data, key.encode())) if self._cipher and is_encrypted(data) else data
         except ValueError:
             return data
 
     def _put(self, store: ChunkStore, key: str, data: Data) -> None:
         if self._cipher is not None and not isinstance(store, HostStore):
-            data = self._cipher.seal(data, key.encode())
+            data = self._cipher.encrypt(data, key.encode())
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:

@@ -7,7 +7,7 @@ import orjson
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
-from kvproxy.apis.request_directives import ADMIN_TOKEN, HEADER_PREFIX
+from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER, HEADER_PREFIX
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
@@ -109,7 +109,7 @@ class UpstreamClient:
 
     def _headers(self, headers: Mapping[str, str], path: str, *, whole: bool) -> Headers:
         def is_sent(name: str) -> bool:
-            if name == ADMIN_TOKEN or (whole and name == "content-length"):
+            if name == ADMIN_TOKEN_HEADER or (whole and name == "content-length"):
                 return False
             return self._settings.chain or not name.startswith(HEADER_PREFIX)
 

@@ -34,7 +34,7 @@ class UpstreamTokenizer:
         body: JsonObject = {"model": request.model}
         if request.api.name in ("chat", "completions"):
             body |= {name: request.body[name] for name in _TOKENIZER_FIELDS if name in request.body}
-        body |= source.to_chat() if isinstance(source, Conversation) else {"prompt": source}
+        body |= source.chat_fields() if isinstance(source, Conversation) else {"prompt": source}
         authorization = {name: value for name, value in request.headers.items() if name == "authorization"}
         tokens = (await _post(client, "/tokenize", body, authorization, seconds)).get("tokens")
         ids = [token for token in tokens if isinstance(token, int)] if isinstance(tokens, list) else []

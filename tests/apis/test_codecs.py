@@ -36,7 +36,7 @@ def streamed(api: ApiName, body: JsonObject, *pieces: Delta, echo: Echo | None =
     for event in events:
         assembler.push(event)
     told = [json.loads(event.data) for event in events if event.data != b"[DONE]"]
-    return assembler.result(), written.whole(), told
+    return assembler.result(), written.response(), told
 
 
 PIECES = st.lists(st.text(max_size=5), min_size=1, max_size=4)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.reported_usage import PrefixUse, ReuseReader, reported_reuse
+from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import Event
 
 
@@ -41,9 +41,9 @@ def test_formats_of_all_servers(whole: JsonObject, told: tuple[int, int] | None)
 
 def test_anthropic_reports_written_tokens_by_lifetime() -> None:
     usage: JsonObject = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7}
-    assert reported_reuse({"usage": usage}) == PrefixUse(102, 90, 7, 0)
+    assert reported_reuse({"usage": usage}) == PrefixReuse(102, 90, 7, 0)
     hour: JsonObject = {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4}
-    assert reported_reuse({"usage": {**usage, "cache_creation": hour}}) == PrefixUse(102, 90, 3, 4)
+    assert reported_reuse({"usage": {**usage, "cache_creation": hour}}) == PrefixReuse(102, 90, 3, 4)
 
 
 def test_a_stream_reports_in_one_or_several_events() -> None:

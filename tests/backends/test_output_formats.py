@@ -85,7 +85,7 @@ async def answer(backend: EmbeddedBackend, api: ApiName, body: dict[str, Any]) -
     written += b"".join(encoder.end())
     for event in reader.push(written):
         assembler.push(event)
-    whole = encoder.whole()
+    whole = encoder.response()
     assembled = assembler.result()
     assert assembled is not None
     assert said(api, assembled) == said(api, whole)

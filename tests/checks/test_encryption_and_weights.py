@@ -57,7 +57,7 @@ def test_doctor_tells_what_is_encrypted_and_what_is_not(tmp_path: Path) -> None:
 def test_doctor_finds_chunks_in_clear(tmp_path: Path) -> None:
     settings = with_keys(tmp_path, KEY, tiers={"disk": tmp_path / "chunks"})
     chunks = DiskStore(tmp_path / "chunks", 1 << 20)
-    chunks.put("model-aa", Cipher([KEY]).seal(b"chunk", b"model-aa"))
+    chunks.put("model-aa", Cipher([KEY]).encrypt(b"chunk", b"model-aa"))
     assert check_encryption(settings).startswith("the key")
     chunks.put("model-bb", b"kvchunk\n and tokens")
     with pytest.raises(KvproxyError, match=r"1 chunks in .* are unencrypted: kvproxy blocks clear-tier disk"):

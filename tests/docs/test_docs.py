@@ -30,8 +30,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
     from kvproxy.http.metrics import Metrics
 
-    described = {metric.name for metric in Metrics().described}
-    names = {name for metric in Metrics().described for name in metric.names}
+    described = {metric.name for metric in Metrics().descriptions}
+    names = {name for metric in Metrics().descriptions for name in metric.names}
     asked = {name: generate._metric_of(name) for name in generate.queries()}
     assert set(asked.values()) == described
     for name, query in generate.queries().items():
@@ -43,7 +43,7 @@ def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
 def test_alerts_ask_for_metrics_that_there_are() -> None:
     from kvproxy.http.metrics import Metrics
 
-    described = {name for metric in Metrics().described for name in metric.names}
+    described = {name for metric in Metrics().descriptions for name in metric.names}
     rules = (ROOT / "deploy/prometheus/alerts.yml").read_text()
     used = set(re.findall(r"\bkvproxy_\w+", rules))
     assert len(used) > 5

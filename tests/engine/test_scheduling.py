@@ -28,7 +28,7 @@ def test_what_is_more_urgent_is_answered_first() -> None:
 def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
     driven = Driven(max_num_seqs=1)
     for number in range(12):
-        driven.submit(f"pushy.{number}", prompt(20), 4, tenant="pushy", own_priority=-number)
+        driven.submit(f"pushy.{number}", prompt(20), 4, tenant="pushy", tenant_priority=-number)
     driven.submit("calm", prompt(20), 4, tenant="calm")
     driven.run()
     assert driven.done.index("calm") <= 2
@@ -126,7 +126,7 @@ def test_a_line_forgets_who_left() -> None:
 
 def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0) -> Any:
     """The part of a sequence that the queue reads."""
-    request = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, own_priority=own)
+    request = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, tenant_priority=own)
     return SimpleNamespace(request=request, arrival_time=time.perf_counter(), num_output_tokens=0)
 
 

@@ -101,7 +101,7 @@ def test_a_rank_counts_among_ones_own_requests_only(demo: tuple[str, Services]) 
         for ranked in (False, True):
             own = EmbeddedBackend(backend.worker, global_priorities=ranked)  # type: ignore[attr-defined]
             request = await own.generation_request(api_request(body, headers={"x-kvproxy-priority": "7"}))  # type: ignore[arg-type]
-            seen.append((request.queue_priority, request.own_priority, request.priority))
+            seen.append((request.queue_priority, request.tenant_priority, request.priority))
 
     asyncio.run(look())
     assert seen == [(0, -5, 0), (-5, 0, 7)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.flow.cache_keys import cache_key
@@ -34,7 +34,7 @@ def finished(
         exchange.hit = CacheHit(key[:32], key, age=1.0, ttl=60.0, prompt_tokens=100, completion_tokens=10)
         exchange.exact_done = exchange.first_byte = start + 0.001
     else:
-        exchange.layer, exchange.prefix = "forward", PrefixUse(100, 40)
+        exchange.layer, exchange.prefix = "forward", PrefixReuse(100, 40)
         exchange.prompt_tokens, exchange.completion_tokens = 100, 10
         exchange.backend_started = exchange.first_byte = exchange.ended = start + 2.0
     for name, value in fields.items():
@@ -100,7 +100,7 @@ def test_reused_tokens_save_the_slope_of_measured_prefills(journal: FileJournal)
     for number in range(30):
         prompt, reused = 100 + 40 * number, 20 * number
         exchange = finished(f"question {number}", f"r{number}", prompt_tokens=prompt)
-        exchange.prefix = PrefixUse(prompt, reused)
+        exchange.prefix = PrefixReuse(prompt, reused)
         exchange.prefill_seconds = 0.3 + 0.002 * (prompt - reused)
         journal.add(exchange)
     row = rows_of(journal, "layer")["prefix"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.encryption import Cipher, is_sealed, load_cipher
+from kvproxy.encryption import Cipher, is_encrypted, load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EncryptionSettings, load_settings
 
@@ -17,34 +17,34 @@ BOTH = Cipher([NEW, OLD])
 
 
 @given(st.binary(max_size=200), st.binary(max_size=20))
-def test_sealed_text_can_be_opened_and_contains_no_plain_text(clear: bytes, about: bytes) -> None:
-    sealed = BOTH.seal(clear, about)
-    assert is_sealed(sealed)
-    assert not is_sealed(clear)
-    assert BOTH.open(sealed, about) == clear
-    assert len(clear) < 8 or clear not in sealed
-    assert sealed != BOTH.seal(clear, about)
+def test_sealed_text_can_be_opened_and_contains_no_plain_text(clear: bytes, associated_data: bytes) -> None:
+    encrypted = BOTH.encrypt(clear, associated_data)
+    assert is_encrypted(encrypted)
+    assert not is_encrypted(clear)
+    assert BOTH.decrypt(encrypted, associated_data) == clear
+    assert len(clear) < 8 or clear not in encrypted
+    assert encrypted != BOTH.encrypt(clear, associated_data)
 
 
 @given(st.integers(0, 52), st.integers(1, 255))
 def test_a_changed_bit_is_detected(place: int, change: int) -> None:
-    sealed = bytearray(BOTH.seal(b"sixteen bytes ok", b"x"))
-    assert len(sealed) == 53
-    sealed[place] ^= change
+    encrypted = bytearray(BOTH.encrypt(b"sixteen bytes ok", b"x"))
+    assert len(encrypted) == 53
+    encrypted[place] ^= change
     with pytest.raises(ValueError, match=r"not encrypted|not among the keys|changed"):
-        BOTH.open(sealed, b"x")
+        BOTH.decrypt(encrypted, b"x")
 
 
 def test_a_different_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="changed"):
-        BOTH.open(BOTH.seal(b"x", b"one"), b"other")
+        BOTH.decrypt(BOTH.encrypt(b"x", b"one"), b"other")
 
 
 def test_a_new_first_key_decrypts_entries_of_the_old_key() -> None:
     old = Cipher([OLD])
-    assert BOTH.open(old.seal(b"x", b""), b"") == b"x"
+    assert BOTH.decrypt(old.encrypt(b"x", b""), b"") == b"x"
     with pytest.raises(ValueError, match=f"with the key {BOTH.name}, which is not among the keys"):
-        old.open(BOTH.seal(b"x", b""), b"")
+        old.decrypt(BOTH.encrypt(b"x", b""), b"")
     assert BOTH.names == {BOTH.name, old.name}
     assert BOTH.name == Cipher([NEW]).name != old.name
 

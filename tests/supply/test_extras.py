@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.optional_packages import missing_extra
+from kvproxy.optional_packages import missing_extra_error
 
 HIDE = """
 import sys
@@ -60,5 +60,5 @@ def test_a_missing_package_is_one_line_with_its_extra(
 
 
 def test_other_modules_have_no_extra() -> None:
-    assert missing_extra(ModuleNotFoundError(name="a_module_of_the_user")) is None
-    assert missing_extra(ModuleNotFoundError()) is None
+    assert missing_extra_error(ModuleNotFoundError(name="a_module_of_the_user")) is None
+    assert missing_extra_error(ModuleNotFoundError()) is None

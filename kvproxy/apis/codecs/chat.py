@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
-from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
+from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_logprobs, usage_of
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import read_constraints
@@ -59,28 +59,30 @@ class ChatEncoder(ChoicesEncoder):
         if piece.finish_reason:
             yield self._chunk(_choice(piece.index, {}, _reason(self._output.choices[piece.index])))
 
-    def whole(self) -> JsonObject:
-        choices: list[Json] = [_whole(self._id, index, each) for index, each in sorted(self._output.choices.items())]
-        whole: JsonObject = dict(self._head)
+    def response(self) -> JsonObject:
+        choices: list[Json] = [
+            _complete_choice(self._id, index, each) for index, each in sorted(self._output.choices.items())
+        ]
+        response: JsonObject = dict(self._head)
         if self._prompt_logprobs is not None:
             # vLLM returns the prompt's scores outside the choices of a chat, but in each choice of a completion.
-            whole["prompt_logprobs"] = prompt_scores(self._output, self._prompt_logprobs)
-        return {**whole, "choices": choices, "usage": usage_of(self._output)}
+            response["prompt_logprobs"] = prompt_logprobs(self._output, self._prompt_logprobs)
+        return {**response, "choices": choices, "usage": usage_of(self._output)}
 
 
 def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _whole(id: str, index: int, choice: CollectedChoice) -> JsonObject:
+def _complete_choice(id: str, index: int, choice: CollectedChoice) -> JsonObject:
     message: JsonObject = {"role": "assistant", "content": choice.text}
     if choice.calls:
         calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
         message |= {"content": choice.text or None, "tool_calls": calls}
-    whole: JsonObject = {"index": index, "message": message, "finish_reason": _reason(choice)}
+    complete: JsonObject = {"index": index, "message": message, "finish_reason": _reason(choice)}
     if choice.logprobs:
-        whole["logprobs"] = {"content": [_logprob(item) for item in choice.logprobs]}
-    return whole
+        complete["logprobs"] = {"content": [_logprob(item) for item in choice.logprobs]}
+    return complete
 
 
 def _reason(choice: CollectedChoice) -> str | None:

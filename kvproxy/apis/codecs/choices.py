@@ -42,7 +42,7 @@ def usage_of(output: CollectedOutput) -> JsonObject:
     }
 
 
-def prompt_scores(output: CollectedOutput, count: int) -> list[Json]:
+def prompt_logprobs(output: CollectedOutput, count: int) -> list[Json]:
     """Return vLLM's field `prompt_logprobs`, with `count` alternatives per token."""
     return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
 

@@ -17,7 +17,7 @@ class Conversation:
     messages: tuple[JsonObject, ...]
     tools: tuple[JsonObject, ...] = ()
 
-    def to_chat(self) -> JsonObject:
+    def chat_fields(self) -> JsonObject:
         """Return the fields of a chat completions request."""
         messages: JsonObject = {"messages": list[Json](self.messages)}
         return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
@@ -54,13 +54,13 @@ class Echo:
 
 
 class ResponseEncoder(Protocol):
-    """Encodes one response: `write` each piece, then `end` a stream, or return the `whole` response as one object."""
+    """Encodes one response: `write` each piece, then `end` a stream, or return the complete `response`."""
 
     def write(self, piece: Delta) -> Iterator[bytes]: ...
 
     def end(self) -> Iterator[bytes]: ...
 
-    def whole(self) -> JsonObject: ...
+    def response(self) -> JsonObject: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.choices import merge_logprobs
 from kvproxy.apis.codecs import request_fields as fields
-from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_scores, usage_of
+from kvproxy.apis.codecs.choices import ChoicesEncoder, prompt_logprobs, usage_of
 from kvproxy.apis.codecs.codec import DecodedRequest, Echo, PromptInput
 from kvproxy.apis.codecs.collected_output import CollectedChoice
 from kvproxy.apis.codecs.output_formats import read_json_format
@@ -76,21 +76,23 @@ class CompletionsEncoder(ChoicesEncoder):
         merge_logprobs(found, _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs))
         return found
 
-    def whole(self) -> JsonObject:
-        choices: list[Json] = [self._whole(index, choice) for index, choice in sorted(self._output.choices.items())]
+    def response(self) -> JsonObject:
+        choices: list[Json] = [
+            self._complete_choice(index, choice) for index, choice in sorted(self._output.choices.items())
+        ]
         return {**self._head, "choices": choices, "usage": usage_of(self._output)}
 
-    def _whole(self, index: int, choice: CollectedChoice) -> JsonObject:
+    def _complete_choice(self, index: int, choice: CollectedChoice) -> JsonObject:
         echo = self._echo
         before = "" if echo is None else echo.text
-        whole = _choice(index, before + choice.text, None, choice.finish_reason)
+        complete = _choice(index, before + choice.text, None, choice.finish_reason)
         if self._logprobs is not None:
             found = as_object({} if echo is None else self._echo_logprobs(echo))
             merge_logprobs(found, _logprobs(choice.logprobs, len(before), self._logprobs))
-            whole["logprobs"] = found
+            complete["logprobs"] = found
         if self._prompt_logprobs is not None:
-            whole["prompt_logprobs"] = prompt_scores(self._output, self._prompt_logprobs)
-        return whole
+            complete["prompt_logprobs"] = prompt_logprobs(self._output, self._prompt_logprobs)
+        return complete
 
 
 def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = None) -> JsonObject:

@@ -85,7 +85,7 @@ class MessagesEncoder:
         yield typed_event({"type": "message_delta", "delta": self._stop(), "usage": self._usage()})
         yield typed_event({"type": "message_stop"})
 
-    def whole(self) -> JsonObject:
+    def response(self) -> JsonObject:
         output = self._output.first_choice
         text: list[Json] = [{"type": "text", "text": output.text}] if output.text or not output.calls else []
         calls: list[Json] = [

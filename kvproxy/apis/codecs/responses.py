@@ -66,17 +66,17 @@ class ResponsesEncoder:
         yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
-        whole, text = self.whole(), self._output.first_choice.text
+        response, text = self.response(), self._output.first_choice.text
         if not self._output.first_choice.calls:
             if not self._has_text:
                 yield from self._start_text()
             yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
             yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
-            (item,) = objects(whole["output"])
+            (item,) = objects(response["output"])
             yield self._event("response.output_item.done", {"output_index": 0, "item": item})
-        yield self._event(f"response.{whole['status']}", {"response": whole})
+        yield self._event(f"response.{response['status']}", {"response": response})
 
-    def whole(self) -> JsonObject:
+    def response(self) -> JsonObject:
         output = self._output.first_choice
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None

@@ -58,7 +58,7 @@ class RequestQueue:
         insort(
             queue,
             sequence,
-            key=lambda item: (item.request.queue_priority, item.request.own_priority, item.arrival_time),
+            key=lambda item: (item.request.queue_priority, item.request.tenant_priority, item.arrival_time),
         )
 
     def remove(self, sequence: SequenceState) -> None:

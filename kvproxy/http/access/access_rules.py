@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from kvproxy.apis.request_directives import ADMIN_TOKEN
+from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
 from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
 from kvproxy.http.access.host_names import host_of, is_loopback, is_public_name
 from kvproxy.settings import Settings
@@ -17,7 +17,7 @@ READ_METHODS = ("GET", "HEAD")
 _log = logging.getLogger("kvproxy")
 
 
-class Access:
+class AccessRules:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._behind_proxy = False
@@ -99,7 +99,7 @@ def _same_origin(origin: str, host: str) -> bool:
 
 def _tokens(request: Request) -> list[str]:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    own = request.headers.get(ADMIN_TOKEN)
+    own = request.headers.get(ADMIN_TOKEN_HEADER)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []
     return bearer if own is None else [own, *bearer]
 

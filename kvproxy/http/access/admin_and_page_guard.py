@@ -5,7 +5,7 @@ import logging
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.http.access.access_rules import READ_METHODS, Access
+from kvproxy.http.access.access_rules import READ_METHODS, AccessRules
 from kvproxy.http.error_responses import error_response
 from kvproxy.index.pending_writes import PendingWrites
 
@@ -16,9 +16,9 @@ _log = logging.getLogger("kvproxy.admin")
 
 
 class PageGuard:
-    """Enforces `Access.check_page`."""
+    """Enforces `AccessRules.check_page`."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
 
@@ -28,12 +28,12 @@ class PageGuard:
 
 
 class AdminGuard:
-    """Enforces `Access.check_operator`, and logs changes.
+    """Enforces `AccessRules.check_operator`, and logs changes.
 
     It waits for pending writes, so that routes list every response that a client has received.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, writes: PendingWrites) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites) -> None:
         self._app = app
         self._access = access
         self._writes = writes

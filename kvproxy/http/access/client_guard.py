@@ -28,7 +28,7 @@ class Clients:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._shares = is_url(settings.store_where)
+        self._shares = is_url(settings.store_location)
         self._changed = 0, *self._file_version()
         self._checked = time.monotonic()
         self._known = _by_digest(all_clients(settings))

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat_fields, number, page, read_request, reply, seconds
+from kvproxy.http.admin.replies import flat_fields, parse_duration, parse_number, parse_page, read_request, reply
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
@@ -50,7 +50,7 @@ async def what_if(request: Request) -> Response:
         tier_bytes = parse_bytes(query.get("tier", "64GiB"))
     except ValueError as error:
         raise InvalidRequest(str(error), param="tier") from None
-    known = None if token_bytes is None else number(token_bytes, "bytes_per_token")
+    known = None if token_bytes is None else parse_number(token_bytes, "bytes_per_token")
     return reply(await services(request).forecasts(known, tier_bytes))
 
 
@@ -67,7 +67,7 @@ async def map(request: Request) -> Response:
 async def tree(request: Request) -> Response:
     """List the branches below the block `parent`, or all first branches of the prefix tree, largest first."""
     query = request.query_params
-    limit, start = page(query, "50")
+    limit, start = parse_page(query, "50")
     found, total = await services(request).prefix.branches(
         query.get("parent") or None, start, min(limit, _MAX_BRANCHES)
     )
@@ -103,7 +103,7 @@ async def pin(request: Request) -> Response:
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
     lifetime = query.get("ttl")
-    ttl = None if lifetime is None else seconds(lifetime, "ttl")
+    ttl = None if lifetime is None else parse_duration(lifetime, "ttl")
     if ttl == 0:
         raise InvalidRequest("ttl must be above 0", param="ttl")
     asked = None if leaf else await read_request(request)

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from kvproxy.apis.api_request import parse_body
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import page, reply, seconds
+from kvproxy.http.admin.replies import parse_duration, parse_page, reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
@@ -25,13 +25,13 @@ _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant
 def _filter(query: QueryParams) -> EntryFilter:
     texts = {name: query.get(name) or None for name in _TEXT_FILTERS}
     oldest = query.get("older_than")
-    return EntryFilter(**texts, older_than=seconds(oldest, "older_than") if oldest else None)
+    return EntryFilter(**texts, older_than=parse_duration(oldest, "older_than") if oldest else None)
 
 
 async def list_entries(request: Request) -> Response:
     """List matching responses, newest first; `x-total-count` has the total. A limit of 0 lists all."""
     query, store = request.query_params, services(request).answerer.store
-    limit, offset = page(query, "100")
+    limit, offset = parse_page(query, "100")
     where = _filter(query)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
@@ -66,7 +66,7 @@ def _semantic(app: Services) -> dict[str, object]:
 async def queue(request: Request) -> Response:
     """List the responses in eviction order; `x-total-count` has the total."""
     store = services(request).answerer.store
-    limit, offset = page(request.query_params, "20")
+    limit, offset = parse_page(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.flow.explain import prompt_contents
-from kvproxy.http.admin.replies import fields_of, number, reply, seconds
+from kvproxy.http.admin.replies import fields_of, parse_duration, parse_number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_record
@@ -46,22 +46,22 @@ def _query(query: QueryParams) -> Query:
     check_reason(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
-        since=None if not since else _end_time(query) - seconds(since, "since"),
+        since=None if not since else _end_time(query) - parse_duration(since, "since"),
         until=None if not query.get("until") else _end_time(query),
         layer=layer,
         reason=query.get("reason") or None,
         tenant=query.get("tenant") or None,
         model=query.get("model") or None,
-        after=None if not after else int(number(after, "after")),
-        before=None if not before else int(number(before, "before")),
+        after=None if not after else int(parse_number(after, "after")),
+        before=None if not before else int(parse_number(before, "before")),
         judged=query.get("judged") == "true",
-        limit=min(_MOST, int(number(query.get("limit", "100"), "limit")) or _MOST),
+        limit=min(_MOST, int(parse_number(query.get("limit", "100"), "limit")) or _MOST),
     )
 
 
 def _end_time(query: QueryParams) -> float:
     text = query.get("until")
-    return number(text, "until") if text else time.time()
+    return parse_number(text, "until") if text else time.time()
 
 
 async def _read(app: Services, work: Callable[[JournalReader], T]) -> T:
@@ -127,8 +127,8 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 async def series(request: Request) -> Response:
     """Count requests and prompt tokens in intervals of `step`, during the time `since` before `until`."""
     query = request.query_params
-    step = seconds(query.get("step", "60"), "step")
-    since = seconds(query.get("since", "3600"), "since")
+    step = parse_duration(query.get("step", "60"), "step")
+    since = parse_duration(query.get("since", "3600"), "since")
     by: Literal["layer", "reason"] = "reason" if query.get("by", "layer") == "reason" else "layer"
     if step < 1 or since / step > _MAX_SPANS:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
@@ -169,7 +169,7 @@ async def saved(request: Request) -> Response:
     if by is None:
         raise InvalidRequest(f"by is one of {', '.join(get_args(SavingsGroup))}", param="by")
     since = query.get("since")
-    age = seconds(since, "since") if since else None
+    age = parse_duration(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)
     journal, cache = app.settings.journal, app.settings.cache
     return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
@@ -178,9 +178,9 @@ async def saved(request: Request) -> Response:
 async def sessions(request: Request) -> Response:
     """List sessions of the last `since` seconds with at least `turns` turns, newest first."""
     query = request.query_params
-    since, limit = query.get("since"), int(number(query.get("limit", "100"), "limit"))
-    start = None if not since else time.time() - seconds(since, "since")
-    least = int(number(query.get("turns", "1"), "turns"))
+    since, limit = query.get("since"), int(parse_number(query.get("limit", "100"), "limit"))
+    start = None if not since else time.time() - parse_duration(since, "since")
+    least = int(parse_number(query.get("turns", "1"), "turns"))
     return reply(await _read_sessions(request, lambda found: found.sessions(min(_MOST, limit), start, least)))
 
 
@@ -193,7 +193,7 @@ async def turns(request: Request) -> Response:
 async def ledger(request: Request) -> Response:
     """Sum prompt tokens by result: reused, or the reason to compute them."""
     since = request.query_params.get("since")
-    day = first_day(seconds(since, "since") if since else None)
+    day = first_day(parse_duration(since, "since") if since else None)
     currency = services(request).settings.journal.currency
     return reply(await _read_sessions(request, lambda found: found.ledger(currency, day)))
 

@@ -56,7 +56,7 @@ async def read_request(request: Request) -> ApiRequest:
     return replace(await read_api_request(request, api, raw, settings, check=True), query="")
 
 
-def number(text: str, name: str) -> float:
+def parse_number(text: str, name: str) -> float:
     """Parse a number from 0 to 2**31. Raises InvalidRequest."""
     try:
         value = float(text)
@@ -67,12 +67,13 @@ def number(text: str, name: str) -> float:
     return value
 
 
-def page(query: QueryParams, default_limit: str) -> tuple[int, int]:
+def parse_page(query: QueryParams, default_limit: str) -> tuple[int, int]:
     """Return the parameters `limit` and `offset`. Raises InvalidRequest."""
-    return int(number(query.get("limit", default_limit), "limit")), int(number(query.get("offset", "0"), "offset"))
+    limit, offset = query.get("limit", default_limit), query.get("offset", "0")
+    return int(parse_number(limit, "limit")), int(parse_number(offset, "offset"))
 
 
-def seconds(text: str, name: str) -> float:
+def parse_duration(text: str, name: str) -> float:
     """Parse a duration such as `90` or `7d`. Raises InvalidRequest."""
     try:
         return parse_seconds(text)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvproxy.apis.request_directives import TIMEOUT
+from kvproxy.apis.request_directives import TIMEOUT_HEADER
 from kvproxy.errors import DeadlineExceeded, KvproxyError
 
 
@@ -64,7 +64,7 @@ class Deadline:
         """Use the request's own timeout if it is shorter."""
         if seconds is not None and seconds < self._seconds:
             self._seconds = seconds
-            self._fix = f"the header {TIMEOUT} asks for no more: give it a longer time, or leave it out"
+            self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Future[KvproxyError]]:

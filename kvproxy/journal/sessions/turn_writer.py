@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
-from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.session_name import session_name
 from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.reuse_distance import LiveCurve
@@ -110,7 +110,7 @@ class TurnWriter:
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
         lost = losses(prompt_tokens, record.reused_tokens, earlier)
-        use = exchange.prefix or PrefixUse(0, 0)
+        use = exchange.prefix or PrefixReuse(0, 0)
         turn = KnownTurn(
             number=record.number,
             session=session or record.number,
@@ -266,7 +266,7 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 
-def _lifetime(use: PrefixUse, known: KnownPrefix | None, price: PriceSettings) -> float:
+def _lifetime(use: PrefixReuse, known: KnownPrefix | None, price: PriceSettings) -> float:
     """Return the seconds until the provider drops the prefix."""
     if use.written_1h:
         return _HOUR

@@ -98,7 +98,7 @@ class LlamaClient:
             return pack(source)
         if isinstance(source, Conversation):
             # Any field may affect the chat template.
-            body = request.body if request.api.name == "chat" else source.to_chat()
+            body = request.body if request.api.name == "chat" else source.chat_fields()
             reply = await self._post("/apply-template", {**body, "stream": False})
             source = str(field(reply, "prompt") or "")
         return await self.tokenize(source, special=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, as_object, field, loads
-from kvproxy.apis.reported_usage import PrefixUse, ReuseReader, reported_reuse
+from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
@@ -31,7 +31,7 @@ class CapturedResponse:
     """`text` is None if the response is incomplete, or has more than text."""
 
     text: str | None = None
-    reuse: PrefixUse | None = None
+    reuse: PrefixReuse | None = None
 
 
 class ResponseCapture:

@@ -146,14 +146,14 @@ class SlotFiles:
         self._files[file.name] = file
         tokens = file.tokens
         if tokens is not None and self._cipher is not None:
-            tokens = self._cipher.seal(tokens, file.name.encode())
+            tokens = self._cipher.encrypt(tokens, file.name.encode())
         values = (self._url, file.name, file.identity, tokens, file.num_tokens, file.num_bytes, file.used)
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
 
     def _decrypt(self, file: SlotFile) -> SlotFile:
         if file.tokens is not None and self._cipher is not None:
             try:
-                file.tokens = self._cipher.open(file.tokens, file.name.encode())
+                file.tokens = self._cipher.decrypt(file.tokens, file.name.encode())
             except ValueError:
                 file.tokens = None
         return file

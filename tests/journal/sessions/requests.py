@@ -6,7 +6,7 @@ from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.message_parts import part_digests
-from kvproxy.apis.reported_usage import PrefixUse
+from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import FileJournal
@@ -53,7 +53,7 @@ def request(
     )
     exchange.arrived = START + at
     exchange.first_byte = exchange.ended = exchange.started + 1.0
-    exchange.prefix = None if reused is None else PrefixUse(prompt_tokens, reused, *(written or (None, None)))
+    exchange.prefix = None if reused is None else PrefixReuse(prompt_tokens, reused, *(written or (None, None)))
     exchange.prompt_tokens, exchange.completion_tokens = prompt_tokens, completion
     exchange.answer_digests = None if answer is None else part_digests(answer)
     for name, value in fields.items():
